@@ -1,0 +1,99 @@
+"""Amounts of memory and time as people write them.
+
+Bytes are integers or text such as ``"8GiB"``, ``"500MiB"``, ``"2GB"`` or ``"25%"`` (of a whole that the caller names);
+durations are seconds or text such as ``"250ms"``, ``"30s"``, ``"10m"``, ``"2h"``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from sharedkernel.errors import ConfigError
+
+_BYTES = {"B": 1}
+for _power, _letter in enumerate("KMGTP", start=1):
+    _BYTES[f"{_letter}iB"] = 1024**_power
+    _BYTES[f"{_letter}B"] = 1000**_power
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z%]*)")
+
+
+def parse_bytes(value: int | str, *, whole: int | None = None) -> int:
+    """Turn an amount of memory into bytes.
+
+    Parameters
+    ----------
+    value
+        An integer number of bytes, or text: a number directly followed by a unit, or a percentage.
+    whole
+        What 100 % is, in bytes; None where a percentage makes no sense.
+
+    Raises
+    ------
+    ConfigError
+        With a sentence that says what was wrong and what is accepted.
+    """
+    percentage = "" if whole is None else ' or "25%"'
+    hint = f'write a number of bytes or text like "8GiB", "500MiB"{percentage}'
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ConfigError(f"{value!r} is a negative amount of memory; {hint}.")
+        return value
+    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(f"{value!r} is not an amount of memory; {hint} (no space before the unit).")
+    number, unit = float(match[1]), match[2]
+    if unit == "%":
+        if whole is None:
+            raise ConfigError(f"{value!r} is a percentage, which makes no sense here; {hint}.")
+        if number > 100:
+            raise ConfigError(f"{value!r} is more than the whole device; {hint}.")
+        return int(whole * number / 100)
+    if unit == "" and "." not in match[1]:
+        return int(match[1])
+    if unit not in _BYTES:
+        units = ", ".join(_BYTES)
+        raise ConfigError(f"{value!r} has an unknown unit of memory; use one of {units}.")
+    return int(number * _BYTES[unit])
+
+
+def parse_duration(value: float | str) -> float:
+    """Turn a duration into seconds.
+
+    Raises
+    ------
+    ConfigError
+        With a sentence that says what was wrong and what is accepted.
+    """
+    hint = 'write a number of seconds or text like "250ms", "30s", "10m", "2h"'
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ConfigError(f"{value!r} is not a duration; {hint}.")
+        return float(value)
+    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in _SECONDS:
+        raise ConfigError(f"{value!r} is not a duration; {hint}.")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def format_bytes(amount: float) -> str:
+    """Return *amount* bytes as short text for people, such as ``"1.5 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or abs(amount) >= 100 else f"{amount:.1f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as short text for people, such as ``"350 ms"`` or ``"2 m 5 s"``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} m"
