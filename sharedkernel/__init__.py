@@ -1,0 +1,1 @@
+"""One GPU, many notebooks: see README.md."""

@@ -1,0 +1,1 @@
+"""The service that owns one device: sessions, grants, memory. See `service.py`."""

@@ -1,0 +1,222 @@
+"""The other end of the executor's control socket, for the gateway and for commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sharedkernel import protocol
+from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
+from sharedkernel.paths import EXECUTOR_SOCKET
+from sharedkernel.protocol import Limits, SessionRecord
+
+log = logging.getLogger(__name__)
+
+#: refusals that have a class of their own, by reason
+_REFUSALS: dict[str, Callable[[str], Exception]] = {
+    "quota": QuotaExceeded,
+    "session_not_found": SessionNotFound,
+    "executor_unavailable": ExecutorUnavailable,
+}
+
+
+class ExecutorClient:
+    """One connection to the executor of a runtime directory, re-opened when the executor comes back.
+
+    Parameters
+    ----------
+    runtime_directory
+        Where the executor listens.
+    role
+        "gateway" (is told of sessions that die) or "command".
+    on_died
+        Called with each :class:`~sharedkernel.protocol.SessionDied`, on the event loop.
+    on_connected
+        Called after each (re)connection, on the event loop: the moment to adopt sessions and send limits.
+
+    Every request raises :class:`~sharedkernel.errors.ExecutorUnavailable` while nothing answers, and the matching
+    :class:`~sharedkernel.errors.Refused` when the executor refuses.
+    """
+
+    def __init__(
+        self,
+        runtime_directory: Path,
+        *,
+        role: str = "command",
+        on_died: Callable[[protocol.SessionDied], None] | None = None,
+        on_connected: Callable[[], None] | None = None,
+    ) -> None:
+        self.path = runtime_directory / EXECUTOR_SOCKET
+        self.role = role
+        self.on_died = on_died
+        self.on_connected = on_connected
+        #: what the executor serves; None until it was first reached
+        self.device: protocol.Device | None = None
+        #: process id of the executor last reached
+        self.executor_pid: int | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._reader_task: asyncio.Task[None] | None = None
+        self._keeper_task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether an executor answers right now."""
+        return self._writer is not None
+
+    async def connect(self) -> None:
+        """Open the connection now.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When nobody listens, with what to do about it.
+        ProtocolError
+            When the executor speaks another version.
+        """
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self.path))
+        except OSError as error:
+            raise ExecutorUnavailable(
+                f"no executor answers at {self.path} ({error.strerror}); start one with `sharedkernel executor`."
+            ) from None
+        decoder = protocol.Decoder(protocol.ToGateway)
+        writer.write(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=self.role)))
+        messages: list[Any] = []
+        while not messages:
+            data = await reader.read(65536)
+            if not data:
+                writer.close()
+                raise ExecutorUnavailable(f"the executor at {self.path} closed the connection.")
+            messages += decoder.feed(data)
+        welcome = messages.pop(0)
+        if not isinstance(welcome, protocol.Welcome):
+            writer.close()
+            raise ProtocolError(getattr(welcome, "message", "the executor did not greet."))
+        self.device, self.executor_pid = welcome.device, welcome.pid
+        self._writer = writer
+        self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
+        if self.on_connected is not None:
+            self.on_connected()
+
+    def keep_connected(self, interval: float = 0.5) -> None:
+        """Connect in the background, again whenever the connection is lost, trying every *interval* seconds."""
+        self._keeper_task = asyncio.create_task(self._keep_connected(interval))
+
+    async def _keep_connected(self, interval: float) -> None:
+        while True:
+            try:
+                if self._writer is None:
+                    await self.connect()
+                assert self._reader_task is not None
+                await asyncio.wait([self._reader_task])
+            except (ExecutorUnavailable, ProtocolError, OSError) as error:
+                log.debug("executor not reached: %s", error)
+            await asyncio.sleep(interval)
+
+    async def close(self) -> None:
+        """Close the connection for good."""
+        for task in (self._keeper_task, self._reader_task):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._lost()
+
+    async def _read(self, reader: asyncio.StreamReader, decoder: protocol.Decoder, messages: list[Any]) -> None:
+        try:
+            while True:
+                for message in messages:
+                    self._dispatch(message)
+                data = await reader.read(65536)
+                if not data:
+                    return
+                messages = list(decoder.feed(data))
+        except (ProtocolError, OSError) as error:
+            log.warning("connection to the executor lost: %s", error)
+        finally:
+            self._lost()
+
+    def _dispatch(self, message: Any) -> None:
+        if isinstance(message, protocol.SessionDied):
+            if self.on_died is not None:
+                self.on_died(message)
+            return
+        future = self._pending.pop(message.request, None)
+        if future is None or future.done():
+            return
+        if isinstance(message, protocol.Failed):
+            make = _REFUSALS.get(message.reason, lambda text: Refused(text, reason=message.reason))
+            future.set_exception(make(message.message))
+        else:
+            future.set_result(message)
+
+    def _lost(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        pending, self._pending = self._pending, {}
+        for future in pending.values():
+            if not future.done():
+                future.set_exception(ExecutorUnavailable("the executor went away before it answered; try again."))
+
+    async def _ask(self, make: Callable[[int], protocol.Message]) -> Any:
+        if self._writer is None:
+            raise ExecutorUnavailable(
+                f"no executor answers at {self.path}; start one with `sharedkernel executor`, or wait for it."
+            )
+        number = next(self._numbers)
+        future = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._writer.write(protocol.encode(make(number)))
+        return await future
+
+    async def start_session(
+        self,
+        session: str,
+        limits: Limits,
+        *,
+        notebook: str | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+    ) -> SessionRecord:
+        """Start a session and return it once it is ready to be talked to."""
+        answer = await self._ask(
+            lambda number: protocol.StartSession(
+                request=number, session=session, limits=limits, notebook=notebook, cwd=cwd, env=env or {}
+            )
+        )
+        record: SessionRecord = answer.record
+        return record
+
+    async def end_session(self, session: str) -> None:
+        """End a session; returns once its process is reaped."""
+        await self._ask(lambda number: protocol.EndSession(request=number, session=session))
+
+    async def signal_session(self, session: str, signum: int) -> None:
+        """Send a signal to a session's process."""
+        await self._ask(lambda number: protocol.SignalSession(request=number, session=session, signum=signum))
+
+    async def sessions(self) -> list[SessionRecord]:
+        """Return every live session."""
+        records: list[SessionRecord] = (await self._ask(lambda number: protocol.ListSessions(request=number))).records
+        return records
+
+    async def configure_users(self, limits: list[Limits]) -> None:
+        """Set users' limits, for running sessions too."""
+        await self._ask(lambda number: protocol.ConfigureUsers(request=number, limits=limits))
+
+    async def status(self) -> dict[str, Any]:
+        """Return the whole status document, nothing hidden."""
+        status: dict[str, Any] = (await self._ask(lambda number: protocol.GetStatus(request=number))).status
+        return status
+
+    async def stop_executor(self, *, end_sessions: bool) -> None:
+        """Stop the executor, and its sessions if asked."""
+        with contextlib.suppress(ExecutorUnavailable):
+            await self._ask(lambda number: protocol.StopExecutor(request=number, end_sessions=end_sessions))

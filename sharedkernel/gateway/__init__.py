@@ -1,0 +1,1 @@
+"""The HTTP side: who are you, what may you use, your kernels. See `app.py`."""

@@ -1,0 +1,1 @@
+"""The scheduling core: pure decisions about one device. Events in, actions out; see `scheduler.py`."""
