@@ -55,7 +55,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     framework: int = 0
 
 
-# --- opening a connection -------------------------------------------------------------------------------------------
+# --- opening a connection -----------------------------------
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     pid: int
 
 
-# --- gateway or command -> executor; each carries `request`, repeated in its answer ------------------------------------
+# --- gateway or command -> executor; each carries `request`, repeated in its answer -----------------------------------
 
 
 class StartSession(Message, frozen=True, kw_only=True):
@@ -140,7 +140,7 @@ class StopExecutor(Message, frozen=True, kw_only=True):
     end_sessions: bool = False
 
 
-# --- executor -> gateway or command ------------------------------------------------------------------------------------
+# --- executor -> gateway or command -----------------------------------
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +206,7 @@ class SessionDied(Message, frozen=True, kw_only=True):
     message: str
 
 
-# --- session -> executor -----------------------------------------------------------------------------------------------
+# --- session -> executor -----------------------------------
 
 
 class SessionHello(Message, frozen=True, kw_only=True):
@@ -274,7 +274,7 @@ class Watch(Message, frozen=True, kw_only=True):
     interval: float
 
 
-# --- executor -> session -----------------------------------------------------------------------------------------------
+# --- executor -> session -----------------------------------
 
 
 class Assign(Message, frozen=True, kw_only=True):
@@ -328,7 +328,7 @@ class View(Message, frozen=True, kw_only=True):
     status: dict[str, Any]
 
 
-# --- executor <-> warm parent --------------------------------------------------------------------------------------------
+# --- executor <-> warm parent -----------------------------------
 
 
 class Fork(Message, frozen=True, kw_only=True):
@@ -364,7 +364,7 @@ class Quit(Message, frozen=True, kw_only=True):
     """End (warm parent, keeper)."""
 
 
-# --- executor <-> keeper -------------------------------------------------------------------------------------------------
+# --- executor <-> keeper -----------------------------------
 
 
 class Put(Message, frozen=True, kw_only=True):

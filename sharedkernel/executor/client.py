@@ -152,8 +152,9 @@ class ExecutorClient:
         if future is None or future.done():
             return
         if isinstance(message, protocol.Failed):
-            make = _REFUSALS.get(message.reason, lambda text: Refused(text, reason=message.reason))
-            future.set_exception(make(message.message))
+            refusal = _REFUSALS.get(message.reason)
+            text = message.message
+            future.set_exception(refusal(text) if refusal else Refused(text, reason=message.reason))
         else:
             future.set_result(message)
 
