@@ -1,0 +1,6 @@
+"""``python -m sharedkernel``: the same as the ``sharedkernel`` command."""
+
+from sharedkernel.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What people run: status, top, lab and demo. `base.py` is their common ground, `tables.py` what they show."""

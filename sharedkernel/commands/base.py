@@ -1,0 +1,89 @@
+"""The common ground of the commands: strict options, and one sentence instead of a traceback.
+
+Exit codes: 0 done, 1 could not be done, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Generator, Sequence
+from textwrap import dedent
+from typing import Any, ClassVar, NoReturn
+
+from traitlets import TraitError
+from traitlets.config import Application
+from traitlets.config.loader import ArgumentError, KVArgParseConfigLoader
+
+from sharedkernel._version import __version__
+
+
+def fail(sentence: str, *, status: int = 1) -> NoReturn:
+    """End this process with *sentence* on standard error.
+
+    Raises
+    ------
+    SystemExit
+        With *status*: 1 for what could not be done, 2 for wrong use.
+    """
+    print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
+    sys.exit(status)
+
+
+class _StrictLoader(KVArgParseConfigLoader):
+    """Refuses an option that does not exist, where traitlets would only warn."""
+
+    def _handle_unrecognized_alias(self, arg: str) -> None:
+        dashes = "-" if len(arg) == 1 else "--"
+        raise ArgumentError(f"there is no option {dashes}{arg}")
+
+
+class CommandApp(Application):
+    """Base of the commands.
+
+    Subclasses set ``name``, ``description``, ``examples``, their ``aliases`` and ``flags``, and implement ``start``.
+    """
+
+    version = __version__
+    flags: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # traitlets leaves it unsaid that they are the class's
+    aliases: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+    subcommands: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+    #: whether words that are no options are welcome (they land in ``extra_args``)
+    accepts_arguments: ClassVar[bool] = False
+
+    def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
+        """Parse *argv*; wrong use ends the process with one sentence and exit code 2."""
+        # Application's own wrapper around its method would log the error and exit with 1
+        parse = inspect.unwrap(Application.parse_command_line)
+        try:
+            parse(self, argv)
+        except (TraitError, ArgumentError) as error:
+            fail(f"{str(error).rstrip('.')}; see `{self._command_line} --help`.", status=2)
+        if self.extra_args and not self.accepts_arguments:
+            fail(f"{self.extra_args[0]!r} is not understood; see `{self._command_line} --help`.", status=2)
+
+    @property
+    def _command_line(self) -> str:
+        return "sharedkernel" if self.name == "sharedkernel" else f"sharedkernel {self.name}"
+
+    def _create_loader(self, argv: Any, aliases: Any, flags: Any, classes: Any) -> KVArgParseConfigLoader:
+        return _StrictLoader(argv, aliases, flags, classes=classes, log=self.log, subcommands=self.subcommands)
+
+    def emit_options_help(self) -> Generator[str, None, None]:
+        """Yield the options, without traitlets' explanation of configurables (there is no configuration file)."""
+        if self.flags or self.aliases:
+            yield "Options"
+            yield "======="
+            yield from self.emit_flag_help()
+            yield from self.emit_alias_help()
+            yield ""
+
+    def emit_examples(self) -> Generator[str, None, None]:
+        """Yield the examples."""
+        yield "Examples"
+        yield "========"
+        yield from (f"    {line}" for line in dedent(self.examples).strip().splitlines())
+
+    def emit_help_epilogue(self, classes: bool) -> Generator[str, None, None]:
+        """Yield nothing more."""
+        yield from ()

@@ -1,0 +1,83 @@
+"""One question to a gateway's own API, with answers and errors that a person can read (user's side; no torch)."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from sharedkernel.errors import Refused, SharedKernelError
+
+#: the document of DESIGN.md §6
+STATUS_PATH = "/sharedkernel/api/status"
+
+
+class GatewayUnavailable(SharedKernelError):
+    """The gateway cannot be reached, or what answers there is none."""
+
+    reason = "gateway_unavailable"
+
+
+def fetch_status(url: str, token: str, *, timeout: float = 5.0) -> dict[str, Any]:
+    """Return the status document as the token's user may see it.
+
+    Parameters
+    ----------
+    url
+        The gateway's address, such as ``http://127.0.0.1:8585``.
+    token
+        The user's token.
+    timeout
+        Seconds to wait for the answer.
+
+    Raises
+    ------
+    GatewayUnavailable
+        When nobody answers, or something that is no gateway.
+    Refused
+        When the gateway refuses, with its own sentence.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise GatewayUnavailable(f"{url!r} is not a gateway's address; write it like http://127.0.0.1:8585.")
+    request = urllib.request.Request(url.rstrip("/") + STATUS_PATH, headers={"Authorization": f"token {token}"})
+    try:
+        with _opener(url).open(request, timeout=timeout) as response:
+            status: Any = json.load(response)
+    except urllib.error.HTTPError as error:
+        raise _refusal(url, error) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise GatewayUnavailable(f"no gateway answers at {url} ({why}); is it running, is the address right?") from None
+    if not (isinstance(status, dict) and isinstance(status.get("device"), dict)):
+        raise GatewayUnavailable(f"what answers at {url} is not a sharedkernel gateway.")
+    return status
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the token is for this gateway alone."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """Return an opener that uses the environment's proxies, except for this machine itself."""
+    if urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        return urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(_NoRedirects)
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> SharedKernelError:
+    """Return the gateway's own sentence as an error, or ours where it gave none."""
+    try:
+        body = json.loads(error.read())
+        message, reason = body["message"], body.get("reason")
+    except (OSError, ValueError, KeyError, TypeError):
+        message, reason = None, None
+    if error.code in (401, 403):
+        return Refused(f"the gateway at {url} does not accept this token; ask its admin for one.", reason="token")
+    if error.code == 404:
+        return GatewayUnavailable(f"what answers at {url} is not a sharedkernel gateway (it has no {STATUS_PATH}).")
+    return Refused(message or f"the gateway at {url} answered {error.code} {error.reason}.", reason=reason)

@@ -1,0 +1,30 @@
+"""``python -m sharedkernel.lifetime PID ARGUMENT…``: a ``sharedkernel`` command that ends when process PID does.
+
+Used for what one command starts for itself (:mod:`sharedkernel.local_stack`): however the starter ends, even by
+SIGKILL, the kernel sends SIGTERM here. Linux only. The signal is tied to the *thread* that started this process, so
+the starter must do that from a thread that lives as long as it wants this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from sharedkernel.cli import main
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(starter: int) -> None:
+    """Have SIGTERM sent to this process when its parent, the process *starter*, ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # It may have ended before the call above: then nothing would ever tell.
+    if os.getppid() != starter:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    end_with(int(sys.argv[1]))
+    main(sys.argv[2:])

@@ -1,0 +1,287 @@
+"""An executor and a gateway on loopback, for one command or one test, gone without a trace when it ends.
+
+`lab`, `demo` and `bench` stand on it. Everything lives in one private directory: sockets, logs, configuration, the
+users' tokens, the kernelspec. Linux only; not for serving others: that is what `sharedkernel executor` and
+`sharedkernel gateway` under an init system are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
+from sharedkernel.paths import EXECUTOR_SOCKET
+
+log = logging.getLogger(__name__)
+
+#: seconds that a service may take until it answers; the executor imports torch, on a busy machine
+START_TIMEOUT = 60.0
+#: seconds that a service may take to end by itself after SIGTERM
+STOP_TIMEOUT = 20.0
+_LOG_TAIL_LINES = 15
+
+
+class Service:
+    """One ``sharedkernel`` command running as a process of its own; it ends when its starter does.
+
+    Parameters
+    ----------
+    arguments
+        The command line after ``sharedkernel``.
+    log_path
+        Where its output goes; appended to when it is started again.
+    is_ready
+        Whether it answers by now.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, log_path: Path, is_ready: Callable[[], bool]) -> None:
+        self.arguments = list(arguments)
+        self.log_path = log_path
+        self.is_ready = is_ready
+        #: the last process started, running or not
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        """Start the process; :meth:`wait_until_ready` says when it answers."""
+        command = [sys.executable, "-m", "sharedkernel.lifetime", str(os.getpid()), *self.arguments]
+        with self.log_path.open("ab") as output:
+            # A session of its own: a terminal's Ctrl-C is for the starter, who then ends its services in order.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def wait_until_ready(self, timeout: float = START_TIMEOUT) -> None:
+        """Return once it answers.
+
+        Raises
+        ------
+        SharedKernelError
+            When it ended or did not answer within *timeout* seconds, with the last lines of its log.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.is_ready():
+            if not self.running:
+                raise SharedKernelError(f"the {self.arguments[0]} ended at its start:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise SharedKernelError(
+                    f"the {self.arguments[0]} did not answer within {timeout:.0f} s:\n{self.log_tail()}"
+                )
+            time.sleep(0.02)
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """End the process, kindly first; returns once it is reaped."""
+        if self.process is None:
+            return
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if self.running:
+                self.process.send_signal(signum)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout)
+                    return
+                log.warning("the %s did not end within %g s of %s", self.arguments[0], timeout, signum.name)
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL), as a crash would; returns once it is reaped."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def log_tail(self) -> str:
+        """Return the last lines of its log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL_LINES:]) or "  (its log is empty)"
+
+
+class LocalStack:
+    """An executor and a gateway on loopback, with a token for each of *users* and the kernelspec.
+
+    Use it as a context manager, from a thread that lives as long as it does::
+
+        with LocalStack(users=["ada", "grace"], capacity="2GiB") as stack:
+            environment = os.environ | stack.client_environment("ada")
+            subprocess.run(["jupyter", "console", "--kernel", "shared-gpu"], env=environment)
+
+    Parameters
+    ----------
+    users
+        Who may come; the first one is an admin.
+    device, capacity
+        As ``sharedkernel executor`` takes them; no capacity: what the executor takes by itself.
+    quotas, groups
+        As in ``jupyter_sharedkernel_config.py``.
+    config
+        More lines for that file; ``c`` is there.
+    executor_arguments
+        More options for the executor's command line.
+    port
+        The gateway's; None: a free one.
+    """
+
+    def __init__(
+        self,
+        *,
+        users: Sequence[str] = ("user",),
+        device: str = "host",
+        capacity: str | None = "4GiB",
+        quotas: Mapping[str, Any] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        config: str = "",
+        executor_arguments: Sequence[str] = (),
+        port: int | None = None,
+    ) -> None:
+        self.users = list(users)
+        self._settings = {"quotas": quotas, "groups": groups, "admins": set(self.users[:1])}
+        self._extra_config = config
+        #: holds everything; short, because a unix socket's path holds at most 107 bytes
+        self.directory = Path(tempfile.mkdtemp(prefix="sharedkernel-"))
+        self.port = port if port is not None else _free_port()
+        self.gateway_url = f"http://127.0.0.1:{self.port}"
+        self._tokens: dict[str, str] = {}
+        capacity_arguments = [] if capacity is None else ["--capacity", capacity]
+        self.executor = Service(
+            [
+                "executor", "--device", device, *capacity_arguments, "--end-sessions-on-exit",
+                "--runtime-dir", str(self.runtime_directory), *executor_arguments,
+            ],
+            log_path=self.directory / "executor.log",
+            is_ready=self._executor_answers,
+        )  # fmt: skip
+        self.gateway = Service(
+            [
+                "gateway", "--ip", "127.0.0.1", "--port", str(self.port),
+                "--runtime-dir", str(self.runtime_directory), "--config", str(self._config_path),
+            ],
+            log_path=self.directory / "gateway.log",
+            is_ready=self._gateway_answers,
+        )  # fmt: skip
+
+    @property
+    def runtime_directory(self) -> Path:
+        """Where executor and gateway meet."""
+        return self.directory / "run"
+
+    @property
+    def kernels_directory(self) -> Path:
+        """What holds the kernelspec ``shared-gpu``, as a ``KernelSpecManager.kernel_dirs`` entry."""
+        return self.directory / "jupyter" / "kernels"
+
+    @property
+    def _config_path(self) -> Path:
+        return self.directory / "jupyter_sharedkernel_config.py"
+
+    def token(self, user: str) -> str:
+        """Return *user*'s token."""
+        return self._tokens[user]
+
+    def client_environment(self, user: str) -> dict[str, str]:
+        """Return the variables with which any Jupyter client finds the kernelspec and acts as *user*."""
+        path = [str(self.kernels_directory.parent), os.environ.get("JUPYTER_PATH", "")]
+        return {
+            "JUPYTER_PATH": os.pathsep.join(filter(None, path)),
+            "SHAREDKERNEL_GATEWAY_URL": self.gateway_url,
+            "SHAREDKERNEL_TOKEN": self.token(user),
+        }
+
+    def status(self, user: str | None = None) -> dict[str, Any]:
+        """Return the status document as *user* (default: the admin) may see it."""
+        return fetch_status(self.gateway_url, self.token(user or self.users[0]))
+
+    def start(self) -> None:
+        """Start both services; returns once both answer.
+
+        Raises
+        ------
+        SharedKernelError
+            When one of them does not, with the last lines of its log; nothing is left running then.
+        """
+        try:
+            self._prepare()
+            self.executor.start()
+            self.gateway.start()
+            self.executor.wait_until_ready()
+            self.gateway.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the services and every session, and remove everything; returns once that is so."""
+        self.gateway.stop()
+        if self.executor.process is not None and not self.executor.running and self._left_behind():
+            # Only an executor can end what another one that crashed has left running: the sessions survive it.
+            with contextlib.suppress(SharedKernelError):
+                self.executor.start()
+                self.executor.wait_until_ready()
+        self.executor.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _prepare(self) -> None:
+        """Write what the services and the clients read."""
+        from sharedkernel.gateway.tokens import TokenFile
+        from sharedkernel.relay.install import write_kernelspec
+
+        self.runtime_directory.mkdir(mode=0o700)
+        tokens = TokenFile(self.directory / "tokens.json")
+        self._tokens = {user: tokens.add(user) for user in self.users}
+        lines = ["c = get_config()  # noqa", "c.SharedKernelGateway.identity = 'tokens'"]
+        lines.append(f"c.SharedKernelGateway.tokens_file = {str(self.directory / 'tokens.json')!r}")
+        for name, value in self._settings.items():
+            if value:
+                lines.append(f"c.SharedKernelGateway.{name} = {value!r}")
+        self._config_path.write_text("\n".join([*lines, self._extra_config, ""]))
+        write_kernelspec(self.kernels_directory / "shared-gpu")
+
+    def _executor_answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as attempt:
+            return attempt.connect_ex(str(self.runtime_directory / EXECUTOR_SOCKET)) == 0
+
+    def _gateway_answers(self) -> bool:
+        try:
+            self.status()
+        except GatewayUnavailable:
+            return False
+        except Refused as refusal:
+            # It is there but has not reached the executor yet.
+            if refusal.reason != "executor_unavailable":
+                raise
+            return False
+        return True
+
+    def _left_behind(self) -> bool:
+        """Whether an executor that crashed left its socket, and so perhaps sessions."""
+        return (self.runtime_directory / EXECUTOR_SOCKET).exists()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
