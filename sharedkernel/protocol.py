@@ -95,6 +95,8 @@ class StartSession(Message, frozen=True, kw_only=True):
     notebook: str | None = None
     #: working directory that the notebook would have; the user's home is taken where it does not exist here
     cwd: str | None = None
+    #: names the client that asks, so that the same one finds its session again; None: nobody will
+    client_key: str | None = None
     #: added to the session's environment
     env: dict[str, str] = {}
 
@@ -149,6 +151,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     user: str
     notebook: str | None
+    client_key: str | None
     #: counts the processes that this session id has had; an older one's end is not this one's
     incarnation: int
     pid: int
@@ -218,6 +221,7 @@ class SessionHello(Message, frozen=True, kw_only=True):
     pid: int
     connection: dict[str, Any]
     memory: Memory
+    data_bytes: int
     #: open cells, and whether the process holds a grant right now: what a new executor has to take over
     cell_open: bool = False
     holding: bool = False
@@ -238,15 +242,14 @@ class CellClosed(Message, frozen=True, kw_only=True):
     """User code came to its end; the grant, if any, was released before."""
 
     memory: Memory
-    #: bytes of address space this process may not exceed are counted from here (host device)
-    data_bytes: int = 0
 
 
 class DeviceWanted(Message, frozen=True, kw_only=True):
     """The session wants a grant."""
 
     memory: Memory
-    data_bytes: int = 0
+    #: private bytes of the process that a limit on it must allow besides persistent and ephemeral (host device)
+    data_bytes: int
 
 
 class DeviceWantWithdrawn(Message, frozen=True, kw_only=True):
@@ -264,8 +267,6 @@ class GrantReleased(Message, frozen=True, kw_only=True):
     iterations: int = 0
     #: processor-seconds used while the grant was held, per second held and processor (0 to 1)
     utilisation: float | None = None
-    #: the session wants a grant again at once: released only because others wait
-    again: bool = False
 
 
 class Watch(Message, frozen=True, kw_only=True):
@@ -291,6 +292,10 @@ class Granted(Message, frozen=True, kw_only=True):
     """The session may use the device; `threads` bounds torch's threads meanwhile (0: as it likes)."""
 
     threads: int = 0
+
+
+class WithdrawalSeen(Message, frozen=True, kw_only=True):
+    """Answer to :class:`DeviceWantWithdrawn`, unless a :class:`Granted` was already under way."""
 
 
 class Waiting(Message, frozen=True, kw_only=True):
@@ -400,7 +405,7 @@ ToExecutor = (
     | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn | GrantReleased | Watch
 )  # fmt: skip
 ToGateway = Welcome | SessionReady | Sessions | Status | Done | Failed | SessionDied
-ToSession = Welcome | Failed | Assign | Granted | Waiting | RefusedGrant | Allowance | View
+ToSession = Welcome | Failed | Assign | Granted | WithdrawalSeen | Waiting | RefusedGrant | Allowance | View
 ToWarmParent = Fork | ExitedSeen | Quit
 FromWarmParent = Forked | Exited
 ToKeeper = Put | Delete | GetAll | Quit

@@ -184,12 +184,19 @@ class ExecutorClient:
         *,
         notebook: str | None = None,
         cwd: str | None = None,
+        client_key: str | None = None,
         env: dict[str, str] | None = None,
     ) -> SessionRecord:
         """Start a session and return it once it is ready to be talked to."""
         answer = await self._ask(
             lambda number: protocol.StartSession(
-                request=number, session=session, limits=limits, notebook=notebook, cwd=cwd, env=env or {}
+                request=number,
+                session=session,
+                limits=limits,
+                notebook=notebook,
+                cwd=cwd,
+                client_key=client_key,
+                env=env or {},
             )
         )
         record: SessionRecord = answer.record

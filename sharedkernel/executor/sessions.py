@@ -1,0 +1,161 @@
+"""What the executor knows of each session process, and what of it the keeper keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sharedkernel import protocol
+from sharedkernel.protocol import Limits, Memory, SessionRecord
+from sharedkernel.session.page import Page
+
+#: waits remembered for the percentiles in status
+_WAITS_KEPT = 500
+
+
+class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, as the next executor needs to know it."""
+
+    process: str
+    pid: int
+    #: tells the process from a later one of the same pid; clock ticks since boot
+    started: int
+    session: str | None
+    user: str | None
+    notebook: str | None
+    client_key: str | None
+    incarnation: int
+    limits: Limits | None
+    attained: float
+    connection: dict[str, Any] | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SessionProcess:
+    """One process: a spare, or somebody's session."""
+
+    #: its name for life
+    process: str
+    page: Page
+    pid: int = 0
+    started: int = 0
+    #: done when it first said hello, failed when it ended before
+    ready: asyncio.Future[None]
+    #: set once it is reaped
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: done when it serves the session it was assigned
+    assigned: asyncio.Future[None] | None = None
+    #: its control connection, while there is one
+    transport: asyncio.WriteTransport | None = None
+    connection: dict[str, Any] | None = None
+    #: None: a spare
+    session: str | None = None
+    user: str | None = None
+    notebook: str | None = None
+    client_key: str | None = None
+    incarnation: int = 0
+    limits: Limits | None = None
+    memory: Memory = field(default_factory=Memory)
+    data_bytes: int = 0
+    #: somebody asked for its end, so it is no surprise
+    end_asked: bool = False
+    #: it held a grant when this executor took it over, and the scheduler would not have given it one
+    unsanctioned: bool = False
+    wanted_at: float | None = None
+    #: seconds waited for each grant, newest last
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
+    #: what was last said to the session about its wait and its allowance
+    told_waiting: protocol.Waiting | None = None
+    told_allowance: protocol.Allowance | None = None
+    watch_timer: asyncio.TimerHandle | None = None
+    pidfd: int | None = None
+
+    def send(self, *messages: protocol.Message) -> None:
+        """Send to the session, if it is connected."""
+        if self.transport is not None:
+            self.transport.write(b"".join(map(protocol.encode, messages)))
+
+    def record(self) -> SessionRecord:
+        """Return what a gateway needs to adopt it."""
+        assert self.session is not None
+        assert self.user is not None
+        assert self.connection is not None
+        return SessionRecord(
+            session=self.session,
+            user=self.user,
+            notebook=self.notebook,
+            client_key=self.client_key,
+            incarnation=self.incarnation,
+            pid=self.pid,
+            connection=self.connection,
+        )
+
+    def kept(self, attained: float) -> KeptSession:
+        """Return what the keeper should keep."""
+        return KeptSession(
+            process=self.process,
+            pid=self.pid,
+            started=self.started,
+            session=self.session,
+            user=self.user,
+            notebook=self.notebook,
+            client_key=self.client_key,
+            incarnation=self.incarnation,
+            limits=self.limits,
+            attained=attained,
+            connection=self.connection,
+        )
+
+
+def describe_end(process: SessionProcess, status: int | None) -> protocol.SessionDied:
+    """Say how a session's process ended, for the gateway and in one sentence for its user.
+
+    Parameters
+    ----------
+    process
+        The one that ended.
+    status
+        As `os.waitpid` gives it; None when nobody could tell.
+    """
+    code = signum = None
+    reason = "crashed"
+    if status is None:
+        message = "Your session ended; how, nobody could tell (its parent process was gone)."
+    elif signum := status & 0x7F:
+        name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+        message = f"Your session was ended by {name} ({signal.strsignal(signum)})."
+        if signum == signal.SIGKILL:
+            reason = "killed"
+            message += " When nobody did this on purpose, the machine had run out of memory."
+    else:
+        code = status >> 8
+        reason = "exited"
+        message = f"Your session's process exited by itself with code {code}."
+    if process.end_asked:
+        reason, message = "asked", "Your session was shut down."
+    else:
+        message += " Its variables are gone; other sessions are not affected."
+    assert process.session is not None
+    return protocol.SessionDied(
+        session=process.session,
+        incarnation=process.incarnation,
+        code=code,
+        signum=signum or None,
+        reason=reason,
+        message=message,
+    )
+
+
+def start_time(pid: int) -> int | None:
+    """Return when process *pid* started, in clock ticks since boot; None if it is not there."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            after_name = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if after_name[0] == b"Z" else int(after_name[19])

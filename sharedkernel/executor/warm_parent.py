@@ -1,0 +1,184 @@
+"""The warm parent: a process that has imported everything a notebook needs, and forks sessions.
+
+It is single-threaded, runs no event loop, has no zmq context and touches no device, so a fork of it is a clean kernel
+in tens of milliseconds. It outlives the executor: sessions are its children, so only it can tell how they ended, and
+it keeps each ending until an executor has taken note of it.
+
+Run as ``python -m sharedkernel.executor.warm_parent SOCKET EXECUTOR_SOCKET`` with a scrubbed environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import sys
+import traceback
+from typing import Any, NoReturn
+
+from sharedkernel import protocol
+from sharedkernel.executor.packets import PacketSocket, listen
+
+
+#: what sessions share: first cells and first training steps then import nothing
+PRELOAD = (
+    "IPython.core.completer", "IPython.core.history", "IPython.core.pdb", "ipykernel.debugger", "ipykernel.ipkernel",
+    "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "torch", "torch._dynamo", "torch.utils.data",
+    "sharedkernel.session.process", "sharedkernel.widgets",
+)  # fmt: skip
+
+
+def preload() -> None:
+    """Import :data:`PRELOAD`."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    # lets torch.cuda.is_available() ask without creating a context, which could not be forked
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for module in PRELOAD:
+        importlib.import_module(module)
+
+
+class WarmParent:
+    """Forks and reaps sessions, at the word of one executor at a time.
+
+    Parameters
+    ----------
+    path, executor_socket
+        Where to listen, and where the sessions find their executor.
+    """
+
+    def __init__(self, path: str, executor_socket: str) -> None:
+        self._listener = listen(path)
+        self._executor_socket = executor_socket
+        self._executor: PacketSocket | None = None
+        self._children: dict[int, str] = {}
+        #: endings that no executor has taken note of yet, by process
+        self._ended: dict[str, protocol.Exited] = {}
+        self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Serve until told to quit."""
+        while True:
+            sources: list[Any] = [self._listener, self._child_ended]
+            if self._executor is not None:
+                sources.append(self._executor)
+            readable, _, _ = select.select(sources, [], [])
+            if self._child_ended in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._child_ended, 4096)
+                self._reap()
+            if self._listener in readable:
+                self._take_executor()
+            elif self._executor in readable and not self._serve():
+                return
+
+    def _take_executor(self) -> None:
+        connection, _ = self._listener.accept()
+        if self._executor is not None:
+            self._executor.close()
+        self._executor = PacketSocket(connection, protocol.ToWarmParent)
+        for ended in self._ended.values():
+            self._say(ended)
+
+    def _serve(self) -> bool:
+        """Handle one message of the executor; False if it says to quit."""
+        assert self._executor is not None
+        message, descriptors = self._executor.receive()
+        if message is None:
+            self._executor.close()
+            self._executor = None
+        elif isinstance(message, protocol.Fork):
+            self._fork(message, descriptors[0])
+            os.close(descriptors[0])
+        elif isinstance(message, protocol.ExitedSeen):
+            self._ended.pop(message.process, None)
+        return not isinstance(message, protocol.Quit)
+
+    def _say(self, message: protocol.Message) -> None:
+        if self._executor is not None:
+            # An executor that is gone is noticed at the next receive.
+            with contextlib.suppress(OSError):
+                self._executor.send(message)
+
+    def _fork(self, message: protocol.Fork, page: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_session(message, page)
+        self._children[pid] = message.process
+        self._say(protocol.Forked(process=message.process, pid=pid))
+
+    def _become_session(self, message: protocol.Fork, page: int) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()  # an interrupt goes to the whole group, which must be the session's own
+            signal.set_wakeup_fd(-1)
+            for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_DFL)
+            self._listener.close()
+            if self._executor is not None:
+                self._executor.close()
+            _redirect(message.log_file)
+            from sharedkernel.session import process
+
+            process.run(message.process, message.connection_file, self._executor_socket, page)
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                atexit._run_exitfuncs()
+            with contextlib.suppress(BaseException):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            process = self._children.pop(pid, None)
+            if process is not None:
+                ended = protocol.Exited(process=process, pid=pid, status=status)
+                self._ended[process] = ended
+                self._say(ended)
+
+
+def _redirect(log_file: str) -> None:
+    """Point standard input at nothing, and output at *log_file* or, where that cannot be written, at nothing."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:
+        output = null
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for descriptor in {null, output}:
+        os.close(descriptor)
+
+
+def main(path: str, executor_socket: str) -> None:
+    """Be the warm parent."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = WarmParent(path, executor_socket)  # listens first: the executor's connection waits while we import
+    preload()
+    gc.collect()
+    gc.freeze()  # keeps the collector from writing to, and so copying, what all sessions share
+    parent.run()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

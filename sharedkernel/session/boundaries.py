@@ -1,0 +1,223 @@
+"""Find where an iteration ends, in code that knows nothing of iterations.
+
+*Candidates* are the places that ordinary training and inference code passes once per iteration: `zero_grad` and `step`
+of an optimizer, the next batch of a `DataLoader`, the end of a loop's body in the cell (:mod:`.loops`), the outermost
+forward of a module, and :func:`sharedkernel.iterations` for those who want to say it. In the first iterations each
+candidate's live memory is noted; the *boundary* is the candidate with the least, since a switch there leaves the
+least behind. Other code seen instead of it for a while makes the search start again.
+
+Candidates that cost something where they are not needed are the last resort: loops are looked at only when a grant
+has been held for a tenth of a second without any other candidate, forwards after another tenth. Code with no other
+boundary than these may have stopped using the device long ago (a loop of plain Python after one operation), so once
+a second it gives the grant back and has to ask again by its next operation.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import dataloader
+
+from sharedkernel.session import loops
+from sharedkernel.session.gate import Gate
+from sharedkernel.session.meter import HostMeter
+
+T = TypeVar("T")
+
+#: passes of one candidate after which the boundary is chosen; the first is not looked at (an optimizer's state is born)
+LEARN_AFTER = 4
+#: other candidates passed in a row after which the boundary is searched anew
+FORGET_AFTER = 64
+#: candidates whose live memory differs by less than this many bytes count as equal, and the earlier kind wins
+EQUAL_BYTES = 256 * 1024
+#: ticks of the meter's clock after which a grant with a last-resort boundary is given back
+RELEASE_AFTER = 10
+KINDS = ("iterations", "zero_grad", "dataloader", "forward", "loop", "step")
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A place that may be the boundary."""
+
+    passes: int = 0
+    #: sum of the live bytes at all passes but the first
+    live_bytes: int = 0
+
+    @property
+    def mean_live(self) -> float:
+        """Mean live bytes."""
+        return self.live_bytes / max(1, self.passes - 1)
+
+
+class Boundaries:
+    """Learns one session's boundary and tells its gate each time it is passed."""
+
+    def __init__(self, gate: Gate, meter: HostMeter) -> None:
+        self._gate = gate
+        self._meter = meter
+        self._main = threading.get_ident()
+        self._candidates: dict[tuple[str, int], Candidate] = {}
+        self._kind = ""
+        self._place = 0
+        self._others_passed = 0
+        self._passed_since_clock = False
+        self._ticks = 0
+        self._remove_forward_hook: Callable[[], None] | None = None
+
+    @property
+    def learned(self) -> str | None:
+        """The kind of the boundary, once it is known."""
+        return self._kind or None
+
+    def install(self) -> None:
+        """Put the hooks that cost next to nothing in place, for the life of the process."""
+        _after(torch.optim.Optimizer, "zero_grad", lambda optimizer: self.passed("zero_grad", id(optimizer)))
+        _before(dataloader._BaseDataLoaderIter, "__next__", lambda it: self.passed("dataloader", id(it._dataset)))
+        register_optimizer_step_post_hook(lambda optimizer, *_: self.passed("step", id(optimizer)))
+        self._meter.on_clock = self._on_clock
+        self._gate.on_turn = self._on_turn
+
+    def passed(self, kind: str, place: int) -> None:
+        """Take note that the candidate *kind* at *place* was passed."""
+        if not self._gate.holding or threading.get_ident() != self._main:
+            return
+        if place == self._place and kind == self._kind:
+            self._others_passed = 0
+            self._passed_since_clock = True
+            self._gate.boundary()
+        elif not self._kind:
+            self._learn(kind, place)
+        else:
+            self._others_passed += 1
+            if self._others_passed > FORGET_AFTER:
+                self._forget()
+
+    def _learn(self, kind: str, place: int) -> None:
+        self._passed_since_clock = kind != "loop"
+        candidate = self._candidates.setdefault((kind, place), Candidate())
+        candidate.passes += 1
+        if candidate.passes > 1:
+            candidate.live_bytes += self._meter.used_bytes
+        if candidate.passes >= LEARN_AFTER or kind == "iterations":
+            self._choose()
+        self._gate.boundary()
+
+    def _choose(self) -> None:
+        enough = {key: seen for key, seen in self._candidates.items() if seen.passes >= LEARN_AFTER - 1}
+        said = [key for key in self._candidates if key[0] == "iterations"]
+        least = min((seen.mean_live for seen in enough.values()), default=0.0)
+        equal = said or [key for key, seen in enough.items() if seen.mean_live <= least + EQUAL_BYTES]
+        self._kind, self._place = min(equal, key=lambda key: KINDS.index(key[0]))
+        self._candidates.clear()
+        self._others_passed = 0
+        if self._kind != "loop":
+            loops.watch(None)
+        if self._kind != "forward":
+            self._stop_watching_forwards()
+
+    def _forget(self) -> None:
+        self._kind, self._place = "", 0
+        self._candidates.clear()
+        self._others_passed = 0
+
+    # --- the last resort ----------------------------------------------------------------------------------------------
+
+    def _on_turn(self, begins: bool) -> None:
+        self._ticks = 0
+        loops.watch(self._loop_passed if begins and self._kind == "loop" else None)
+
+    def _on_clock(self) -> None:
+        """Look at more candidates if no boundary comes (on the meter's thread, while a grant is held)."""
+        self._ticks += 1
+        self._gate.measure_due = True
+        if self._passed_since_clock:
+            self._passed_since_clock = False
+        elif loops.watched() is None:
+            self._forget()
+            loops.watch(self._loop_passed)
+        elif self._remove_forward_hook is None and not _compiles():
+            self._watch_forwards()
+        last_resort = self._kind in ("", "loop", "forward")
+        self._gate.release_due = last_resort and self._ticks >= RELEASE_AFTER
+        if not self._kind:
+            self._gate.interrupt_soon()
+
+    def _loop_passed(self, place: int) -> None:
+        self.passed("loop", place)
+
+    def _watch_forwards(self) -> None:
+        warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
+        depth = 0
+
+        def before(module: torch.nn.Module, _inputs: object) -> None:
+            nonlocal depth
+            if not depth and not torch.compiler.is_compiling():
+                self.passed("forward", id(module))
+            depth += 1
+
+        def after(*_: object) -> None:
+            nonlocal depth
+            depth = max(0, depth - 1)
+
+        hooks = [
+            register_module_forward_pre_hook(before),
+            torch.nn.modules.module.register_module_forward_hook(after, always_call=True),
+        ]
+
+        def remove() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        self._remove_forward_hook = remove
+
+    def _stop_watching_forwards(self) -> None:
+        if self._remove_forward_hook is not None:
+            self._remove_forward_hook()
+            self._remove_forward_hook = None
+
+    # --- said by the user ---------------------------------------------------------------------------------------------
+
+    def iterations(self, iterable: Iterable[T]) -> Iterator[T]:
+        """Yield from *iterable*; each item begins an iteration."""
+        place = id(iterable)
+        for item in iterable:
+            self.passed("iterations", place)
+            yield item
+
+
+def _compiles() -> bool:
+    """Whether torch.compile is in use: a hook on all modules would make it compile again."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"])
+
+
+def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        note(self)
+        return result
+
+    setattr(owner, name, method)
+
+
+def _before(owner: type, name: str, note: Callable[[Any], None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note(self)
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, method)

@@ -1,0 +1,123 @@
+"""A session's connection to its executor: sends from any thread, receives in one of its own, outlives the executor.
+
+The executor may go away at any time and another take its place. Then the link connects again and says by a
+:class:`~sharedkernel.protocol.SessionHello` where the session stands; what was sent to the old executor and not heard
+is covered by that, so nothing is repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError
+
+log = logging.getLogger(__name__)
+
+#: seconds between attempts to reach an executor that went away
+RETRY_INTERVAL = 0.1
+
+
+class Link:
+    """One session's end of the control socket.
+
+    Parameters
+    ----------
+    path
+        Of the executor's socket.
+    say_hello
+        Builds the greeting; called on the link's thread with `lock` held, so that it matches what is sent after it.
+    on_message
+        Called with each message, on the link's thread; must not block.
+    """
+
+    def __init__(
+        self, path: str, say_hello: Callable[[], protocol.SessionHello], on_message: Callable[[Any], None]
+    ) -> None:
+        self.path = path
+        #: held while the session's standing changes together with what is sent about it
+        self.lock = threading.RLock()
+        #: set while an executor is connected
+        self.connected = threading.Event()
+        self._say_hello = say_hello
+        self._on_message = on_message
+        self._socket: socket.socket | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sharedkernel-link", daemon=True)
+        self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Connect in the background, for good."""
+        self._thread.start()
+
+    def send(self, *messages: protocol.Message) -> None:
+        """Send *messages* in one piece; forgotten while no executor is there, since the next greeting covers them."""
+        data = b"".join(map(protocol.encode, messages))
+        with self.lock:
+            if self._socket is None or os.getpid() != self._pid:
+                return
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                log.info("the executor went away: %s", error)
+                self._drop()
+
+    def forget_in_child(self) -> None:
+        """Let go of the connection in a forked child, where it is not this process's own."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self._stop.set()
+        with self.lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        self.connected.clear()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
+            self._socket.close()
+            self._socket = None
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            connection = self._connect()
+            if connection is not None:
+                self._read(connection)
+            self._stop.wait(RETRY_INTERVAL)
+
+    def _connect(self) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self.path)
+            with self.lock:
+                connection.sendall(protocol.encode(self._say_hello()))
+                self._socket = connection
+        except OSError:
+            connection.close()
+            return None
+        return connection
+
+    def _read(self, connection: socket.socket) -> None:
+        decoder = protocol.Decoder(protocol.ToSession)
+        try:
+            while data := connection.recv(65536):
+                for message in decoder.feed(data):
+                    if isinstance(message, protocol.Welcome):
+                        self.connected.set()
+                    self._on_message(message)
+        except (OSError, ProtocolError) as error:
+            log.info("lost the executor: %s", error)
+        finally:
+            with self.lock:
+                if self._socket is connection:
+                    self._drop()

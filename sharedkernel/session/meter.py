@@ -1,0 +1,202 @@
+"""How much device memory a session uses, on the host device: bytes in use on the C heap.
+
+On the host device a tensor is ordinary memory, so the meter reads `mallinfo2` (glibc): exact, 0.4 to 10 µs a call.
+What is in use at a boundary or at a cell's end is *persistent*; the largest excess over that while a grant is held is
+*ephemeral*, seen by a thread that samples every few milliseconds while the profile is young and seldom once it is
+stable (within 0.3 % of the true peak for iterations longer than 5 ms). Arrays of other libraries count as well:
+they take the same memory. What the process had in use when it was given to its user is its baseline, and belongs to
+*framework* memory together with all else that the process keeps to itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sharedkernel.protocol import Memory
+from sharedkernel.session.page import Page, Word
+
+#: seconds between samples while the profile is young, and once it is stable
+YOUNG_INTERVAL, STABLE_INTERVAL = 0.002, 0.05
+#: seconds between calls of `on_clock`
+CLOCK_INTERVAL = 0.1
+#: samples without a new peak after which a profile is stable
+STABLE_AFTER = 100
+#: how much of the distance to a smaller peak the ephemeral figure keeps at each release
+DECAY = 0.9
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+_mallinfo2 = ctypes.CDLL(None).mallinfo2
+_mallinfo2.restype = _MallInfo
+
+
+def bytes_in_use() -> int:
+    """Return the bytes in use on this process's C heap."""
+    info = _mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def bytes_kept_apart(in_use: int) -> int:
+    """Return the private writable bytes of this process that are not *in_use* on its heap and cannot become so.
+
+    This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data. Free heap memory
+    is not counted, since an allocation may be served from it.
+    """
+    with open("/proc/self/statm", "rb") as statm:
+        data = int(statm.read().split()[5]) * _PAGE_BYTES
+    return max(0, data - in_use - int(_mallinfo2().fordblks))
+
+
+def private_bytes() -> int:
+    """Return the memory that would be free if this process were gone (a few milliseconds)."""
+    total = 0
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith(("Private_Clean:", "Private_Dirty:")):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+class HostMeter:
+    """Measures one session on the host device.
+
+    Parameters
+    ----------
+    page
+        Shown there: persistent, live, ephemeral and framework bytes.
+    """
+
+    def __init__(self, page: Page) -> None:
+        #: called about ten times a second while a grant is held (on the meter's thread)
+        self.on_clock: Callable[[], None] = lambda: None
+        self._words = page.words
+        self._baseline = 0
+        self._persistent = 0
+        self._ephemeral: int | None = None
+        self._framework = 0
+        self._peak = 0
+        self._quiet_samples = 0
+        self._held_since = 0.0
+        self._cpu_since = 0.0
+        self._holding = threading.Event()
+        self._sampler: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to measure, and to sample whenever a grant is held."""
+        self.start_over()
+        self._sampler = threading.Thread(target=self._sample, name="sharedkernel-meter", daemon=True)
+        self._sampler.start()
+
+    def start_over(self) -> None:
+        """Take what is in use now as the baseline: it is nobody's data."""
+        self._baseline = bytes_in_use()
+        self._framework = private_bytes()
+        self._words[Word.FRAMEWORK] = self._framework
+
+    @property
+    def memory(self) -> Memory:
+        """The figures last measured."""
+        return Memory(persistent=self._persistent, ephemeral=self._ephemeral, framework=self._framework)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use now, beyond the baseline."""
+        return max(0, bytes_in_use() - self._baseline)
+
+    def data_bytes(self) -> int:
+        """Return what a limit on this process's private memory must allow besides persistent and ephemeral bytes."""
+        in_use = bytes_in_use()
+        return bytes_kept_apart(in_use) + min(in_use, self._baseline)
+
+    def grant_began(self) -> None:
+        """Start to look for the peak."""
+        self._peak = used = self.used_bytes
+        self._words[Word.LIVE] = max(0, used - self._persistent)
+        self._held_since, self._cpu_since = time.monotonic(), time.process_time()
+        self._holding.set()
+
+    def grant_ended(self, *, at_boundary: bool) -> int:
+        """Stop looking; return the live bytes beyond persistent, which at a boundary are none.
+
+        Only at a boundary does what is in use count as persistent: in the middle of an iteration most of it is not.
+        """
+        self._holding.clear()
+        used = self.used_bytes
+        self._peak = max(self._peak, used)
+        if not at_boundary:
+            if self._peak > self._persistent + (self._ephemeral or 0):
+                self._ephemeral = self._peak - self._persistent
+            live = max(0, used - self._persistent)
+            self._words[Word.LIVE] = live
+            return live
+        self._split(used)
+        return 0
+
+    def boundary_measured(self) -> None:
+        """Measure at a boundary, with the grant kept."""
+        used = self.used_bytes
+        self._split(used)
+        self._peak = used
+
+    def _split(self, used: int) -> None:
+        """Take what is in use at a boundary for persistent, and the peak beyond it for ephemeral."""
+        self._set_persistent(used)
+        seen = max(0, self._peak - used)
+        if self._ephemeral is None or seen >= self._ephemeral:
+            self._ephemeral = seen
+        else:
+            self._ephemeral = round(seen + (self._ephemeral - seen) * DECAY)
+        self._words[Word.EPHEMERAL] = self._ephemeral
+        self._words[Word.LIVE] = 0
+
+    def look_closely(self) -> None:
+        """Sample often again: other code may run now."""
+        self._quiet_samples = 0
+
+    def measure_idle(self) -> None:
+        """Measure between cells, when everything in use is persistent."""
+        self._set_persistent(self.used_bytes)
+
+    def measure_framework(self) -> None:
+        """Measure what the process keeps apart from tensors (a few milliseconds; between cells)."""
+        self._framework = max(0, private_bytes() - self._persistent)
+        self._words[Word.FRAMEWORK] = self._framework
+
+    def utilisation(self) -> float | None:
+        """Return processor-seconds per second held and processor since the grant began; None if held too briefly."""
+        held = time.monotonic() - self._held_since
+        if held < 0.005:
+            return None
+        return min(1.0, (time.process_time() - self._cpu_since) / held / (os.cpu_count() or 1))
+
+    def _set_persistent(self, used: int) -> None:
+        self._persistent = used
+        self._words[Word.PERSISTENT] = used
+
+    def _sample(self) -> None:
+        last_tick = 0.0
+        while True:
+            self._holding.wait()
+            if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:
+                last_tick = now
+                self.on_clock()
+            used = self.used_bytes
+            if used > self._peak:
+                # A peak that is hardly higher is noise of the heap, no reason to look closely again.
+                if used > self._peak + (self._peak >> 6):
+                    self._quiet_samples = 0
+                self._peak = used
+            self._quiet_samples += 1
+            self._words[Word.LIVE] = max(0, used - self._persistent)
+            time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)

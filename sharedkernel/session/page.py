@@ -1,0 +1,81 @@
+"""The page of memory that one session and its executor share: what must be seen without a message.
+
+The executor writes the *preempt* word; the session writes the rest. A word is read and written in one machine
+instruction, so neither side locks. What the session writes is its own word about itself: the executor shows it, and
+decides nothing by it that would touch another session.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+
+_MAGIC = 0x53484B31  # "SHK1": changes with the layout
+_SIZE = mmap.PAGESIZE
+
+
+class Word(IntEnum):
+    """Places in the page, in words of eight bytes."""
+
+    MAGIC = 0
+    #: not 0: release the grant at the next boundary (executor)
+    PREEMPT = 1
+    #: boundaries passed while holding a grant
+    ITERATIONS = 2
+    #: a :class:`Turn`
+    TURN = 3
+    #: bytes that stay between iterations
+    PERSISTENT = 4
+    #: bytes in use right now beyond the persistent ones
+    LIVE = 5
+    #: largest need of an iteration beyond the persistent bytes
+    EPHEMERAL = 6
+    #: bytes this process holds apart from tensors
+    FRAMEWORK = 7
+
+
+class Turn(IntEnum):
+    """Where the session stands with the device, as it sees it itself."""
+
+    IDLE = 0
+    READY = 1
+    WANTING = 2
+    HOLDING = 3
+
+
+class Page:
+    """A mapping of one shared page.
+
+    Parameters
+    ----------
+    descriptor
+        Of the memory file; stays open, and open in no program that this process starts.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, _SIZE)
+        self._view = memoryview(self._map)
+        #: the words, by :class:`Word`; indexing it costs tens of nanoseconds
+        self.words = self._view.cast("q")
+        if self.words[Word.MAGIC] != _MAGIC:
+            self.close()
+            raise ValueError("not a session's page, or one of another version")
+
+    @classmethod
+    def create(cls, name: str) -> Page:
+        """Make a new page, named *name* in `/proc/PID/maps`."""
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _SIZE)
+        os.pwrite(descriptor, _MAGIC.to_bytes(8, "little"), 0)
+        return cls(descriptor)
+
+    def close(self) -> None:
+        """Unmap and close."""
+        words = getattr(self, "words", None)
+        if words is not None:
+            words.release()
+        self._view.release()
+        self._map.close()
+        os.close(self.descriptor)

@@ -1,0 +1,146 @@
+"""A session's process from its fork to its end.
+
+It starts as a *spare*: a whole kernel that serves nobody yet, connected to its executor. The executor then assigns it
+to a user's session, once. The recipe for forking a kernel is in :mod:`sharedkernel.executor.warm_parent`; this module
+is what the child does after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from ipykernel.kernelapp import IPKernelApp
+
+from sharedkernel import protocol
+from sharedkernel.session import packages, view
+from sharedkernel.session.boundaries import Boundaries
+from sharedkernel.session.gate import Gate
+from sharedkernel.session.kernel import SessionKernel
+from sharedkernel.session.link import Link
+from sharedkernel.session.meter import HostMeter
+from sharedkernel.session.notices import WaitNotice
+from sharedkernel.session.page import Page
+from sharedkernel.session.quota import Quota
+
+log = logging.getLogger(__name__)
+
+#: this process's boundaries, for :func:`sharedkernel.iterations`; None in every other process
+boundaries: Boundaries | None = None
+
+
+class SessionProcess:
+    """Wires one kernel, its gate and its link.
+
+    Parameters
+    ----------
+    process
+        Name of this process, given by the executor.
+    connection_file
+        Where the kernel writes its connection information; its ipc sockets are named after it.
+    executor_socket
+        Path of the executor's control socket.
+    page_descriptor
+        Of the page shared with the executor.
+    """
+
+    def __init__(self, process: str, connection_file: str, executor_socket: str, page_descriptor: int) -> None:
+        global boundaries
+        self._process = process
+        self._app = _make_app(connection_file)
+        self._kernel: SessionKernel = self._app.kernel
+        page = Page(page_descriptor)
+        self._meter = HostMeter(page)
+        self._quota = Quota()
+        self._gate = Gate(page, self._meter, WaitNotice(self._kernel))
+        self._gate.on_measured = self._quota.check
+        self._link = Link(executor_socket, self._hello, self._on_message)
+        boundaries = Boundaries(self._gate, self._meter)
+        boundaries.install()
+        self._kernel.pass_gate(self._gate, self._quota)
+
+    def run(self) -> None:
+        """Serve until the kernel is shut down."""
+        self._meter.start()
+        self._gate.connect(self._link)
+        self._link.start()
+        self._app.start()
+        self._link.close()
+
+    def _hello(self) -> protocol.SessionHello:
+        info = self._app.get_connection_info()
+        return protocol.SessionHello(
+            version=protocol.PROTOCOL_VERSION,
+            process=self._process,
+            pid=os.getpid(),
+            connection={**info, "key": bytes(info["key"]).decode()},
+            memory=self._meter.memory,
+            data_bytes=self._meter.data_bytes(),
+            **self._gate.standing(),
+        )
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, protocol.Assign):
+            self._app.io_loop.add_callback(self._assign, message)
+        elif isinstance(message, protocol.Allowance):
+            self._quota.allowance = message
+        elif isinstance(message, protocol.View | protocol.Welcome):
+            view.on_message(message)
+        elif isinstance(message, protocol.Failed):
+            log.error("the executor refused this session: %s", message.message)
+        else:
+            self._gate.on_message(message)
+
+    def _assign(self, message: protocol.Assign) -> None:
+        os.environ.update(message.env)
+        self._kernel.greeting = _enter(message.cwd)
+        packages.add_to_path()
+        view.connect(self._link, message.session)
+        self._meter.start_over()
+        self._link.send(protocol.Assigned(session=message.session))
+        log.info("serves session %s of %s", message.session, message.user)
+
+
+def _make_app(connection_file: str) -> IPKernelApp:
+    app = IPKernelApp.instance(
+        kernel_class=SessionKernel,
+        transport="ipc",
+        # Without a parent to watch, the kernel outlives whatever forked it.
+        parent_handle=0,
+    )
+    app.initialize(["-f", connection_file])
+    return app
+
+
+def _enter(wanted: str | None) -> str | None:
+    """Go to the notebook's directory, or else home; return what the user should be told about it."""
+    home = str(Path.home())
+    if wanted is None:
+        os.chdir(home)
+        return None
+    try:
+        os.chdir(wanted)
+    except OSError:
+        os.chdir(home)
+        return f"The notebook's folder {wanted} is not on the machine with the device; working in {home} there."
+    return None
+
+
+def _reseed() -> None:
+    """Give this process random numbers of its own: forked siblings would all draw the same."""
+    torch.seed()
+    numpy.random.seed()
+    random.seed()
+
+
+def run(process: str, connection_file: str, executor_socket: str, page_descriptor: int) -> None:
+    """Be a session's process (called in the forked child; returns when the kernel was shut down)."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, level=logging.INFO)
+    _reseed()
+    SessionProcess(process, connection_file, executor_socket, page_descriptor).run()

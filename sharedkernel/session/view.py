@@ -1,0 +1,106 @@
+"""What a session can see of the device it shares: the status document, as its user may see it.
+
+For the widgets and for notebooks; see :mod:`sharedkernel.widgets`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from sharedkernel import protocol
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.session.link import Link
+
+Callback = Callable[[dict[str, Any]], None]
+
+
+class _View:
+    """Shares one stream of views among its subscribers."""
+
+    def __init__(self, link: Link, session: str) -> None:
+        self.session = session
+        self._link = link
+        self._lock = threading.Lock()
+        self._subscribers: dict[int, tuple[Callback, float]] = {}
+        self._numbers = 0
+
+    def subscribe(self, callback: Callback, interval: float) -> Callable[[], None]:
+        with self._lock:
+            self._numbers += 1
+            number = self._numbers
+            self._subscribers[number] = (callback, interval)
+        self.watch()
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscribers.pop(number, None)
+            self.watch()
+
+        return unsubscribe
+
+    def watch(self) -> None:
+        """Ask the executor for views at the pace that the most eager subscriber wants; again for a new executor."""
+        with self._lock:
+            interval = min((interval for _, interval in self._subscribers.values()), default=0.0)
+        self._link.send(protocol.Watch(interval=interval))
+
+    def deliver(self, status: dict[str, Any]) -> None:
+        with self._lock:
+            callbacks = [callback for callback, _ in self._subscribers.values()]
+        for callback in callbacks:
+            with contextlib.suppress(Exception):  # a widget's fault must not cut the session off its executor
+                callback(status)
+
+
+_view: _View | None = None
+
+
+def connect(link: Link, session: str) -> None:
+    """Make this process a session that can be looked at from within."""
+    global _view
+    _view = _View(link, session)
+
+
+def on_message(message: Any) -> None:
+    """Take a view, or a new executor's greeting."""
+    if _view is None:
+        return
+    if isinstance(message, protocol.View):
+        _view.deliver(message.status)
+    elif isinstance(message, protocol.Welcome):
+        _view.watch()
+
+
+def _connected() -> _View:
+    if _view is None:
+        raise SharedKernelError("this kernel is not a shared one; pick the kernel \"Shared GPU (PyTorch)\" to use it.")
+    return _view
+
+
+def session_id() -> str:
+    """Return the id of the session this process serves.
+
+    Raises
+    ------
+    SharedKernelError
+        When this process is no session.
+    """
+    return _connected().session
+
+
+def subscribe(callback: Callback, interval: float = 0.5) -> Callable[[], None]:
+    """Call *callback* with the status document every *interval* seconds, on a background thread.
+
+    Returns
+    -------
+    A function that ends it.
+
+    Raises
+    ------
+    SharedKernelError
+        When this process is no session.
+    """
+    return _connected().subscribe(callback, interval)
