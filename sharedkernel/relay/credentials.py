@@ -1,0 +1,109 @@
+"""Which gateway, and which token: from the environment, or from the file that `sharedkernel install` wrote.
+
+The file belongs to one kernelspec, lies in the user's Jupyter configuration folder and is readable by that user only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sharedkernel.errors import ConfigError
+
+URL_VARIABLE = "SHAREDKERNEL_GATEWAY_URL"
+TOKEN_VARIABLE = "SHAREDKERNEL_TOKEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A gateway and the token to show it."""
+
+    #: without a slash at its end
+    url: str
+    token: str = field(repr=False)
+
+
+def check_url(url: str) -> str:
+    """Return a gateway's address in its plain form.
+
+    Raises
+    ------
+    ConfigError
+        When it is none.
+    """
+    hint = "write it like https://gpu.example.org or http://127.0.0.1:8585"
+    try:
+        parts = urlsplit(url.strip())
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is not a gateway's address ({error}); {hint}.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{url!r} is not a gateway's address; {hint}.")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(f"{url!r} holds more than a gateway's address; {hint}, and give the token with --token.")
+    return parts.geturl().rstrip("/")
+
+
+def check_token(token: str) -> str:
+    """Return a token without the white space around it.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be one.
+    """
+    token = token.strip()
+    if not token or not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError("the token is empty or holds characters that no token has; copy it again, whole.")
+    return token
+
+
+def credentials_path(name: str) -> Path:
+    """Return where the credentials of kernelspec *name* are kept."""
+    # Not at the top: a relay that finds everything in its environment need not load it.
+    from jupyter_core.paths import jupyter_config_dir
+
+    return Path(jupyter_config_dir()) / "sharedkernel" / f"{name}.json"
+
+
+def find_credentials(name: str, environment: Mapping[str, str] = os.environ) -> Credentials:
+    """Return the credentials for kernelspec *name*; the environment goes before the file, value by value.
+
+    Raises
+    ------
+    ConfigError
+        When there are none, or what is there cannot be used.
+    """
+    url, token = environment.get(URL_VARIABLE), environment.get(TOKEN_VARIABLE)
+    if not (url and token):
+        stored = _load(credentials_path(name))
+        url, token = url or stored.url, token or stored.token
+    return Credentials(url=check_url(url), token=check_token(token))
+
+
+def store_credentials(name: str, credentials: Credentials) -> Path:
+    """Write the credentials of kernelspec *name*, readable by this user only, and return where."""
+    path = credentials_path(name)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = json.dumps({"gateway_url": credentials.url, "token": credentials.token}, indent=2)
+    # Private from its first byte, whole at any moment: written beside the old one, then put in its place.
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text + "\n")
+    os.replace(fresh, path)
+    return path
+
+
+def _load(path: Path) -> Credentials:
+    remedy = "run `sharedkernel install --gateway-url URL --token TOKEN`"
+    try:
+        stored = json.loads(path.read_text())
+        return Credentials(url=str(stored["gateway_url"]), token=str(stored["token"]))
+    except FileNotFoundError:
+        raise ConfigError(f"this computer knows no gateway yet; {remedy}, then run the cell again.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); {remedy} to write it anew.") from None

@@ -1,0 +1,179 @@
+"""``sharedkernel install``: puts the kernelspec where Jupyter looks, and keeps the gateway's address and token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import tempfile
+from getpass import getpass
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, TextIO
+
+from jupyter_client.kernelspec import KernelSpecManager
+from traitlets import Bool, Unicode
+
+from sharedkernel.commands.base import CommandApp, fail
+from sharedkernel.errors import ConfigError
+from sharedkernel.relay.credentials import (
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+    Credentials,
+    check_token,
+    check_url,
+    store_credentials,
+)
+from sharedkernel.relay.gateway import KERNEL_NAME, Gateway, GatewayRefused, GatewayUnreachable
+
+DISPLAY_NAME = "Shared GPU (PyTorch)"
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def write_kernelspec(
+    directory: Path, *, name: str = KERNEL_NAME, display_name: str = DISPLAY_NAME, python: str = sys.executable
+) -> None:
+    """Write a kernelspec that starts a relay.
+
+    It holds no address and no token: those come from the environment or from what `sharedkernel install` keeps.
+
+    Parameters
+    ----------
+    directory
+        Where its files go, such as ``share/jupyter/kernels/shared-gpu``; created where missing.
+    name
+        Its name; says which kept address and token the relay uses.
+    display_name
+        What a launcher shows.
+    python
+        The interpreter that runs the relay; needs this package.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    named = [] if name == KERNEL_NAME else ["--name", name]
+    spec = {
+        "argv": [python, "-m", "sharedkernel.relay", "-f", "{connection_file}", *named],
+        "display_name": display_name,
+        "language": "python",
+        # By message, not by signal: it reaches the session in order with what the client sent before it, from any
+        # operating system.
+        "interrupt_mode": "message",
+        "metadata": {"debugger": False},
+    }
+    (directory / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
+    for logo in resources.files("sharedkernel.relay").joinpath("kernelspec").iterdir():
+        (directory / logo.name).write_bytes(logo.read_bytes())
+
+
+class InstallApp(CommandApp):
+    """Installs the kernelspec."""
+
+    name = "install"
+    description = 'Add the kernel "Shared GPU (PyTorch)" to this Jupyter, beside the kernels that it has.'
+    examples = f"""
+        sharedkernel install --gateway-url https://gpu.example.org --token 3f1c…  # for you
+        sharedkernel install --gateway-url https://gpu.example.org --sys-prefix  # asks for the token
+        {TOKEN_VARIABLE}=3f1c… sharedkernel install --gateway-url https://gpu.example.org
+    """
+
+    gateway_url = Unicode(
+        help=f"Address of the gateway, such as https://gpu.example.org. Default: ${URL_VARIABLE}."
+    ).tag(config=True)
+    token = Unicode(help=f"Your token for the gateway. Default: ${TOKEN_VARIABLE}, else you are asked for it.").tag(
+        config=True
+    )
+    user = Bool(False, help="Install for you alone (the default).").tag(config=True)
+    sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
+    prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
+    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(config=True)
+    display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.").tag(config=True)
+
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "gateway-url": "InstallApp.gateway_url",
+        "token": "InstallApp.token",
+        "prefix": "InstallApp.prefix",
+        "name": "InstallApp.kernel_name",
+        "display-name": "InstallApp.display_name",
+    }
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "user": ({"InstallApp": {"user": True}}, "Install for you alone (the default)."),
+        "sys-prefix": (
+            {"InstallApp": {"sys_prefix": True}},
+            "Install into the Python environment that runs this command.",
+        ),
+    }
+
+    def start(self) -> None:
+        """Install.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use, 1 for what could not be done.
+        """
+        try:
+            credentials = self._read_options()
+        except ConfigError as error:
+            fail(str(error), status=2)
+        warning = None
+        try:
+            asyncio.run(_check(credentials))
+        except GatewayUnreachable as error:
+            warning = str(error)
+        except GatewayRefused as error:
+            fail(f"nothing was installed: {error}")
+        try:
+            place = self._install_kernelspec()
+            kept = store_credentials(self.kernel_name, credentials)
+        except OSError as error:
+            fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
+        self._tell(f'Installed the kernel "{self.display_name}" in {place}')
+        self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
+        if warning is not None:
+            self._tell(f"sharedkernel: warning: {warning}", file=sys.stderr)
+
+    def _tell(self, text: str, *, file: TextIO | None = None) -> None:
+        print(text, file=file)
+
+    def _read_options(self) -> Credentials:
+        """Return the credentials to keep, once all options make sense.
+
+        Raises
+        ------
+        ConfigError
+            When one does not.
+        """
+        if sum((self.user, self.sys_prefix, bool(self.prefix))) > 1:
+            raise ConfigError("--user, --sys-prefix and --prefix exclude each other; give one of them.")
+        if not _NAME.fullmatch(self.kernel_name):
+            raise ConfigError(f"{self.kernel_name!r} cannot be a kernel's name; use letters, digits, '.', '_' and '-'.")
+        url = self.gateway_url or os.environ.get(URL_VARIABLE)
+        if not url:
+            raise ConfigError(f"which gateway? Give its address with --gateway-url or in {URL_VARIABLE}.")
+        url = check_url(url)
+        token = self.token or os.environ.get(TOKEN_VARIABLE)
+        if not token and sys.stdin.isatty():
+            token = getpass(f"Your token for {url}: ")
+        if not token:
+            raise ConfigError(f"which token? Give it with --token or in {TOKEN_VARIABLE}; the gateway's admin has one.")
+        return Credentials(url=url, token=check_token(token))
+
+    def _install_kernelspec(self) -> str:
+        prefix = sys.prefix if self.sys_prefix else self.prefix or None
+        with tempfile.TemporaryDirectory() as directory:
+            source = Path(directory) / "kernelspec"
+            write_kernelspec(source, name=self.kernel_name, display_name=self.display_name)
+            return KernelSpecManager().install_kernel_spec(
+                str(source), kernel_name=self.kernel_name, user=prefix is None, prefix=prefix
+            )
+
+
+async def _check(credentials: Credentials) -> None:
+    """Show the gateway the token; raise what :class:`~sharedkernel.relay.gateway.Gateway` raises."""
+    gateway = Gateway(credentials)
+    try:
+        await gateway.check()
+    finally:
+        gateway.close()

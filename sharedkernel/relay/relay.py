@@ -1,0 +1,445 @@
+"""Between one Jupyter client and one session behind a gateway.
+
+========  ==============================================================================================
+state     what a client's message meets
+========  ==============================================================================================
+joining   a session is being asked for; the message is held
+joined    it is passed on as it is
+away      the connection broke and is being opened again; the message is held
+refused   there is no session: it is answered here, and a cell makes the relay ask again (joining)
+ended     nothing: this process is about to end
+========  ==============================================================================================
+
+Replies find their client by the request that they name as their parent; what is published goes to everybody. When
+the client shuts the kernel down or restarts it, the session ends with it. Any other end of this process leaves the
+session alive, and the relay that the client starts next gets the same one, because it asks with the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from tornado.websocket import WebSocketClientConnection, WebSocketClosedError
+
+from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
+from sharedkernel.relay import wire
+from sharedkernel.relay.credentials import find_credentials
+from sharedkernel.relay.gateway import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.relay.held import Held, HeldMessage
+from sharedkernel.relay.sockets import ClientSockets, Connection
+from sharedkernel.relay.stand_in import Problem, Request, StandIn
+
+log = logging.getLogger(__name__)
+
+#: requests remembered at a time; the oldest is forgotten first
+MAX_PENDING = 10_000
+#: seconds between attempts to connect again: the first at once, then between these two, doubling
+RETRY_PAUSE = (0.2, 5.0)
+#: seconds that a connection has to last before its loss is met by an attempt at once
+STABLE_CONNECTION = 5.0
+#: seconds of an outage before a running cell is told of it
+OUTAGE_PATIENCE = 3.0
+#: seconds that ending the session may take when the client shuts the kernel down; Jupyter waits five
+SHUTDOWN_PATIENCE = 4.0
+
+_INTERRUPTED = Problem("KeyboardInterrupt", "interrupted while waiting for the gateway; the cell was not run.")
+_CROWDED = Problem(
+    "SharedGPUUnreachable", "too much waits for the gateway already; run the cell again when it is back."
+)
+_OUTCOME_LOST = Problem(
+    "SharedGPUOutcomeLost",
+    "the connection to the gateway broke while this ran, and its outcome with it. "
+    "The session and its variables are still there.",
+)
+_DIED = "the session's process ended; its variables are gone. Run the notebook from its first cell again."
+_GONE = "the session is no longer on the gateway, and its variables are gone; a new one is started."
+
+
+class State(StrEnum):
+    """See the table above."""
+
+    JOINING = "joining"
+    JOINED = "joined"
+    AWAY = "away"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+class Relay:
+    """One kernel process's worth of passing on; needs a running event loop.
+
+    Parameters
+    ----------
+    connection
+        Where the client expects its kernel.
+    name
+        The kernelspec's name, which names the credentials.
+    environment
+        Sent along when a session is asked for.
+    """
+
+    def __init__(self, connection: Connection, *, name: str, environment: Mapping[str, str]) -> None:
+        self._name = name
+        self._environment = dict(environment)
+        self._session = os.urandom(16).hex()
+        self._sockets = ClientSockets(connection, self._on_client_message)
+        self._stand_in = StandIn(self._sockets, self._session)
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int] = self._loop.create_future()
+
+        self._state = State.JOINING
+        #: why there is no session, while refused
+        self._problem = Problem("", "")
+        #: requests without a reply, by message id, oldest first
+        self._pending: dict[str, Request] = {}
+        self._held = Held()
+
+        self._gateway: Gateway | None = None
+        self._kernel_id: str | None = None
+        self._websocket: WebSocketClientConnection | None = None
+        #: counts connections: what an older one still reports is not about this one
+        self._incarnations = itertools.count(1)
+        self._incarnation = 0
+        self._connected_at = 0.0
+        self._lost_at = 0.0
+        self._pause = 0.0
+        self._outage_timer: asyncio.TimerHandle | None = None
+        #: the cell that was told of the outage, and wants to know of its end
+        self._told: bytes | None = None
+        #: message id of the question that tells which outcomes were lost, and whom it is about
+        self._probe: tuple[str, list[str]] | None = None
+        #: joins or rejoins
+        self._connecting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Pass on until told to end; return this process's exit code."""
+        self._connecting = self._begin(self._join())
+        try:
+            return await self._exit
+        finally:
+            self._state = State.ENDED
+            for task in self._tasks:
+                task.cancel()
+            if self._websocket is not None:
+                self._websocket.close()
+            if self._gateway is not None:
+                self._gateway.close()
+            self._sockets.flush()
+            self._sockets.close()
+
+    def stop(self, code: int = 0) -> None:
+        """End this process and leave the session alive."""
+        self._state = State.ENDED
+        if not self._exit.done():
+            self._exit.set_result(code)
+
+    def interrupt(self) -> None:
+        """Interrupt what runs, as a client's `interrupt_request` does."""
+        message = HeldMessage("control", wire.new_message("interrupt_request", {}, session=self._session), None)
+        self._interrupt_held_cells()
+        if self._state is not State.REFUSED:
+            self._pass_on(message)
+
+    # --- from the client -----------------------------------
+
+    def _on_client_message(self, channel: str, identities: list[bytes], parts: list[bytes]) -> None:
+        header = wire.read_object(parts[0])
+        message_id, message_type = header.get("msg_id"), header.get("msg_type")
+        if not (isinstance(message_id, str) and isinstance(message_type, str)):
+            raise ProtocolError("a message without an id or a type.")
+        request = None
+        if channel != "stdin" and message_type.endswith("_request"):
+            request = Request(
+                channel=channel,
+                identities=identities,
+                message_type=message_type,
+                header=parts[0],
+                content=parts[3],
+                in_line=channel == "shell" and not header.get("subshell_id"),
+            )
+            self._remember(message_id, request)
+            if message_type == "shutdown_request":
+                self._begin(self._shut_down(request))
+                return
+            if message_type == "interrupt_request":
+                self._interrupt_held_cells()
+        if self._state is State.REFUSED:
+            self._meet_refused(request)
+        if self._state is not State.REFUSED:
+            self._pass_on(HeldMessage(channel, parts, request))
+
+    def _remember(self, message_id: str, request: Request) -> None:
+        self._pending[message_id] = request
+        if len(self._pending) > MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
+
+    def _meet_refused(self, request: Request | None) -> None:
+        """Answer without a session, or ask for one once more because there is a cell to run."""
+        if request is None:
+            return
+        if request.is_cell:
+            self._state = State.JOINING
+            self._connecting = self._begin(self._join())
+        else:
+            self._settle([request], self._problem)
+
+    def _pass_on(self, message: HeldMessage) -> None:
+        if self._state is State.JOINED and self._write(message):
+            return
+        if self._state is State.ENDED or self._held.add(message):
+            return
+        log.warning("dropped a message on %s: too much waits for the gateway", message.channel)
+        if message.request is not None:
+            self._settle([message.request], _CROWDED)
+
+    def _write(self, message: HeldMessage) -> bool:
+        """Hand *message* to the websocket; return whether that was possible."""
+        if self._websocket is None:
+            return False
+        try:
+            written = self._websocket.write_message(wire.to_websocket(message.channel, message.parts), binary=True)
+        except WebSocketClosedError:
+            return False
+        # A connection that breaks here is met where its loss is reported; the probe finds what got lost with it.
+        written.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if message.request is not None:
+            message.request.sent = True
+        return True
+
+    def _interrupt_held_cells(self) -> None:
+        if self._state in (State.JOINING, State.AWAY):
+            self._settle(self._held.remove_cells(), _INTERRUPTED)
+
+    def _settle(self, requests: Sequence[Request], problem: Problem) -> None:
+        """Answer *requests* here, and forget them."""
+        settled = {id(request) for request in requests}
+        self._pending = {key: request for key, request in self._pending.items() if id(request) not in settled}
+        self._stand_in.answer(requests, problem)
+
+    # --- from the gateway -----------------------------------
+
+    def _on_frame(self, incarnation: int, frame: str | bytes | None) -> None:
+        if incarnation != self._incarnation:
+            return
+        if frame is None:
+            self._websocket = None
+            self._incarnation = 0
+            if self._state is State.JOINED:
+                self._lose()
+            return
+        try:
+            if isinstance(frame, str):
+                raise ProtocolError("a text frame.")
+            self._on_gateway_message(*wire.from_websocket(frame))
+        except ProtocolError as error:
+            log.warning("dropped what came from the gateway: %s", error)
+
+    def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
+        if channel == "iopub":
+            self._heed_status(parts)
+            self._sockets.publish(parts)
+            return
+        parent = wire.read_object(parts[1]).get("msg_id")
+        if self._probe is not None and parent == self._probe[0]:
+            self._settle_lost(self._probe[1])
+            self._probe = None
+        elif request := self._pending.get(str(parent)):
+            if channel != "stdin":
+                del self._pending[str(parent)]
+            self._sockets.send(channel, request.identities, parts)
+
+    def _heed_status(self, parts: list[bytes]) -> None:
+        """Notice that the session's process died: nothing that waits for it will ever be answered by it."""
+        # Looked for in the bytes first: this is on every output's way.
+        if b'"status"' not in parts[0] or not (b"restarting" in parts[3] or b"dead" in parts[3]):
+            return
+        content = wire.read_object(parts[3])
+        state = content.get("execution_state")
+        if state not in ("restarting", "dead"):
+            return
+        sent = [request for request in self._pending.values() if request.sent]
+        self._settle(sent, Problem("SharedGPUSessionDied", str(content.get("message") or _DIED)))
+        if state == "dead":
+            self._loop.call_soon(self.stop, 1)
+        elif self._websocket is not None:
+            # The gateway connects to the new process's addresses only for a new websocket.
+            self._websocket.close()
+
+    def _settle_lost(self, message_ids: Sequence[str]) -> None:
+        lost = [self._pending[message_id] for message_id in message_ids if message_id in self._pending]
+        self._settle(lost, _OUTCOME_LOST)
+
+    # --- the connection -----------------------------------
+
+    async def _join(self) -> None:
+        """Get a session and connect to it."""
+        try:
+            if self._gateway is not None:
+                self._gateway.close()
+            self._gateway = Gateway(find_credentials(self._name))
+            self._kernel_id = await self._gateway.start(self._environment)
+            await self._open(self._gateway, self._kernel_id)
+        except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
+            self._refuse(error)
+
+    async def _open(self, gateway: Gateway, kernel_id: str) -> None:
+        self._incarnation = incarnation = next(self._incarnations)
+        websocket = await gateway.open(kernel_id, self._session, partial(self._on_frame, incarnation))
+        if self._incarnation != incarnation:
+            raise GatewayUnreachable(f"the gateway at {gateway.url} closed the connection at once.")
+        if self._state is State.ENDED:
+            websocket.close()
+            return
+        self._websocket = websocket
+        self._state = State.JOINED
+        self._connected_at = self._loop.time()
+        self._end_outage()
+        self._ask_what_was_lost()
+        for message in self._held.take():
+            if not self._write(message):
+                self._held.put_back(message)
+                break
+
+    def _ask_what_was_lost(self) -> None:
+        """Ask the session a question behind all it was asked before an outage.
+
+        Its answer comes after theirs, so whoever has none by then will never get one: the gateway buffers what it
+        cannot send, but a gateway that was restarted has no buffer.
+        """
+        sent = [message_id for message_id, request in self._pending.items() if request.sent and request.in_line]
+        if not sent:
+            return
+        parts = wire.new_message("kernel_info_request", {}, session=self._session)
+        self._probe = (wire.read_object(parts[0])["msg_id"], sent)
+        self._write(HeldMessage("shell", parts, None))
+
+    def _lose(self) -> None:
+        """Meet the loss of the connection."""
+        self._state = State.AWAY
+        self._lost_at = self._loop.time()
+        if self._lost_at - self._connected_at >= STABLE_CONNECTION:
+            self._pause = 0.0
+        self._outage_timer = self._loop.call_later(OUTAGE_PATIENCE, self._tell_outage)
+        self._connecting = self._begin(self._rejoin())
+
+    async def _rejoin(self) -> None:
+        """Connect to the session again, for as long as it takes."""
+        assert self._gateway is not None
+        assert self._kernel_id is not None
+        shortest, longest = RETRY_PAUSE
+        while True:
+            # Spread: the relays of many notebooks lose one gateway at the same moment.
+            await asyncio.sleep(self._pause * random.uniform(0.7, 1.3))
+            self._pause = min(max(shortest, 2 * self._pause), longest)
+            try:
+                await self._open(self._gateway, self._kernel_id)
+                return
+            except GatewayUnreachable as error:
+                log.debug("still away: %s", error)
+            except GatewayRefused as error:
+                if error.status == 404:
+                    return self._give_up()
+                if not error.is_passing:
+                    return self._refuse(error)
+
+    def _tell_outage(self) -> None:
+        cell = next((request for request in self._pending.values() if request.is_cell), None)
+        if cell is None or self._gateway is None:
+            return
+        self._told = cell.header
+        self._stand_in.say(
+            f"[Shared GPU] the gateway at {self._gateway.url} is away; the session goes on there, and this notebook "
+            "waits for it.",
+            cell.header,
+        )
+
+    def _end_outage(self) -> None:
+        if self._outage_timer is not None:
+            self._outage_timer.cancel()
+            self._outage_timer = None
+        if self._told is not None:
+            away = self._loop.time() - self._lost_at
+            self._stand_in.say(f"[Shared GPU] the gateway is back after {away:.0f} s.", self._told)
+            self._told = None
+
+    def _refuse(self, error: SharedKernelError) -> None:
+        """Answer what waits: there is no session."""
+        if self._state is State.ENDED:
+            return
+        if self._outage_timer is not None:
+            self._outage_timer.cancel()
+        self._state = State.REFUSED
+        self._told = None
+        self._problem = Problem(_problem_name(error), str(error))
+        for _ in self._held.take():
+            pass
+        self._settle(list(self._pending.values()), self._problem)
+
+    def _give_up(self) -> None:
+        """Say that the session is gone and end, so that the client starts a relay with a new one."""
+        cells = [request for request in self._pending.values() if request.is_cell]
+        self._stand_in.say(f"[Shared GPU] {_GONE}", cells[0].header if cells else b"{}")
+        self._settle(list(self._pending.values()), Problem("SharedGPUSessionGone", _GONE))
+        self.stop(1)
+
+    # --- the end -----------------------------------
+
+    async def _shut_down(self, request: Request) -> None:
+        """End the session, because the client shuts the kernel down or restarts it; then end this process."""
+        if self._state is State.ENDED:
+            return
+        asked_for_session = self._connecting if self._state is State.JOINING else None
+        self._state = State.ENDED
+        try:
+            async with asyncio.timeout(SHUTDOWN_PATIENCE):
+                if asked_for_session is not None:
+                    await asyncio.wait([asked_for_session])
+                await self._end_session()
+        except TimeoutError:
+            log.warning("the gateway did not end the session in time; it may run on there")
+        content = {"status": "ok", "restart": bool(wire.read_object(request.content).get("restart"))}
+        self._stand_in.reply(request, content)
+        self._stand_in.publish("shutdown_reply", content, request.header)
+        self.stop(0)
+
+    async def _end_session(self) -> None:
+        while self._gateway is not None and self._kernel_id is not None:
+            try:
+                return await self._gateway.end(self._kernel_id)
+            except GatewayRefused as error:
+                if error.status != 404:
+                    log.warning("the gateway did not end the session: %s", error)
+                return None
+            except GatewayUnreachable:
+                await asyncio.sleep(RETRY_PAUSE[0])
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A relay that is broken ends, so that its client starts another one, which finds the session.
+            log.error("unexpected %s", type(error).__name__, exc_info=error)
+            with contextlib.suppress(asyncio.InvalidStateError):
+                self.stop(1)
+
+
+def _problem_name(error: SharedKernelError) -> str:
+    """Return what a notebook shows as the exception's name."""
+    if isinstance(error, GatewayUnreachable):
+        return "SharedGPUUnreachable"
+    return "SharedGPUNotSetUp" if isinstance(error, ConfigError) else "SharedGPURefused"
