@@ -1,20 +1,25 @@
-"""``python -m sharedkernel.lifetime PID ARGUMENT…``: a ``sharedkernel`` command that ends when process PID does.
+"""``python -m sharedkernel.lifetime PID MODULE ARGUMENT…``: ``python -m MODULE ARGUMENT…`` that ends when PID does.
 
 Used for what one command starts for itself (:mod:`sharedkernel.local_stack`): however the starter ends, even by
-SIGKILL, the kernel sends SIGTERM here. Linux only. The signal is tied to the *thread* that started this process, so
-the starter must do that from a thread that lives as long as it wants this process.
+SIGKILL, the operating system sends SIGTERM here. Linux only. The signal is tied to the *thread* that started this
+process, so the starter must do that from a thread that lives as long as it wants this process.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
-
-from sharedkernel.cli import main
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+
+
+def command(module: str, arguments: Sequence[str]) -> list[str]:
+    """Return the command line of *module* with *arguments*, as a process that ends when the present one does."""
+    return [sys.executable, "-m", "sharedkernel.lifetime", str(os.getpid()), module, *arguments]
 
 
 def end_with(starter: int) -> None:
@@ -27,4 +32,5 @@ def end_with(starter: int) -> None:
 
 if __name__ == "__main__":
     end_with(int(sys.argv[1]))
-    main(sys.argv[2:])
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

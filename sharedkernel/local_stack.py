@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sharedkernel import lifetime
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
 from sharedkernel.paths import EXECUTOR_SOCKET
@@ -62,11 +62,14 @@ class Service:
 
     def start(self) -> None:
         """Start the process; :meth:`wait_until_ready` says when it answers."""
-        command = [sys.executable, "-m", "sharedkernel.lifetime", str(os.getpid()), *self.arguments]
         with self.log_path.open("ab") as output:
             # A session of its own: a terminal's Ctrl-C is for the starter, who then ends its services in order.
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                lifetime.command("sharedkernel", self.arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def wait_until_ready(self, timeout: float = START_TIMEOUT) -> None:

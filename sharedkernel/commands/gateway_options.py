@@ -1,0 +1,41 @@
+"""The options by which a command finds its gateway: ``--gateway-url`` and ``--token``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from traitlets import Unicode
+
+from sharedkernel.commands.base import CommandApp
+from sharedkernel.relay.credentials import TOKEN_VARIABLE, URL_VARIABLE, Credentials, find_credentials
+
+#: the kernelspec whose credentials `sharedkernel install` keeps
+_KERNELSPEC = "shared-gpu"
+
+
+class GatewayCommandApp(CommandApp):
+    """Base of the commands that ask a gateway."""
+
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "gateway-url": "GatewayCommandApp.gateway_url",
+        "token": "GatewayCommandApp.token",
+    }
+
+    gateway_url = Unicode(
+        help=f"The gateway's address. Default: ${URL_VARIABLE}, else what `sharedkernel install` kept."
+    ).tag(config=True)
+    token = Unicode(help=f"Your token. Default: ${TOKEN_VARIABLE}, else what `sharedkernel install` kept.").tag(
+        config=True
+    )
+
+    def credentials(self) -> Credentials:
+        """Return the gateway and token from the options, the environment, or `sharedkernel install`, in that order.
+
+        Raises
+        ------
+        ConfigError
+            When there are none, or what is there cannot be used.
+        """
+        given = {URL_VARIABLE: self.gateway_url, TOKEN_VARIABLE: self.token}
+        return find_credentials(_KERNELSPEC, os.environ | {name: value for name, value in given.items() if value})

@@ -1,0 +1,39 @@
+"""``sharedkernel status``: who uses what of the device, and who waits for what, once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from rich.console import Console
+from traitlets import Bool
+
+from sharedkernel.commands.gateway_options import GatewayCommandApp
+from sharedkernel.commands.tables import status_view
+from sharedkernel.gateway_client import fetch_status
+
+
+class StatusApp(GatewayCommandApp):
+    """Prints the status document as tables, or as it is."""
+
+    name = "status"
+    description = "Show who uses what of the device, and who waits for what."
+    examples = """
+        sharedkernel status
+        sharedkernel status --gateway-url http://127.0.0.1:8585 --token TOKEN
+        sharedkernel status --json | python -m json.tool
+    """
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "json": ({"StatusApp": {"as_json": True}}, "Print the document itself instead of tables.")
+    }
+
+    as_json = Bool(False, help="Print the document itself instead of tables.").tag(config=True)
+
+    def start(self) -> None:
+        """Ask the gateway once and print its answer."""
+        credentials = self.credentials()
+        status = fetch_status(credentials.url, credentials.token)
+        if self.as_json:
+            print(json.dumps(status))  # noqa: T201
+        else:
+            Console(highlight=False).print(status_view(status))

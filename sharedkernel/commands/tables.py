@@ -1,0 +1,140 @@
+"""The status document as tables for a terminal: what `status` prints and `top` and `demo` show live.
+
+Readable at 80 columns and without colour: colour only repeats what a word already says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from sharedkernel.describe import NOTHING, bytes_or_nothing, safe_text, seconds_or_nothing, session_name, session_state
+from sharedkernel.units import format_bytes, format_seconds
+
+Document = Mapping[str, Any]
+
+_STATE_STYLES = {"running": "green", "preempting": "green", "queued": "yellow", "waiting": "yellow", "dead": "red"}
+_BAR_WIDTH = 30
+
+
+def status_view(status: Document) -> RenderableType:
+    """Return the whole document: the device, its lanes, its users, their sessions."""
+    parts = [device_view(status), lanes_table(status), users_table(status), sessions_table(status)]
+    return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+
+def device_view(status: Document) -> RenderableType:
+    """Return what the device is and how full it is."""
+    device = status["device"]
+    capacity = device["capacity_bytes"]
+    used = Text.assemble(
+        "memory ",
+        memory_bar(device["used_bytes"], capacity),
+        f" {format_bytes(device['used_bytes'])} of {format_bytes(capacity)}",
+        f" (reserve {format_bytes(device['reserve_bytes'])})",
+    )
+    name = Text.assemble(
+        (safe_text(device["name"]), "bold"),
+        f" · {safe_text(device['kind'])} · policy {safe_text(device['policy'])}",
+        f" · quantum {format_seconds(device['quantum_seconds'])}",
+    )
+    return Group(name, used)
+
+
+def memory_bar(used: float, whole: float, width: int = _BAR_WIDTH) -> Text:
+    """Return a bar of *width* characters, as full as *used* of *whole*."""
+    filled = round(width * min(max(used / whole, 0.0), 1.0)) if whole else 0
+    return Text.assemble(("█" * filled, "cyan"), ("░" * (width - filled), "dim"))
+
+
+def lanes_table(status: Document) -> RenderableType:
+    """Return one row per lane: its size, who runs in it, who is next."""
+    if not status["lanes"]:
+        return Text("No lanes: nobody is using the device.", style="dim")
+    names = {session["id"]: f"{session['user']} {session_name(session)}" for session in status["sessions"]}
+    table = new_table(number("lane", 4), number("size", 8), text("running"), text("next in line"))
+    for lane in status["lanes"]:
+        queue = [names.get(session, "?") for session in lane["queue"]]
+        table.add_row(
+            cell(lane["id"]),
+            format_bytes(lane["size_bytes"]),
+            cell(names.get(lane["holder"], "?") if lane["holder"] else NOTHING, "green"),
+            cell(", ".join(queue) or NOTHING),
+        )
+    return table
+
+
+def users_table(status: Document) -> RenderableType:
+    """Return one row per user: share, memory by kind against the quota, device time and waits."""
+    headings = {"persistent": 10, "ephemeral": 9, "framework": 9, "quota": 8, "service": 9, "wait p95": 8}
+    table = new_table(text("user"), number("share", 5), *(number(name, width) for name, width in headings.items()))
+    for user in status["users"]:
+        table.add_row(
+            cell(user["name"], "bold"),
+            f"{user['share']:g}",
+            bytes_or_nothing(user["persistent_bytes"]),
+            bytes_or_nothing(user["ephemeral_bytes"]),
+            bytes_or_nothing(user["framework_bytes"]),
+            bytes_or_nothing(user["quota_bytes"]),
+            seconds_or_nothing(user["attained_service_seconds"]),
+            seconds_or_nothing(user.get("wait_p95_seconds")),
+        )
+    return table
+
+
+def sessions_table(status: Document) -> RenderableType:
+    """Return one row per session: what it does, its memory, how far it has come."""
+    if not status["sessions"]:
+        return Text("No sessions.", style="dim")
+    table = new_table(text("user", 2), text("notebook", 3), *SESSION_COLUMNS)
+    for session in status["sessions"]:
+        table.add_row(cell(session["user"], "bold"), cell(session_name(session)), *session_cells(session))
+    return table
+
+
+def session_cells(session: Document) -> list[RenderableType]:
+    """Return a session's cells for :data:`SESSION_COLUMNS`: state with lane or place, memory, iterations."""
+    state = session_state(session)
+    if session["state"] in ("running", "preempting") and session["lane"] is not None:
+        state = f"{state}, lane {session['lane']}"
+    return [
+        cell(state, _STATE_STYLES.get(session["state"], "")),
+        bytes_or_nothing(session["persistent_bytes"]),
+        bytes_or_nothing(session["ephemeral_bytes"]),
+        str(session["iterations"]),
+    ]
+
+
+def new_table(*columns: Column) -> Table:
+    """Return an empty table in the house's look, as wide as the terminal."""
+    return Table(*columns, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, expand=True)
+
+
+def text(heading: str, ratio: int = 1) -> Column:
+    """Return a column of text: it takes its part of the width that the numbers leave, and is cut where it must."""
+    return Column(heading, ratio=ratio, no_wrap=True, overflow="ellipsis")
+
+
+def number(heading: str, width: int) -> Column:
+    """Return a column of numbers, aligned to the right; *width* is that of the longest number or of the heading."""
+    return Column(heading, justify="right", min_width=width, no_wrap=True)
+
+
+#: the columns of :func:`session_cells`
+SESSION_COLUMNS = (
+    Column("state", min_width=18, no_wrap=True, overflow="ellipsis"),
+    number("persistent", 10),
+    number("ephemeral", 9),
+    number("iterations", 10),
+)
+
+
+def cell(text: object, style: str = "") -> Text:
+    """Return other people's text as a cell: no markup, nothing a terminal would obey."""
+    return Text(safe_text(text), style=style)

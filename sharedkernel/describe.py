@@ -1,0 +1,88 @@
+"""Short text for people from the status document (DESIGN.md §6): shared by the terminal tables and the widgets.
+
+Names of users and notebooks come from other people: everything shown passes :func:`safe_text` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sharedkernel.units import format_bytes, format_seconds
+
+#: what stands where there is nothing to tell
+NOTHING = "-"
+
+#: why a session waits, by the document's ``waiting_for``
+_REASONS = {
+    "memory": "for memory",
+    "lane": "for its turn",
+    "quota": "for its user's quota",
+    "restore": "to be restored",
+}
+_KINDS = ("persistent", "ephemeral", "framework")
+
+
+def safe_text(text: object) -> str:
+    r"""Return *text* with everything that is not printable written out, so that no terminal obeys it.
+
+    >>> print(safe_text("a\x1b[31mb\u202ec"))
+    a\x1b[31mb\u202ec
+    """
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(text)
+    )
+
+
+def ordinal(number: int) -> str:
+    """Return *number* as ``1st``, ``2nd``, ``3rd``, ``4th``."""
+    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def session_name(session: Mapping[str, Any]) -> str:
+    """Return what to call a session: its notebook's file name, else the start of its id."""
+    notebook = session.get("notebook")
+    return safe_text(str(notebook).replace("\\", "/").rsplit("/", 1)[-1] if notebook else str(session["id"])[:8])
+
+
+def session_state(session: Mapping[str, Any]) -> str:
+    """Return a session's state with its place in the queue: ``running``, ``2nd in line``, ``waits for memory``."""
+    position, reason = session["queue_position"], session["waiting_for"]
+    if position is not None:
+        why = f" ({reason})" if reason not in (None, "lane") else ""
+        return f"{ordinal(position)} in line{why}"
+    if reason is not None:
+        return f"waits {_REASONS.get(reason, safe_text(reason))}"
+    return safe_text(session["state"])
+
+
+def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Return one sentence about where *session* stands: what it waits for, its place, and who is running."""
+    position, reason = session["queue_position"], session["waiting_for"]
+    if position is None and reason is None:
+        return {
+            "running": "This notebook has the device.",
+            "preempting": "This notebook has the device and is about to give it to somebody else.",
+            "ready": "A cell is running; it is not using the device.",
+        }.get(session["state"], "Nothing of this notebook waits.")
+    why = _REASONS.get(reason or "lane", safe_text(reason))
+    place = f", {ordinal(position)} in line" if position is not None else ""
+    running = sorted({safe_text(other["user"]) for other in status["sessions"] if other["state"] == "running"})
+    holders = f"; running now: {', '.join(running)}" if running else ""
+    return f"This notebook waits {why}{place}{holders}."
+
+
+def memory_by_kind(record: Mapping[str, Any]) -> str:
+    """Return a user's or session's memory as ``512 MiB persistent + 96.0 MiB ephemeral + 31.0 MiB framework``."""
+    return " + ".join(f"{format_bytes(record[f'{kind}_bytes'] or 0)} {kind}" for kind in _KINDS)
+
+
+def bytes_or_nothing(amount: float | None) -> str:
+    """Return an amount of memory, or a dash where there is none to tell."""
+    return NOTHING if amount is None else format_bytes(amount)
+
+
+def seconds_or_nothing(seconds: float | None) -> str:
+    """Return a duration, or a dash where there is none to tell."""
+    return NOTHING if seconds is None else format_seconds(seconds)
