@@ -24,7 +24,7 @@ ROTATE_BYTES = 32 << 20
 
 
 class EventLog:
-    """Appends ``{"now": seconds, "event": {…}}`` lines to a file.
+    """Appends lines such as ``{"now": 12.5, "event": "CellOpened", "session": "…"}`` to a file.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class EventLog:
         """Note that *event* was handled at *now*."""
         if self._failed:
             return
-        self._lines.append(self._encoder.encode({"now": now, "event": events.to_dict(event)}))
+        self._lines.append(self._encoder.encode({"now": now, **events.to_dict(event)}))
         if self._flush_due is None:
             self._flush_due = asyncio.get_running_loop().call_later(FLUSH_INTERVAL, self._flush)
 

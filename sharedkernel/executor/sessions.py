@@ -62,6 +62,8 @@ class SessionProcess:
     limits: Limits | None = None
     memory: Memory = field(default_factory=Memory)
     data_bytes: int = 0
+    #: limit on its private memory, as last set
+    data_limit: int = 0
     #: somebody asked for its end, so it is no surprise
     end_asked: bool = False
     #: it held a grant when this executor took it over, and the scheduler would not have given it one
@@ -72,7 +74,8 @@ class SessionProcess:
     #: what was last said to the session about its wait and its allowance
     told_waiting: protocol.Waiting | None = None
     told_allowance: protocol.Allowance | None = None
-    watch_timer: asyncio.TimerHandle | None = None
+    #: sends it views, while it watches
+    watch: asyncio.Task[None] | None = None
     pidfd: int | None = None
 
     def send(self, *messages: protocol.Message) -> None:

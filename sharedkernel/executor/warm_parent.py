@@ -26,7 +26,7 @@ from sharedkernel.executor.packets import PacketSocket, listen
 
 #: what sessions share: first cells and first training steps then import nothing
 PRELOAD = (
-    "IPython.core.completer", "IPython.core.history", "IPython.core.pdb", "ipykernel.debugger", "ipykernel.ipkernel",
+    "IPython.core.completer", "IPython.core.history", "IPython.core.debugger", "ipykernel.debugger", "ipykernel.ipkernel",
     "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "torch", "torch._dynamo", "torch.utils.data",
     "sharedkernel.session.process", "sharedkernel.widgets",
 )  # fmt: skip

@@ -79,7 +79,7 @@ class SessionProcess:
             version=protocol.PROTOCOL_VERSION,
             process=self._process,
             pid=os.getpid(),
-            connection={**info, "key": bytes(info["key"]).decode()},
+            connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
             **self._gate.standing(),

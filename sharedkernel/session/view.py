@@ -76,7 +76,7 @@ def on_message(message: Any) -> None:
 
 def _connected() -> _View:
     if _view is None:
-        raise SharedKernelError("this kernel is not a shared one; pick the kernel \"Shared GPU (PyTorch)\" to use it.")
+        raise SharedKernelError('this kernel is not a shared one; pick the kernel "Shared GPU (PyTorch)" to use it.')
     return _view
 
 

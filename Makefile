@@ -1,0 +1,39 @@
+# `make demo` shows it, `make test` checks it; both set themselves up in .venv on a machine with Python >= 3.11.
+# TORCH names the torch to install where no NVIDIA driver is found; any torch is taken where that one is not to be had.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0+cpu
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/sharedkernel demo
+
+test: $(INSTALLED) lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# what sharing costs and gives, beside the stock tools; not part of the tests, since machines are noisy
+bench: $(INSTALLED)
+	$(BIN)/sharedkernel bench --all
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sharedkernel needs Python 3.11 or newer; name one with make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@if [ -e /proc/driver/nvidia/version ] || $(BIN)/python -c 'import torch' 2>/dev/null; then :; \
+	else $(BIN)/python -m pip install --quiet '$(TORCH)' || echo 'no CPU build of torch to be had; taking the default one'; fi
+	$(BIN)/python -m pip install --quiet --editable '.[lab]' --group dev
+	@touch $@

@@ -1,0 +1,77 @@
+"""One connection to the executor's control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from typing import Any, Protocol
+
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError
+
+log = logging.getLogger(__name__)
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Listener(Protocol):
+    """Who is told what comes in."""
+
+    def connected(self, peer: Connection) -> None:
+        """Take note of a new connection; nothing is known of it yet but its process."""
+
+    def received(self, peer: Connection, message: Any) -> None:
+        """Handle one message."""
+
+    def disconnected(self, peer: Connection) -> None:
+        """Take note that it is gone."""
+
+
+class Connection(asyncio.Protocol):
+    """Decodes what comes in, and hangs up on who breaks the protocol."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._decoder = protocol.Decoder(protocol.ToExecutor)
+        self.transport: asyncio.Transport
+        #: process and user id of the peer, as the kernel tells them
+        self.pid = self.uid = -1
+        #: "gateway", "command" or "session", once it has greeted
+        self.role: str | None = None
+        #: what the service attaches to it
+        self.session: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note who it is."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        connection = transport.get_extra_info("socket")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid, self.uid, _ = _CREDENTIALS.unpack(credentials)
+        if self.uid not in (0, os.getuid()):
+            log.warning("refused a connection of user id %d", self.uid)
+            transport.abort()
+            return
+        self._listener.connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand each message on."""
+        try:
+            for message in self._decoder.feed(data):
+                self._listener.received(self, message)
+        except ProtocolError as error:
+            log.warning("hung up on process %d: %s", self.pid, error)
+            self.send(protocol.Failed(request=0, reason=error.reason, message=str(error)))
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell that it is gone."""
+        self._listener.disconnected(self)
+
+    def send(self, *messages: protocol.Message) -> None:
+        """Send *messages* in one piece."""
+        if not self.transport.is_closing():
+            self.transport.write(b"".join(map(protocol.encode, messages)))

@@ -1,0 +1,1 @@
+"""The kinds of device that an executor can serve."""

@@ -1,0 +1,371 @@
+"""Keeps the executor's small processes alive, forks sessions through them, and learns how sessions end.
+
+Three kinds of process outlive the executor: the warm parent, the keeper and the sessions. At its start an executor
+connects to those that are there and starts what is missing. A warm parent or keeper that dies is started again;
+sessions are never started again here (that is for whoever asked for them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from sharedkernel import protocol
+from sharedkernel.errors import ConfigError, ExecutorUnavailable, Refused
+from sharedkernel.executor.packets import PacketSocket, connect
+from sharedkernel.executor.sessions import KeptSession, SessionProcess, start_time
+from sharedkernel.paths import (
+    EXECUTOR_SOCKET,
+    KEEPER_SOCKET,
+    LOGS_DIRECTORY,
+    SESSIONS_DIRECTORY,
+    WARM_PARENT_SOCKET,
+    make_private_directory,
+)
+from sharedkernel.session.page import Page
+
+log = logging.getLogger(__name__)
+
+#: variables of the executor's environment that sessions may see; all others stay with it (tokens, keys, passwords)
+_PASSED_ON = frozenset({
+    "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "SHELL", "TERM", "TMPDIR", "TZ",
+    "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
+})  # fmt: skip
+_PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "PYTORCH_", "TORCH_")
+
+#: seconds to wait for a small process to listen
+_START_TIMEOUT = 30.0
+#: seconds for a session to become ready after its fork
+_READY_TIMEOUT = 60.0
+#: seconds between SIGTERM and SIGKILL, and seconds that a killed process may take to be reaped
+_TERM_TIMEOUT, _KILL_TIMEOUT = 3.0, 10.0
+#: seconds that the warm parent may take to tell how a process ended that is known to be gone
+_STATUS_TIMEOUT = 2.0
+
+
+class Supervisor:
+    """The processes of one runtime directory.
+
+    Parameters
+    ----------
+    runtime_directory
+        Private to us.
+    on_end
+        Called with a process and its wait status (None: unknown) once it is reaped.
+    """
+
+    def __init__(self, runtime_directory: Path, on_end: Callable[[SessionProcess, int | None], None]) -> None:
+        self.directory = runtime_directory
+        self.processes: dict[str, SessionProcess] = {}
+        self._on_end = on_end
+        self._keeper: PacketSocket | None = None
+        self._warm_parent: PacketSocket | None = None
+        self._stopping = False
+
+    # --- start and adoption -------------------------------------------------------------------------------------------
+
+    async def start(self) -> list[KeptSession]:
+        """Reach or start the small processes; return the sessions that an earlier executor left, still alive."""
+        make_private_directory(self.directory / SESSIONS_DIRECTORY)
+        make_private_directory(self.directory / LOGS_DIRECTORY)
+        await self._open_keeper()
+        kept = self._adopt()
+        await self._open_warm_parent()
+        return kept
+
+    def _adopt(self) -> list[KeptSession]:
+        assert self._keeper is not None
+        self._keeper.send(protocol.GetAll())
+        adopted: list[KeptSession] = []
+        while True:
+            message, descriptors = self._keeper.receive()
+            if not isinstance(message, protocol.Kept):
+                return adopted
+            kept = msgspec.msgpack.decode(message.data, type=KeptSession)
+            if start_time(kept.pid) != kept.started:
+                self._keeper.send(protocol.Delete(key=kept.process))
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                continue
+            process = SessionProcess(
+                process=kept.process,
+                page=Page(descriptors[0]),
+                pid=kept.pid,
+                started=kept.started,
+                ready=asyncio.get_running_loop().create_future(),
+                session=kept.session,
+                user=kept.user,
+                notebook=kept.notebook,
+                client_key=kept.client_key,
+                incarnation=kept.incarnation,
+                limits=kept.limits,
+                connection=kept.connection,
+            )
+            process.ready.set_result(None)
+            self.processes[process.process] = process
+            self._watch_end(process)
+            adopted.append(kept)
+
+    async def _open_keeper(self) -> None:
+        self._keeper = await self._reach(KEEPER_SOCKET, "sharedkernel.executor.keeper", [], protocol.FromKeeper)
+
+    async def _open_warm_parent(self) -> None:
+        self._warm_parent = await self._reach(
+            WARM_PARENT_SOCKET,
+            "sharedkernel.executor.warm_parent",
+            [str(self.directory / EXECUTOR_SOCKET)],
+            protocol.FromWarmParent,
+        )
+        asyncio.get_running_loop().add_reader(self._warm_parent, self._hear_warm_parent)
+
+    async def _reach(self, name: str, module: str, arguments: list[str], accepted: Any) -> PacketSocket:
+        """Connect to the small process listening at *name*, and start it if nobody does."""
+        path = str(self.directory / name)
+        with contextlib.suppress(OSError):
+            return connect(path, accepted)
+        log_path = self.directory / LOGS_DIRECTORY / f"{module.rpartition('.')[2]}.log"
+        command = [sys.executable, "-m", module, path, *arguments]
+        with _log_file(log_path) as output:
+            child = subprocess.Popen(  # noqa: ASYNC220 (starting takes a millisecond; it outlives this loop)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_scrubbed_environment(),
+                cwd="/",
+            )
+        deadline = time.monotonic() + _START_TIMEOUT
+        while True:
+            with contextlib.suppress(OSError):
+                return connect(path, accepted)
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise ExecutorUnavailable(f"{module} did not start; see {log_path}.")
+            await asyncio.sleep(0.01)
+
+    # --- forking ------------------------------------------------------------------------------------------------------
+
+    async def fork(self) -> SessionProcess:
+        """Fork a spare and return it once it is ready.
+
+        Raises
+        ------
+        Refused
+            When it did not become ready.
+        """
+        name = uuid4().hex[:12]
+        process = SessionProcess(
+            process=name, page=Page.create(f"sharedkernel-{name}"), ready=asyncio.get_running_loop().create_future()
+        )
+        self.processes[name] = process
+        fork = protocol.Fork(
+            process=name, connection_file=str(self._connection_file(name)), log_file=str(self._log_file(name))
+        )
+        try:
+            if self._warm_parent is None:
+                await self._open_warm_parent()
+            assert self._warm_parent is not None
+            self._warm_parent.send(fork, [process.page.descriptor])
+            async with asyncio.timeout(_READY_TIMEOUT):
+                await process.ready
+        except (OSError, TimeoutError) as error:
+            await self.end(process)
+            raise Refused(f"a session did not start: {error or 'no answer'}; try again.", reason="start") from None
+        return process
+
+    def _connection_file(self, name: str) -> Path:
+        return self.directory / SESSIONS_DIRECTORY / f"{name}.json"
+
+    def _log_file(self, name: str) -> Path:
+        return self.directory / LOGS_DIRECTORY / f"session-{name}.log"
+
+    def _hear_warm_parent(self) -> None:
+        assert self._warm_parent is not None
+        message, _ = self._warm_parent.receive()
+        if message is None:
+            asyncio.get_running_loop().remove_reader(self._warm_parent)
+            self._warm_parent.close()
+            self._warm_parent = None
+            if not self._stopping:
+                log.warning("the warm parent ended (see its log); the next fork starts another")
+            for process in list(self.processes.values()):
+                if not process.pid:  # it was never forked
+                    self._forget(process, None)
+            return
+        if isinstance(message, protocol.Forked):
+            process = self.processes.get(message.process)
+            if process is not None:
+                self.set_pid(process, message.pid)
+        elif isinstance(message, protocol.Exited):
+            self._warm_parent.send(protocol.ExitedSeen(process=message.process))
+            process = self.processes.get(message.process)
+            if process is not None:
+                self._forget(process, message.status)
+
+    def set_pid(self, process: SessionProcess, pid: int) -> None:
+        """Take note of the process id, once it is known."""
+        if process.pid:
+            return
+        process.pid = pid
+        process.started = start_time(pid) or 0
+        self._watch_end(process)
+
+    def _watch_end(self, process: SessionProcess) -> None:
+        """Notice the end even when the warm parent cannot tell it."""
+        loop = asyncio.get_running_loop()
+        try:
+            process.pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            loop.call_later(_STATUS_TIMEOUT, self._forget, process, None)
+            return
+
+        def gone() -> None:
+            assert process.pidfd is not None
+            loop.remove_reader(process.pidfd)
+            os.close(process.pidfd)
+            process.pidfd = None
+            if not process.ended.is_set():
+                loop.call_later(0 if self._warm_parent is None else _STATUS_TIMEOUT, self._forget, process, None)
+
+        loop.add_reader(process.pidfd, gone)
+
+    def _forget(self, process: SessionProcess, status: int | None) -> None:
+        """Take note that *process* was reaped, once."""
+        if process.ended.is_set():
+            return
+        process.ended.set()
+        del self.processes[process.process]
+        if process.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(process.pidfd)
+            os.close(process.pidfd)
+            process.pidfd = None
+        _kill_group(process.pid)  # what it left behind: workers of a DataLoader, programs it started
+        self.tell_keeper(protocol.Delete(key=process.process))
+        self._remove_files(process)
+        if not process.ready.done():
+            process.ready.set_exception(OSError(f"it ended at its start; see {self._log_file(process.process)}"))
+        if process.assigned is not None and not process.assigned.done():
+            process.assigned.set_exception(OSError("it ended before it served anybody"))
+        self._on_end(process, status)
+        process.page.close()
+
+    def _remove_files(self, process: SessionProcess) -> None:
+        connection_file = self._connection_file(process.process)
+        for path in connection_file.parent.glob(f"{process.process}*"):
+            path.unlink(missing_ok=True)
+        log_file = self._log_file(process.process)
+        with contextlib.suppress(OSError):
+            if process.session is None or process.end_asked or log_file.stat().st_size == 0:
+                log_file.unlink(missing_ok=True)
+
+    # --- keeping ------------------------------------------------------------------------------------------------------
+
+    def keep(self, process: SessionProcess, attained: float = 0.0) -> None:
+        """Let the keeper hold what the next executor needs to adopt *process*."""
+        data = msgspec.msgpack.encode(process.kept(attained))
+        self.tell_keeper(protocol.Put(key=process.process, data=data), [process.page.descriptor])
+
+    def tell_keeper(self, message: protocol.Message, descriptors: list[int] | None = None) -> None:
+        """Send to the keeper; one that is gone is started anew and given everything again."""
+        if self._keeper is None:
+            return
+        try:
+            self._keeper.send(message, descriptors or [])
+        except OSError:
+            self._keeper.close()
+            self._keeper = None
+            if not self._stopping:
+                log.warning("the keeper ended; starting another")
+                asyncio.get_running_loop().create_task(self._refill_keeper())
+
+    async def _refill_keeper(self) -> None:
+        await self._open_keeper()
+        for process in list(self.processes.values()):
+            if process.pid:
+                self.keep(process)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    async def end(self, process: SessionProcess) -> None:
+        """End *process*, kindly first; returns once it is reaped."""
+        process.end_asked = True
+        for signum, timeout in ((signal.SIGTERM, _TERM_TIMEOUT), (signal.SIGKILL, _KILL_TIMEOUT)):
+            if process.ended.is_set() or not process.pid:
+                break
+            send_signal(process, signum)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await process.ended.wait()
+        if not process.ended.is_set():
+            self._forget(process, None)
+
+    async def stop(self, *, end_sessions: bool) -> None:
+        """Let go of everything; with *end_sessions* end it."""
+        self._stopping = True
+        if end_sessions:
+            await asyncio.gather(*(self.end(process) for process in list(self.processes.values())))
+            for small in (self._warm_parent, self._keeper):
+                if small is not None:
+                    with contextlib.suppress(OSError):
+                        small.send(protocol.Quit())
+        if self._warm_parent is not None:
+            asyncio.get_running_loop().remove_reader(self._warm_parent)
+        for small in (self._warm_parent, self._keeper):
+            if small is not None:
+                if end_sessions:
+                    _wait_for_end(small)
+                small.close()
+        self._warm_parent = self._keeper = None
+
+
+def send_signal(process: SessionProcess, signum: int) -> None:
+    """Send *signum* to a session's process; to its whole group when it should end."""
+    with contextlib.suppress(ProcessLookupError):
+        if signum in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(process.pid, signum)
+        else:
+            os.kill(process.pid, signum)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if leader:
+            os.killpg(leader, signal.SIGKILL)
+
+
+def _wait_for_end(small: PacketSocket) -> None:
+    """Wait until the process at the other end is gone: its end closes the connection."""
+    with contextlib.suppress(OSError):
+        while small.receive()[0] is not None:
+            pass
+
+
+def _scrubbed_environment() -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+    }
+
+
+@contextlib.contextmanager
+def _log_file(path: Path) -> Any:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the log {path}: {error.strerror}; free some space or name another --runtime-dir."
+        ) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
