@@ -9,9 +9,7 @@ from traitlets import Unicode
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.relay.credentials import TOKEN_VARIABLE, URL_VARIABLE, Credentials, find_credentials
-
-#: the kernelspec whose credentials `sharedkernel install` keeps
-_KERNELSPEC = "shared-gpu"
+from sharedkernel.relay.gateway import KERNEL_NAME
 
 
 class GatewayCommandApp(CommandApp):
@@ -38,4 +36,4 @@ class GatewayCommandApp(CommandApp):
             When there are none, or what is there cannot be used.
         """
         given = {URL_VARIABLE: self.gateway_url, TOKEN_VARIABLE: self.token}
-        return find_credentials(_KERNELSPEC, os.environ | {name: value for name, value in given.items() if value})
+        return find_credentials(KERNEL_NAME, os.environ | {name: value for name, value in given.items() if value})

@@ -1,0 +1,74 @@
+"""The demo in a terminal: the live table while it runs, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sharedkernel.commands.tables import (
+    SESSION_COLUMNS,
+    cell,
+    device_view,
+    lanes_table,
+    new_table,
+    number,
+    session_cells,
+    text,
+)
+from sharedkernel.demo.runs import Run
+from sharedkernel.describe import NOTHING, bytes_or_nothing, safe_text, seconds_or_nothing
+from sharedkernel.units import format_bytes, format_seconds
+
+Document = Mapping[str, Any]
+
+
+def progress_view(runs: Sequence[Run], status: Document) -> RenderableType:
+    """Return the live table: each notebook's progress, state, memory; the device and its lanes."""
+    table = new_table(text("user"), text("notebook", 2), number("cells", 5), *SESSION_COLUMNS)
+    for run in runs:
+        sessions = [session for session in status["sessions"] if session["user"] == run.user]
+        cells = session_cells(sessions[0]) if sessions else [cell("starting")]
+        if run.ended:
+            cells[0] = cell("failed", "red") if run.failure else cell("done", "green")
+        table.add_row(cell(run.user, "bold"), cell(run.notebook.name), f"{run.cells_done}/{run.cells}", *cells)
+    return Group(device_view(status), Text(), table, Text(), lanes_table(status))
+
+
+def ended_line(run: Run) -> str:
+    """Return one line that says how a notebook ended."""
+    how = f"failed in {run.failure}" if run.failure else "done, every tensor as it was"
+    return f"{safe_text(run.user)}: {safe_text(run.notebook.name)} {safe_text(how)} ({format_seconds(run.seconds)})"
+
+
+def report_view(report: Document, status: Document) -> RenderableType:
+    """Return the report: a row per user, how fair it was, what stayed resident."""
+    widths = {"iterations": 10, "device time": 11, "of all": 6, "wait p50": 8, "wait p95": 8, "peak": 8, "resident": 8}
+    table = new_table(text("user"), text("result"), *(number(name, width) for name, width in widths.items()))
+    for user in report["users"]:
+        table.add_row(
+            cell(user["name"], "bold"),
+            cell("failed", "red") if user["failed"] else cell("done", "green"),
+            str(user["iterations"]),
+            format_seconds(user["device_seconds"]),
+            f"{100 * user['device_fraction']:.0f} %",
+            seconds_or_nothing(user["wait_p50_seconds"]),
+            seconds_or_nothing(user["wait_p95_seconds"]),
+            bytes_or_nothing(user["peak_bytes"]),
+            format_bytes(user["resident_bytes"]),
+        )
+    return Group(Text(), table, Text(), *(Text(line) for line in _conclusions(report, status)))
+
+
+def _conclusions(report: Document, status: Document) -> list[str]:
+    jain = NOTHING if report["jain_index"] is None else f"{report['jain_index']:.3f}"
+    resident = sum(session["persistent_bytes"] for session in status["sessions"])
+    capacity = format_bytes(status["device"]["capacity_bytes"])
+    return [
+        f"{len(report['users'])} people shared one device for {format_seconds(report['wall_seconds'])}.",
+        f"Jain's index of what each got of their due while they wanted the device: {jain} (1 is perfectly fair).",
+        f"Resident at the end: {len(status['sessions'])} sessions with {format_bytes(resident)} of {capacity};"
+        " nobody's memory had to go.",
+    ]
