@@ -48,11 +48,18 @@ def ended_by_signals() -> Iterator[None]:
 
 
 class _StrictLoader(KVArgParseConfigLoader):
-    """Refuses an option that does not exist, where traitlets would only warn."""
+    """Refuses an option that does not exist, where traitlets would warn or print argparse's usage."""
+
+    def _create_parser(self) -> None:
+        super()._create_parser()
+        self.parser.error = self._refuse  # type: ignore[method-assign]
+
+    @staticmethod
+    def _refuse(message: str) -> NoReturn:
+        raise ArgumentError(message)
 
     def _handle_unrecognized_alias(self, arg: str) -> None:
-        dashes = "-" if len(arg) == 1 else "--"
-        raise ArgumentError(f"there is no option {dashes}{arg}")
+        self._refuse(f"there is no option {'-' if len(arg) == 1 else '--'}{arg}")
 
 
 class CommandApp(Application):

@@ -1,0 +1,79 @@
+"""Status documents (DESIGN.md §6) as an executor would send them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def session(id: str, user: str, state: str = "idle", **fields: Any) -> dict[str, Any]:
+    """Return a session's record."""
+    return {
+        "id": id,
+        "user": user,
+        "state": state,
+        "kernel_id": id,
+        "notebook": None,
+        "lane": None,
+        "persistent_bytes": 0,
+        "ephemeral_bytes": None,
+        "framework_bytes": 30 * MIB,
+        "iterations": 0,
+        "iteration_seconds": None,
+        "attained_service_seconds": 0.0,
+        "queue_position": None,
+        "waiting_for": None,
+        **fields,
+    }
+
+
+def user(name: str, **fields: Any) -> dict[str, Any]:
+    """Return a user's record."""
+    return {
+        "name": name,
+        "share": 1.0,
+        "quota_bytes": None,
+        "persistent_bytes": 0,
+        "ephemeral_bytes": 0,
+        "framework_bytes": 0,
+        "attained_service_seconds": 0.0,
+        **fields,
+    }
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    """Return a document of a quiet device, with *fields* instead of its parts."""
+    device = {
+        "name": "a processor",
+        "kind": "host",
+        "capacity_bytes": 4 * GIB,
+        "reserve_bytes": 256 * MIB,
+        "used_bytes": GIB,
+        "policy": "fair",
+        "quantum_seconds": 0.05,
+    }
+    return {"device": device, "lanes": [], "users": [], "sessions": [], **fields}
+
+
+def busy_document() -> dict[str, Any]:
+    """Return a document with a running, a queued and a waiting session, and long names."""
+    long_name = "grace.with.a.rather.long.name@example.org"
+    return document(
+        lanes=[
+            {"id": "1", "size_bytes": 512 * MIB, "holder": "a1", "queue": ["b2", "c3"]},
+            {"id": "2", "size_bytes": 1023 * MIB, "holder": None, "queue": []},
+        ],
+        users=[
+            user("ada", quota_bytes=2 * GIB, persistent_bytes=900 * MIB, ephemeral_bytes=96 * MIB, share=2.5),
+            user(long_name, attained_service_seconds=7265.0, wait_p95_seconds=0.25),
+            user("hedy"),
+        ],
+        sessions=[
+            session("a1", "ada", "running", lane="1", notebook="/home/ada/deep/cnn_training_with_a_long_name.ipynb",
+                    persistent_bytes=900 * MIB, ephemeral_bytes=96 * MIB, iterations=1234567),
+            session("b2", long_name, "queued", lane="1", notebook="sweep.ipynb", queue_position=1, waiting_for="lane"),
+            session("c3", "hedy", "waiting", queue_position=2, waiting_for="memory"),
+        ],
+    )  # fmt: skip

@@ -1,0 +1,111 @@
+"""The command line itself: what it refuses, and how."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharedkernel._version import __version__
+from sharedkernel.cli import COMMANDS
+
+
+def sharedkernel(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end."""
+    command = [sys.executable, "-m", "sharedkernel", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload]
+
+
+def test_the_version_is_the_packages() -> None:
+    """``--version`` prints it and succeeds."""
+    done = sharedkernel("--version")
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["lab", "--help"], ["demo", "--help"], ["status", "--help"], ["top", "-h"]]
+)
+def test_help_shows_an_example(arguments: list[str]) -> None:
+    """Every command explains itself with an example."""
+    done = sharedkernel(*arguments)
+    assert done.returncode == 0
+    assert "Examples" in done.stdout
+    assert "    sharedkernel " in done.stdout
+
+
+def test_help_lists_every_command() -> None:
+    """The top-level help names all commands."""
+    text = sharedkernel("--help").stdout
+    assert all(f"\n{name}\n" in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["frobnicate"], "there is no command 'frobnicate'; the commands are demo, lab"),
+        (["--frobnicate=1"], "there is no option --frobnicate"),
+        (["status", "--gatway-url", "x"], "unrecognized arguments: --gatway-url; see `sharedkernel status --help`"),
+        (["status", "--token"], ": expected one argument; see `sharedkernel status --help`"),
+        (["status", "extra"], "'extra' is not understood; see `sharedkernel status --help`"),
+        (["demo", "--capacity", "8 Gb"], "'8 Gb' is not an amount of memory"),
+        (["lab", "--capacity", "8Gb"], "'8Gb' has an unknown unit of memory"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
+    """What cannot be understood is said in one line, without a traceback."""
+    done = sharedkernel(*arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_no_command_shows_the_help() -> None:
+    """The bare command is wrong use, answered with the help."""
+    done = sharedkernel()
+    assert done.returncode == 2
+    assert "demo" in done.stdout
+
+
+def test_the_users_side_needs_no_torch() -> None:
+    """``sharedkernel status`` loads neither torch nor Jupyter's server nor msgspec."""
+    script = (
+        "import sys\n"
+        "import sharedkernel.cli, sharedkernel.commands.status, sharedkernel.commands.top\n"
+        "print([name for name in ('torch', 'jupyter_server', 'msgspec', 'numpy', 'IPython') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def run_where(tmp_path: Path, customization: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a Python that *customization* made different."""
+    (tmp_path / "usercustomize.py").write_text("")
+    (tmp_path / "sitecustomize.py").write_text(customization)
+    path = f"{tmp_path}:{Path(__file__).parents[2]}"
+    return sharedkernel(*arguments, env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"})
+
+
+def test_a_missing_extra_is_named(tmp_path: Path) -> None:
+    """Without the packages of its extra a command says which are missing and what to install."""
+    hide = (
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, package=None: None if name in ('torch', 'msgspec') else find(name, package)\n"
+    )
+    done = run_where(tmp_path, hide, "executor")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "sharedkernel: `sharedkernel executor` needs msgspec, torch; "
+        "install the packages with `pip install 'sharedkernel[host]'`.\n"
+    )
+
+
+def test_another_system_is_told_where_to_go(tmp_path: Path) -> None:
+    """The host's commands say that they are for Linux, and what to do elsewhere."""
+    done = run_where(tmp_path, "import sys; sys.platform = 'plan9'\n", "gateway")
+    assert done.returncode == 1
+    assert "runs on Linux only and this is plan9" in done.stderr
+    assert "sharedkernel install" in done.stderr
