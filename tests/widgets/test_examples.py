@@ -1,0 +1,82 @@
+"""The example notebooks are tidy, and run as they are on an ordinary kernel too."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from ipykernel.kernelspec import write_kernel_spec
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+from sharedkernel.demo.runs import examples_directory
+
+NAMES = ["cnn_training", "interactive", "sweep"]
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    """Return an example."""
+    return nbformat.read(examples_directory() / f"{name}.ipynb", as_version=4)
+
+
+def shortened(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Return the same notebook with one epoch where it has many, and no pauses."""
+    for cell in notebook.cells:
+        cell.source = re.sub(r"range\(\d\d\)", "range(1)", cell.source)
+        cell.source = re.sub(r"epochs=\d\d", "epochs=1", cell.source)
+        cell.source = cell.source.replace("seconds=1.2", "seconds=0")
+    return notebook
+
+
+def test_the_examples_are_these() -> None:
+    """The demo's three notebooks are all there is."""
+    assert sorted(path.stem for path in examples_directory().glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_are_committed_without_outputs(name: str) -> None:
+    """Valid, clean, for the shared kernel, and with the one cell that mentions sharing."""
+    notebook = read(name)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert notebook.metadata.kernelspec.name == "shared-gpu"
+    assert sum("sharedkernel" in cell.source for cell in code) == 1
+    assert sum("a tensor changed between two cells" in cell.source for cell in code) >= 1
+
+
+def test_examples_run_on_an_ordinary_kernel(tmp_path: Path) -> None:
+    """On a stock ipykernel they finish; the widgets say that this kernel is not shared."""
+    write_kernel_spec(
+        tmp_path / "stock", overrides={"argv": [sys.executable, "-m", "ipykernel", "-f", "{connection_file}"]}
+    )
+    specs = KernelSpecManager(kernel_dirs=[str(tmp_path)], ensure_native_kernel=False)
+
+    async def run(name: str) -> nbformat.NotebookNode:
+        manager = AsyncKernelManager(
+            kernel_name="stock", kernel_spec_manager=specs, transport="ipc", ip=str(tmp_path / name)
+        )
+        client = NotebookClient(shortened(read(name)), km=manager, timeout=100)
+        await manager.start_kernel(cwd=str(tmp_path))
+        try:
+            await client.async_execute()
+        finally:
+            if client.kc is not None:
+                client.kc.stop_channels()
+            await manager.shutdown_kernel()
+        return client.nb
+
+    async def run_all() -> list[nbformat.NotebookNode]:
+        return list(await asyncio.gather(*map(run, NAMES)))
+
+    for notebook in asyncio.run(run_all()):
+        (cell,) = (cell for cell in notebook.cells if "sharedkernel.widgets" in cell.source)
+        assert [output.data["text/plain"] for output in cell.outputs] == 2 * [
+            'This kernel is not shared, so there is nothing to show; choose the kernel "Shared GPU" to share a device.'
+        ]
+        assert all("application/vnd.jupyter.widget-view+json" in output.data for output in cell.outputs)
