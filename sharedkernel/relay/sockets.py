@@ -123,6 +123,8 @@ class ClientSockets:
         socket = self._context.socket(kind)
         if name == "iopub":
             socket.set(zmq.SNDHWM, OUTPUT_QUEUE_MESSAGES)
+            # Otherwise only the first of several subscribers would be welcomed.
+            socket.set(zmq.XPUB_VERBOSE, 1)
         else:
             # A client that connects again under its identity takes it over from its dead connection.
             socket.set(zmq.ROUTER_HANDOVER, 1)
