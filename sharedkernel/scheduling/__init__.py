@@ -1,1 +1,28 @@
 """The scheduling core: pure decisions about one device. Events in, actions out; see `scheduler.py`."""
+
+from sharedkernel.scheduling.model import (
+    LaneId,
+    MemoryProfile,
+    PolicyName,
+    SchedulerConfig,
+    SessionId,
+    SessionState,
+    UserId,
+)
+from sharedkernel.scheduling.scheduler import Scheduler
+from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
+
+__all__ = [
+    "LaneId",
+    "LaneView",
+    "MemoryProfile",
+    "PolicyName",
+    "Scheduler",
+    "SchedulerConfig",
+    "SessionId",
+    "SessionState",
+    "SessionView",
+    "Snapshot",
+    "UserId",
+    "UserView",
+]

@@ -1,0 +1,171 @@
+"""What the scheduler is told: facts about sessions, and time passing.
+
+Events are validated when they are made, so that the scheduler can rely on them, and turn into plain dicts and back
+(:func:`to_dict`, :func:`from_dict`), so that a log of them can be written as JSON and replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from sharedkernel.scheduling.model import MemoryProfile, SessionId, UserId
+
+#: where a grant was given back: at an iteration boundary, at the end of the cell, or in the middle of an iteration
+ReleasePoint = Literal["boundary", "cell", "yield"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    """Time has passed: a deadline may have expired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserConfigured(Event):
+    """A user's share and quota were set; they hold at once, for what runs too."""
+
+    user: UserId
+    #: weight in fair sharing, greater than 0
+    share: float = 1.0
+    #: bytes of persistent memory over all sessions plus one session's ephemeral memory; None: not limited
+    quota: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.share > 0 and math.isfinite(self.share)):
+            raise ValueError(f"the share of user {self.user} is {self.share}; it must be a number greater than 0.")
+        if self.quota is not None and self.quota < 0:
+            raise ValueError(f"the quota of user {self.user} is {self.quota} bytes; it cannot be negative.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEvent(Event):
+    """Base of the events of one session."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStarted(SessionEvent):
+    """A session exists from now on."""
+
+    #: a user that was never configured has share 1 and no quota
+    user: UserId
+    #: trust domain: lanes are shared only within one
+    domain: str
+    #: bytes that its process holds on the device already
+    framework: int = 0
+    #: device-seconds it was served under an earlier scheduler; counted for its user too
+    attained: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.framework < 0 or not (self.attained >= 0 and math.isfinite(self.attained)):
+            raise ValueError(f"session {self.session} cannot start with negative memory or service.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellOpened(SessionEvent):
+    """User code began to run; it may or may not come to want the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWanted(SessionEvent):
+    """User code waits for a grant; its profile comes along where it was measured."""
+
+    memory: MemoryProfile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWantWithdrawn(SessionEvent):
+    """The user interrupted the wait. May cross with a grant on its way, which is then released."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantReleased(SessionEvent):
+    """The session gave its grant back: nothing of it runs on the device any more."""
+
+    at: ReleasePoint
+    memory: MemoryProfile
+    #: ephemeral bytes still live, where the grant was released in the middle of an iteration
+    live_bytes: int = 0
+    #: iterations completed under this grant
+    iterations: int = 0
+    #: how busy it kept the device while it held the grant (0 to 1); None: not measured
+    utilisation: float | None = None
+
+    #: accepted values of `at`
+    POINTS: ClassVar[tuple[str, ...]] = ("boundary", "cell", "yield")
+
+    def __post_init__(self) -> None:
+        if self.at not in self.POINTS:
+            raise ValueError(f"a grant is released at one of {', '.join(self.POINTS)}, not at {self.at!r}.")
+        if self.live_bytes < 0 or self.iterations < 0:
+            raise ValueError(f"session {self.session} reported negative live bytes or iterations.")
+        if self.utilisation is not None and not 0 <= self.utilisation <= 1:
+            raise ValueError(f"session {self.session} reported a utilisation of {self.utilisation}; it is 0 to 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryMeasured(SessionEvent):
+    """What the session holds was measured; it may be more than was foreseen."""
+
+    memory: MemoryProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellClosed(SessionEvent):
+    """User code came to its end; `memory.persistent` counts all that stayed."""
+
+    memory: MemoryProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded(SessionEvent):
+    """The session's process is gone, and all that it held."""
+
+
+#: every event by the name it has in a log
+EVENTS: dict[str, type[Event]] = {
+    event.__name__: event
+    for event in (
+        Tick, UserConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn, GrantReleased,
+        MemoryMeasured, CellClosed, SessionEnded,
+    )
+}  # fmt: skip
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """Return *event* as a dict of plain values, its name under ``"event"``."""
+    plain: dict[str, Any] = {"event": type(event).__name__}
+    for entry in fields(event):
+        value = getattr(event, entry.name)
+        if isinstance(value, MemoryProfile):
+            value = {part.name: getattr(value, part.name) for part in fields(value)}
+        plain[entry.name] = value
+    return plain
+
+
+def from_dict(plain: dict[str, Any]) -> Event:
+    """Return the event that :func:`to_dict` made *plain* of.
+
+    Raises
+    ------
+    ValueError
+        When *plain* is no event.
+    """
+    values = dict(plain)
+    name = values.pop("event", None)
+    kind = EVENTS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(f"{name!r} is not the name of a scheduler event; known are {', '.join(EVENTS)}.")
+    try:
+        if values.get("memory") is not None:
+            values["memory"] = MemoryProfile(**values["memory"])
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{plain!r} is not a {name} event: {error}.") from None

@@ -1,0 +1,91 @@
+"""What is true of a scheduler between two events; for tests and for whoever suspects a bug."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sharedkernel.scheduling.model import ACTIVE_STATES, HOLDING_STATES, Lane, Session, SessionState
+from sharedkernel.units import format_bytes
+
+if TYPE_CHECKING:
+    from sharedkernel.scheduling.scheduler import Scheduler
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise `AssertionError` with a sentence about the first invariant that does not hold."""
+    _check_sums(scheduler)
+    _check_safety(scheduler)
+    for lane in scheduler.lanes.by_id.values():
+        _check_lane(lane)
+    for session in scheduler.sessions.values():
+        _check_session(scheduler, session)
+    _check_grants(scheduler)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _check_sums(scheduler: Scheduler) -> None:
+    ledger, sessions, lanes = scheduler.ledger, scheduler.sessions.values(), scheduler.lanes.by_id.values()
+    _require(ledger.resident == sum(session.memory.resident for session in sessions), "resident memory is miscounted")
+    _require(ledger.parked == sum(session.parked for session in sessions), "parked memory is miscounted")
+    _require(ledger.lanes == sum(lane.size for lane in lanes), "lane memory is miscounted")
+    for domain, total in ledger.lanes_by_domain.items():
+        _require(
+            total == sum(lane.size for lane in lanes if lane.domain == domain), f"lanes of {domain} are miscounted"
+        )
+    for user in scheduler.users.values():
+        persistent = sum(session.memory.persistent for session in user.sessions.values())
+        _require(user.persistent == persistent, f"memory of user {user.id} is miscounted")
+        _require(user.attained >= 0 and user.virtual >= 0, f"service of user {user.id} is negative")
+
+
+def _check_safety(scheduler: Scheduler) -> None:
+    free = scheduler.ledger.free
+    in_use = all(not lane.is_empty for lane in scheduler.lanes.by_id.values())
+    _require(free >= 0 or in_use, f"{format_bytes(-free)} too much is promised while a lane is empty")
+
+
+def _check_lane(lane: Lane) -> None:
+    _require(bool(lane.sessions), f"lane {lane.id} has no session")
+    _require(lane.size >= 0, f"lane {lane.id} has a negative size")
+    for session in lane.sessions.values():
+        _require(session.lane is lane and session.domain == lane.domain, f"session {session.id} is in a wrong lane")
+        is_inside = session is lane.holder or session.id in lane.midway
+        needed = session.memory.ephemeral or 0
+        _require(is_inside or needed <= lane.size, f"session {session.id} does not fit its lane {lane.id}")
+    if lane.is_empty and not lane.is_open:
+        _require(lane.size == lane.need, f"empty lane {lane.id} has {lane.size} bytes and needs {lane.need}")
+    for session in lane.midway.values():
+        _require(session.lane is lane and session.live > 0, f"session {session.id} has nothing live in lane {lane.id}")
+    unparked = [session.id for session in lane.midway.values() if session.unparked and session is not lane.holder]
+    _require(len(unparked) <= (lane.holder is None), f"lane {lane.id} is used by {unparked} and its holder at once")
+
+
+def _check_session(scheduler: Scheduler, session: Session) -> None:
+    state, name = session.state, session.id
+    for expected, index in scheduler._indexes.items():
+        _require((name in index) == (state is expected), f"session {name} is {state} and wrongly indexed as {expected}")
+    _require(
+        (state in HOLDING_STATES) == (name in scheduler.clock.holders), f"session {name} holds no grant or one too many"
+    )
+    _require((state in ACTIVE_STATES) == (name in session.user.active), f"session {name} is wrongly counted as active")
+    if session.lane is not None:
+        _require(session.lane.sessions.get(name) is session, f"session {name} is not in its lane")
+        _require(state not in (SessionState.IDLE, SessionState.WAITING), f"session {name} is {state} and has a lane")
+    else:
+        _require(state not in ACTIVE_STATES, f"session {name} is {state} and has no lane")
+        _require(not session.live and not session.parked, f"session {name} has live bytes and no lane")
+    _require(session.parked >= 0 and session.live >= 0, f"session {name} has negative live bytes")
+
+
+def _check_grants(scheduler: Scheduler) -> None:
+    holders = list(scheduler.clock.holders.values())
+    lanes = {session.lane.id for session in holders if session.lane is not None}
+    _require(len(lanes) == len(holders) <= scheduler.config.parallel_lanes, "too many grants are held")
+    for session in holders:
+        _require(session.lane is not None and session.lane.holder is session, f"session {session.id} holds no lane")
+    if not holders and not scheduler.policy.reserves:
+        _require(not scheduler.queued, "the device is free and somebody is queued")

@@ -1,0 +1,276 @@
+"""The lanes of one device: which there are, how large, and whose sessions share them.
+
+A session is given a lane in the order of Salus's Algorithm 1, among the lanes of its trust domain: a new lane of the
+size it needs, else the best-fitting lane that is large enough, else the smallest that can grow to it. Before it is
+told that nothing fits, lanes are merged: the sessions of an empty lane move to a larger lane of their domain. Only
+*empty* lanes change, those in which nothing of any iteration is live; so a change moves no bytes.
+
+Sizes follow needs: an empty lane is as large as the largest need among its sessions (so it shrinks when that one
+leaves, and goes with its last session). A session whose need was not measured yet could need anything: it asks for
+all that one lane of its domain could have, and others whose need is unknown share that lane with it, whatever its
+size. Such a lane is *open*: it keeps its size until all are measured or memory runs short.
+
+This module emits the actions that change lanes. It does not touch the states of sessions: those that it must send away
+are returned to the scheduler.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sharedkernel.scheduling.actions import Action, CreateLane, RemoveLane, ResizeLane
+from sharedkernel.scheduling.ledger import Ledger
+from sharedkernel.scheduling.model import Lane, LaneId, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """Lanes to merge so that a session gets room."""
+
+    #: the lane that grows; None: a new lane is created
+    target: Lane | None
+    #: lanes whose sessions move to another lane of their domain
+    merged: tuple[Lane, ...]
+
+
+class Lanes:
+    """Creates, resizes, merges and removes the lanes of one device.
+
+    Parameters
+    ----------
+    ledger
+        Where their sizes are charged.
+    actions
+        Where actions are appended.
+    """
+
+    def __init__(self, ledger: Ledger, actions: list[Action]) -> None:
+        self.ledger = ledger
+        self.by_id: dict[LaneId, Lane] = {}
+        self._by_domain: dict[str, dict[LaneId, Lane]] = {}
+        self._actions = actions
+        self._numbers = itertools.count(1)
+        #: lanes whose size may not be right
+        self._stale: dict[LaneId, Lane] = {}
+
+    def of_domain(self, domain: str) -> Iterable[Lane]:
+        """Return the lanes of a trust domain, oldest first."""
+        return self._by_domain.get(domain, {}).values()
+
+    # --- giving a session a lane -----------------------------------
+
+    def place(self, session: Session, need: int) -> bool:
+        """Give *session* a lane of at least *need* bytes, if there can be one now.
+
+        Returns
+        -------
+        bool
+            Whether it has one now.
+        """
+        if self.ledger.free < 0:
+            return False
+        if session.memory.ephemeral is None:
+            opened = [lane for lane in self.of_domain(session.domain) if lane.is_open]
+            if opened:
+                self._join(session, max(opened, key=_size))
+                return True
+            if need < 1:
+                return False
+        lane = self._find(session.domain, need) or self._compact(session.domain, need)
+        if lane is None:
+            return False
+        self._join(session, lane)
+        return True
+
+    def _find(self, domain: str, need: int) -> Lane | None:
+        free = self.ledger.free
+        if need <= free:
+            return self._create(domain, need)
+        lanes = self.of_domain(domain)
+        if fitting := [lane for lane in lanes if lane.size >= need]:
+            return min(fitting, key=_size)
+        if growing := [lane for lane in lanes if lane.is_empty and lane.size + free >= need]:
+            lane = min(growing, key=_size)
+            self._resize(lane, need)
+            return lane
+        return None
+
+    def _compact(self, domain: str, need: int) -> Lane | None:
+        plan = self.compaction(domain, need)
+        if plan is None:
+            return None
+        for lane in plan.merged:
+            self._merge(lane, plan.target if plan.target and lane.domain == domain else None)
+        if plan.target is None:
+            return self._create(domain, need)
+        self._resize(plan.target, need)
+        return plan.target
+
+    def compaction(self, domain: str, need: int, *, emptied: Lane | None = None) -> Compaction | None:
+        """Return which empty lanes to merge so that a lane of *domain* can have *need* bytes; None: it cannot.
+
+        Parameters
+        ----------
+        domain, need
+            Trust domain and bytes.
+        emptied
+            A lane to be taken for empty although something runs in it: would its next boundary make room?
+        """
+        free = self.ledger.free
+        if emptied is not None:
+            free += emptied.size - emptied.settled_size
+        if free < 0:
+            return None
+        empty = [lane for lane in self.by_id.values() if lane.is_empty or lane is emptied]
+        movable = [lane for lane in empty if any(_size(other) > _size(lane) for other in self.of_domain(lane.domain))]
+        merged = _least_merges(movable, need - free)
+        if merged is not None:
+            return Compaction(target=None, merged=merged)
+        own = [lane for lane in empty if lane.domain == domain]
+        if not own:
+            return None
+        # All other empty lanes of the domain can move into the one that grows, the largest too.
+        target = max(own, key=_size)
+        others = [lane for lane in empty if lane is not target and (lane.domain == domain or lane in movable)]
+        merged = _least_merges(others, need - free - target.settled_size)
+        return None if merged is None else Compaction(target=target, merged=merged)
+
+    # --- when facts change -----------------------------------
+
+    def leave(self, session: Session) -> None:
+        """Take *session* out of its lane, if it has one."""
+        lane = session.lane
+        if lane is None:
+            return
+        session.lane = None
+        del lane.sessions[session.id]
+        lane.midway.pop(session.id, None)
+        if lane.holder is session:
+            lane.holder = None
+        self._stale[lane.id] = lane
+
+    def remeasured(self, session: Session) -> bool:
+        """Take note that *session*'s need may have changed; return whether it can stay in its lane for now."""
+        lane = session.lane
+        if lane is None:
+            return True
+        self._stale[lane.id] = lane
+        if lane.is_empty or lane.holder is session or session.id in lane.midway:
+            return True  # put right when the lane is next empty, and sized then
+        if (session.memory.ephemeral or 0) <= lane.size:
+            return True
+        self.leave(session)
+        return False
+
+    def settle(self) -> list[Session]:
+        """Set the sizes of empty lanes right, and give lanes up while more is held than there is.
+
+        Returns
+        -------
+        list of Session
+            Those that had to leave their lanes.
+        """
+        left: list[Session] = []
+        for lane in list(self._stale.values()):
+            if lane.is_empty:
+                left += self._tidy(lane)
+        if self.ledger.free < 0:
+            left += self._give_up()
+        return left
+
+    def clear(self, lane: Lane) -> list[Session]:
+        """Remove an empty lane and return the sessions that were in it."""
+        left = list(lane.sessions.values())
+        for session in left:
+            self.leave(session)
+        self._tidy(lane)
+        return left
+
+    def _tidy(self, lane: Lane) -> list[Session]:
+        self._stale.pop(lane.id, None)
+        size = lane.size + max(0, self.ledger.free)
+        left = [session for session in lane.sessions.values() if (session.memory.ephemeral or 0) > size]
+        for session in left:
+            self.leave(session)
+        self._stale.pop(lane.id, None)
+        if not lane.sessions:
+            self._remove(lane)
+        elif not lane.is_open or lane.need > lane.size:
+            self._resize(lane, lane.need)
+        return left
+
+    def _give_up(self) -> list[Session]:
+        left: list[Session] = []
+        for lane in self.by_id.values():
+            if lane.is_empty and lane.is_open and self.ledger.free < 0:
+                self._resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
+        while self.ledger.free < 0:
+            # The latest to come goes first, but only those that a lane's size is owed to: others would free nothing.
+            deciding = [
+                session
+                for lane in self.by_id.values()
+                if lane.is_empty
+                for session in lane.sessions.values()
+                if (lane.need if session.memory.ephemeral is None else session.memory.ephemeral) == lane.need
+            ]
+            if not deciding:
+                break
+            session = max(deciding, key=lambda session: session.arrival)
+            last = session.lane
+            assert last is not None
+            self.leave(session)
+            left.append(session)
+            left += self._tidy(last)
+        return left
+
+    # --- the changes themselves -----------------------------------
+
+    def _join(self, session: Session, lane: Lane) -> None:
+        session.lane = lane
+        lane.sessions[session.id] = session
+
+    def _create(self, domain: str, size: int) -> Lane:
+        lane = Lane(id=LaneId(next(self._numbers)), domain=domain, size=0)
+        self.by_id[lane.id] = lane
+        self._by_domain.setdefault(domain, {})[lane.id] = lane
+        self.ledger.set_lane(lane, size)
+        self._actions.append(CreateLane(lane=lane.id, size=size, domain=domain))
+        return lane
+
+    def _resize(self, lane: Lane, size: int) -> None:
+        if size != lane.size:
+            self.ledger.set_lane(lane, size)
+            self._actions.append(ResizeLane(lane=lane.id, size=size))
+
+    def _remove(self, lane: Lane) -> None:
+        self.ledger.set_lane(lane, 0)
+        del self.by_id[lane.id], self._by_domain[lane.domain][lane.id]
+        if not self._by_domain[lane.domain]:
+            del self._by_domain[lane.domain]
+        self._stale.pop(lane.id, None)
+        self._actions.append(RemoveLane(lane=lane.id))
+
+    def _merge(self, lane: Lane, target: Lane | None) -> None:
+        if target is None:
+            target = min((other for other in self.of_domain(lane.domain) if _size(other) > _size(lane)), key=_size)
+        for session in lane.sessions.values():
+            self._join(session, target)
+        lane.sessions.clear()
+        self._remove(lane)
+
+
+def _size(lane: Lane) -> tuple[int, int]:
+    return (lane.size, lane.id)
+
+
+def _least_merges(lanes: list[Lane], amount: int) -> tuple[Lane, ...] | None:
+    """Return the fewest of *lanes* that make *amount* bytes free, smallest first; None when all do not."""
+    chosen: list[Lane] = []
+    for lane in sorted(lanes, key=_size, reverse=True):
+        if amount <= 0:
+            break
+        chosen.append(lane)
+        amount -= lane.settled_size
+    return None if amount > 0 else tuple(reversed(chosen))

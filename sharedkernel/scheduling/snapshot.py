@@ -1,0 +1,150 @@
+"""What people see of a scheduler: plain frozen values, for status, widgets and logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sharedkernel.scheduling.model import (
+    HOLDING_STATES,
+    LaneId,
+    SessionId,
+    SessionState,
+    UserId,
+)
+
+if TYPE_CHECKING:
+    from sharedkernel.scheduling.scheduler import Scheduler
+
+#: what a session that does not run waits for
+WaitingFor = Literal["memory", "lane"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneView:
+    """A lane."""
+
+    id: LaneId
+    domain: str
+    #: bytes
+    size: int
+    #: the session that holds a grant in it
+    holder: SessionId | None
+    #: those that want one, next first
+    queue: tuple[SessionId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserView:
+    """A user; bytes are sums over the user's sessions."""
+
+    id: UserId
+    share: float
+    quota: int | None
+    persistent: int
+    ephemeral: int
+    framework: int
+    #: device-seconds held under grants
+    attained: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView:
+    """A session."""
+
+    id: SessionId
+    user: UserId
+    domain: str
+    state: SessionState
+    lane: LaneId | None
+    #: bytes
+    persistent: int
+    #: bytes; None: not measured yet
+    ephemeral: int | None
+    #: bytes
+    framework: int
+    #: bytes charged for an interrupted iteration beside its lane
+    parked: int
+    iterations: int
+    #: mean device time per iteration lately, seconds; None: none reported yet
+    iteration_seconds: float | None
+    #: device-seconds held under grants
+    attained: float
+    #: place in the order in which those that want the device would be served now, from 1; None: wants no grant
+    queue_position: int | None
+    waiting_for: WaitingFor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A scheduler at one moment."""
+
+    #: seconds
+    now: float
+    #: bytes charged: what sessions hold, lanes and what is parked, without the reserve
+    used: int
+    lanes: tuple[LaneView, ...]
+    users: tuple[UserView, ...]
+    sessions: tuple[SessionView, ...]
+
+
+_WAITING_FOR: dict[SessionState, WaitingFor] = {SessionState.WAITING: "memory", SessionState.QUEUED: "lane"}
+
+
+def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
+    """Return what people see of *scheduler* at *now*, seconds, not before its last event."""
+    elapsed = max(0.0, now - scheduler.clock.now)
+    wanting = [*scheduler.queued.values(), *scheduler.admission.waiting.values()]
+    order = [session.id for session in sorted(wanting, key=scheduler.policy.rank)]
+    positions = {session: position for position, session in enumerate(order, start=1)}
+    lanes = []
+    for lane in scheduler.lanes.by_id.values():
+        queue = [session.id for session in lane.sessions.values() if session.state is SessionState.QUEUED]
+        lanes.append(
+            LaneView(
+                id=lane.id,
+                domain=lane.domain,
+                size=lane.size,
+                holder=None if lane.holder is None else lane.holder.id,
+                queue=tuple(sorted(queue, key=positions.__getitem__)),
+            )
+        )
+    users = [
+        UserView(
+            id=user.id,
+            share=user.share,
+            quota=user.quota,
+            persistent=user.persistent,
+            ephemeral=sum(session.memory.ephemeral or 0 for session in user.sessions.values()),
+            framework=sum(session.memory.framework for session in user.sessions.values()),
+            attained=user.attained + elapsed * user.num_grants,
+        )
+        for user in scheduler.users.values()
+    ]
+    sessions = [
+        SessionView(
+            id=session.id,
+            user=session.user.id,
+            domain=session.domain,
+            state=session.state,
+            lane=None if session.lane is None else session.lane.id,
+            persistent=session.memory.persistent,
+            ephemeral=session.memory.ephemeral,
+            framework=session.memory.framework,
+            parked=session.parked,
+            iterations=session.iterations,
+            iteration_seconds=session.iteration_seconds,
+            attained=session.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
+            queue_position=positions.get(session.id),
+            waiting_for=_WAITING_FOR.get(session.state),
+        )
+        for session in scheduler.sessions.values()
+    ]
+    ledger = scheduler.ledger
+    return Snapshot(
+        now=now,
+        used=ledger.resident + ledger.parked + ledger.lanes,
+        lanes=tuple(lanes),
+        users=tuple(users),
+        sessions=tuple(sessions),
+    )

@@ -1,0 +1,71 @@
+"""The session's state machine, as data.
+
+Two kinds of moves: what a session's own events may lead to (:data:`TRANSITIONS`; an event in a state that is not
+listed is a bug of the caller's and changes nothing) and what the scheduler decides about sessions on anybody's event
+(:data:`DECISIONS`). Where an event has two outcomes the scheduler's resources decide; every outcome of an event is
+reached through `ready` or `idle`, and from there by decisions.
+"""
+
+from __future__ import annotations
+
+from sharedkernel.scheduling.events import (
+    CellClosed,
+    CellOpened,
+    DeviceWanted,
+    DeviceWantWithdrawn,
+    GrantReleased,
+    MemoryMeasured,
+    SessionEnded,
+    SessionEvent,
+    SessionStarted,
+)
+from sharedkernel.scheduling.model import SessionState
+
+_IDLE, _WAITING, _READY = SessionState.IDLE, SessionState.WAITING, SessionState.READY
+_QUEUED, _RUNNING, _PREEMPTING = SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING
+_DEAD = SessionState.DEAD
+_LIVE = (_IDLE, _READY, _WAITING, _QUEUED, _RUNNING, _PREEMPTING)
+
+#: (state, event) → state in which the event itself leaves the session, before decisions
+TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
+    (_DEAD, SessionStarted): _IDLE,
+    (_IDLE, CellOpened): _READY,
+    (_READY, DeviceWanted): _WAITING,
+    # A withdrawal may cross with a refusal or a grant on its way: there is nothing left to withdraw.
+    (_READY, DeviceWantWithdrawn): _READY,
+    (_WAITING, DeviceWantWithdrawn): _READY,
+    (_QUEUED, DeviceWantWithdrawn): _READY,
+    (_RUNNING, DeviceWantWithdrawn): _RUNNING,
+    (_PREEMPTING, DeviceWantWithdrawn): _PREEMPTING,
+    (_RUNNING, GrantReleased): _READY,
+    (_PREEMPTING, GrantReleased): _READY,
+    (_READY, CellClosed): _IDLE,
+    (_WAITING, CellClosed): _IDLE,
+    (_QUEUED, CellClosed): _IDLE,
+    **{(state, MemoryMeasured): state for state in _LIVE},
+    **{(state, SessionEnded): _DEAD for state in _LIVE},
+}
+
+#: what the scheduler decides → (from, to)
+DECISIONS: dict[str, tuple[SessionState, SessionState]] = {
+    "admit": (_WAITING, _QUEUED),
+    "refuse": (_WAITING, _READY),
+    "grant": (_QUEUED, _RUNNING),
+    "revoke": (_RUNNING, _PREEMPTING),
+    "send back": (_QUEUED, _WAITING),
+}
+
+
+def transition_table() -> str:
+    """Return both tables as Markdown."""
+    events: list[type[SessionEvent]] = list(dict.fromkeys(event for _, event in TRANSITIONS))
+    lines = [
+        f"| state | {' | '.join(event.__name__ for event in events)} |",
+        f"|---|{'---|' * len(events)}",
+    ]
+    for state in (_DEAD, *_LIVE):
+        cells = (TRANSITIONS.get((state, event)) for event in events)
+        lines.append(f"| **{state}** | {' | '.join(cell or '' for cell in cells)} |")
+    lines += ["", "| the scheduler decides to | from | to |", "|---|---|---|"]
+    lines += [f"| {decision} | {before} | {after} |" for decision, (before, after) in DECISIONS.items()]
+    return "\n".join(lines)

@@ -1,0 +1,130 @@
+"""Whose turn it is: which queued sessions are granted the device now, and whose grants are revoked for them.
+
+In each lane one session runs at a time; the first of each lane's queue are considered in the policy's order. The first
+that may not start for want of a running place stops all behind it, so that it is not passed by smaller ones for ever;
+one that waits for its own lane stops nobody.
+
+An interrupted iteration keeps its lane: others start there only once the bytes that are live in it can be parked, which
+is charged beside all lanes. Until then only the interrupted session itself is considered for that lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sharedkernel.scheduling.ledger import Ledger
+from sharedkernel.scheduling.model import LaneId, SchedulerConfig, Session, SessionState
+from sharedkernel.scheduling.policies import Policy, Rank
+
+#: utilisation that does not count: sums are not exact
+_ROUNDING = 1e-9
+
+
+@dataclass(slots=True, kw_only=True)
+class Turns:
+    """What is to change now, and when to look again if nothing else happens."""
+
+    grants: list[Session] = field(default_factory=list)
+    revocations: list[Session] = field(default_factory=list)
+    #: when a holder's turn will be over; None: never, as things are
+    deadline: float | None = None
+
+
+def choose(
+    *,
+    config: SchedulerConfig,
+    policy: Policy,
+    ledger: Ledger,
+    queued: Iterable[Session],
+    keepers: Iterable[Session],
+    holders: Iterable[Session],
+    now: float,
+) -> Turns:
+    """Return whose turn it is.
+
+    Parameters
+    ----------
+    config, policy, ledger
+        The scheduler's.
+    queued
+        Sessions that want a grant and have a lane.
+    keepers
+        Sessions that want none now but keep their place, see :meth:`.Policy.keeps_place`.
+    holders
+        Sessions that hold a grant, their service accrued.
+    now
+        Seconds.
+    """
+    turns = Turns()
+    firsts = _first_of_each_lane(queued, policy, ledger.free)
+    if not firsts:
+        return turns
+    running = list(holders)
+    places = [(policy.rank(keeper), keeper) for keeper in keepers]
+    free = ledger.free
+    for rank, session in sorted(firsts.values(), key=lambda entry: entry[0]):
+        lane = session.lane
+        assert lane is not None
+        ahead = [keeper for place, keeper in places if place < rank]
+        if any(keeper.state is SessionState.WAITING for keeper in ahead):
+            break
+        if any(keeper.lane is lane for keeper in ahead):
+            continue
+        if lane.holder is not None:
+            _contest(turns, lane.holder, session, policy=policy, now=now)
+        elif len(running) + len(ahead) < config.parallel_lanes and _is_bearable(session, running, config):
+            occupant = lane.occupant
+            if occupant is not None and occupant is not session:
+                if occupant.unparked > free:
+                    continue
+                free -= occupant.unparked
+            turns.grants.append(session)
+            running.append(session)
+        else:
+            if all(holder.state is not SessionState.PREEMPTING for holder in running) and not ahead:
+                _contest(turns, _first_due(running, session, policy), session, policy=policy, now=now)
+            break
+    return turns
+
+
+def _first_of_each_lane(queued: Iterable[Session], policy: Policy, free: int) -> dict[LaneId, tuple[Rank, Session]]:
+    firsts: dict[LaneId, tuple[Rank, Session]] = {}
+    for session in queued:
+        lane = session.lane
+        assert lane is not None
+        if lane.midway:
+            occupant = lane.occupant
+            if occupant is not None and occupant is not session and occupant.unparked > free:
+                continue
+        rank = policy.rank(session)
+        first = firsts.get(lane.id)
+        if first is None or rank < first[0]:
+            firsts[lane.id] = (rank, session)
+    return firsts
+
+
+def _is_bearable(session: Session, running: list[Session], config: SchedulerConfig) -> bool:
+    """Return whether *session* may run beside what runs; unknown utilisation counts as all of the device."""
+    if not running:
+        return True
+    total = sum(1.0 if other.utilisation is None else other.utilisation for other in (*running, session))
+    return total <= config.utilisation_limit + _ROUNDING
+
+
+def _first_due(holders: list[Session], first: Session, policy: Policy) -> Session:
+    """Return which holder must give way to *first* soonest; of several, the one ranked last."""
+    soonest = min(policy.due_in(holder, first) for holder in holders)
+    return max((holder for holder in holders if policy.due_in(holder, first) <= soonest), key=policy.rank)
+
+
+def _contest(turns: Turns, holder: Session, first: Session, *, policy: Policy, now: float) -> None:
+    """Revoke *holder*'s grant if its turn is over, or note when it will be."""
+    if holder.state is not SessionState.RUNNING or holder in turns.revocations:
+        return
+    due = policy.due_in(holder, first)
+    if due <= 0:
+        turns.revocations.append(holder)
+    elif due < math.inf:
+        turns.deadline = now + due if turns.deadline is None else min(turns.deadline, now + due)

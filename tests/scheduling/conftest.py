@@ -1,0 +1,31 @@
+"""Tools for testing the scheduling core: a scheduler whose invariants are checked after every event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sharedkernel.scheduling import SchedulerConfig
+from tests.scheduling.desk import Desk
+
+
+@pytest.fixture
+def make_sched() -> Iterator[Callable[..., Desk]]:
+    """Make schedulers with the given configuration; each is validated at teardown too."""
+    desks: list[Desk] = []
+
+    def make(**config: object) -> Desk:
+        values: dict[str, object] = {"capacity": 1000, **config}
+        desks.append(Desk(SchedulerConfig(**values)))  # type: ignore[arg-type]
+        return desks[-1]
+
+    yield make
+    for desk in desks:
+        desk.scheduler.validate()
+
+
+@pytest.fixture
+def sched(make_sched: Callable[..., Desk]) -> Desk:
+    """Yield a scheduler of a device with 1000 bytes and one running lane, policy fair."""
+    return make_sched()

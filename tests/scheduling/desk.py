@@ -1,0 +1,135 @@
+"""A scheduler with a clock that stands where it is put, and short names for events."""
+
+from __future__ import annotations
+
+from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionView, UserId
+from sharedkernel.scheduling.actions import Action
+from sharedkernel.scheduling.events import (
+    CellClosed,
+    CellOpened,
+    DeviceWanted,
+    DeviceWantWithdrawn,
+    Event,
+    GrantReleased,
+    MemoryMeasured,
+    ReleasePoint,
+    SessionEnded,
+    SessionStarted,
+    Tick,
+    UserConfigured,
+)
+
+
+class Desk:
+    """Sends events and checks every invariant after each. The user of a session named "ada1" is "ada"."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.scheduler = Scheduler(config)
+        self.now = 0.0
+        #: all events handled, with their times
+        self.log: list[tuple[float, Event]] = []
+        #: what they led to
+        self.answers: list[list[Action]] = []
+        self._memory: dict[str, MemoryProfile] = {}
+
+    def send(self, event: Event) -> list[Action]:
+        actions = self.scheduler.handle(event, now=self.now)
+        self.log.append((self.now, event))
+        self.answers.append(actions)
+        self.scheduler.validate()
+        return actions
+
+    def user(self, user: str, *, share: float = 1.0, quota: int | None = None) -> list[Action]:
+        return self.send(UserConfigured(user=UserId(user), share=share, quota=quota))
+
+    def start(self, *names: str, domain: str = "all", framework: int = 0) -> None:
+        for name in names:
+            user = UserId(name.rstrip("0123456789"))
+            self.send(SessionStarted(session=SessionId(name), user=user, domain=domain, framework=framework))
+            self._memory[name] = MemoryProfile(framework=framework)
+
+    def open(self, *names: str) -> None:
+        for name in names:
+            assert self.send(CellOpened(session=SessionId(name))) == []
+
+    def profile(self, name: str, *, persistent: int | None = None, ephemeral: int | None = None) -> MemoryProfile:
+        """Return the session's last profile with the given changes, and remember it."""
+        old = self._memory[name]
+        self._memory[name] = MemoryProfile(
+            persistent=old.persistent if persistent is None else persistent,
+            ephemeral=old.ephemeral if ephemeral is None else ephemeral,
+            framework=old.framework,
+        )
+        return self._memory[name]
+
+    def want(self, name: str, ephemeral: int | None = None, *, persistent: int | None = None) -> list[Action]:
+        memory = self.profile(name, ephemeral=ephemeral, persistent=persistent)
+        return self.send(DeviceWanted(session=SessionId(name), memory=memory))
+
+    def withdraw(self, name: str) -> list[Action]:
+        return self.send(DeviceWantWithdrawn(session=SessionId(name)))
+
+    def release(
+        self,
+        name: str,
+        at: ReleasePoint = "boundary",
+        *,
+        ephemeral: int | None = None,
+        persistent: int | None = None,
+        live: int = 0,
+        iterations: int = 0,
+        utilisation: float | None = None,
+    ) -> list[Action]:
+        return self.send(
+            GrantReleased(
+                session=SessionId(name),
+                at=at,
+                memory=self.profile(name, ephemeral=ephemeral, persistent=persistent),
+                live_bytes=live,
+                iterations=iterations,
+                utilisation=utilisation,
+            )
+        )
+
+    def measure(self, name: str, *, ephemeral: int | None = None, persistent: int | None = None) -> list[Action]:
+        memory = self.profile(name, ephemeral=ephemeral, persistent=persistent)
+        return self.send(MemoryMeasured(session=SessionId(name), memory=memory))
+
+    def close(self, name: str, *, persistent: int | None = None) -> list[Action]:
+        return self.send(CellClosed(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
+
+    def end(self, name: str) -> list[Action]:
+        return self.send(SessionEnded(session=SessionId(name)))
+
+    def tick(self, now: float | None = None) -> list[Action]:
+        if now is not None:
+            self.now = now
+        return self.send(Tick())
+
+    def tick_at_deadline(self) -> list[Action]:
+        """Wait until the scheduler asks for attention."""
+        deadline = self.scheduler.next_deadline()
+        assert deadline is not None
+        return self.tick(max(deadline, self.now))
+
+    def begin(self, *names: str, ephemeral: int | None = None) -> list[Action]:
+        """Start sessions, open a cell in each and want the device; return the last answer."""
+        actions: list[Action] = []
+        for name in names:
+            if SessionId(name) not in self.scheduler.sessions:
+                self.start(name)
+            self.open(name)
+            actions = self.want(name, ephemeral)
+        return actions
+
+    def view(self, name: str) -> SessionView:
+        """Return the session as people see it now."""
+        snapshot = self.scheduler.snapshot(self.now)
+        return next(session for session in snapshot.sessions if session.id == name)
+
+    def state(self, name: str) -> str:
+        return str(self.view(name).state)
+
+    def attained(self, user: str) -> float:
+        snapshot = self.scheduler.snapshot(self.now)
+        return next(view.attained for view in snapshot.users if view.id == user)
