@@ -1,0 +1,61 @@
+"""Processes and kernels for the tests of the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+
+from sharedkernel.local_stack import LocalStack
+
+COMMAND = [sys.executable, "-m", "sharedkernel"]
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
+    """Return once *condition* holds; fail after *timeout* seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout} s"
+        time.sleep(0.02)
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Return the processes that belong to a stack: *directory* is on their command line or among their files."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            named = any(str(directory) in part for part in process.cmdline())
+            if named or any(str(directory) in file.path for file in process.open_files()):
+                found.append(process)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def shared_kernel(stack: LocalStack, user: str, notebook: str = "work.ipynb") -> AsyncIterator[AsyncKernelClient]:
+    """Give a client of a new session of *user*, through the kernelspec, as a notebook would have it."""
+    clients = stack.directory / "clients"
+    clients.mkdir(exist_ok=True)
+    manager = AsyncKernelManager(
+        kernel_name="shared-gpu",
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(stack.kernels_directory)], ensure_native_kernel=False),
+        connection_file=str(clients / f"{user}-{notebook}.json"),
+        transport="ipc",
+        ip=str(clients / f"{user}-{notebook}"),
+    )
+    await manager.start_kernel(env=os.environ | stack.client_environment(user) | {"JPY_SESSION_NAME": notebook})
+    client = manager.client()
+    client.start_channels()
+    try:
+        await client.wait_for_ready(timeout=60)
+        yield client
+    finally:
+        client.stop_channels()
+        await manager.shutdown_kernel()

@@ -1,0 +1,73 @@
+"""``sharedkernel lab``: a real JupyterLab over a stack of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.support import COMMAND, processes_of, wait_until
+
+
+def free_port() -> int:
+    """Return a port nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ask(url: str, body: dict[str, Any] | None = None) -> Any:
+    """Return JupyterLab's answer, None while there is none."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Authorization": "token of-the-test"})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20) as answer:
+            return json.load(answer)
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, signum: signal.Signals) -> None:
+    """The kernelspec is the default, a kernel starts, and the end leaves no process, nor a file if it had a chance."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    directory, work = tmp_path / "t", tmp_path / "work"
+    directory.mkdir()
+    work.mkdir()
+    environment = os.environ | {
+        "TMPDIR": str(directory),
+        "HOME": str(tmp_path),
+        "JUPYTER_RUNTIME_DIR": str(work / "run"),
+    }
+    arguments = [
+        "lab", "--capacity", "1GiB", "--", "--no-browser", "--allow-root", f"--port={port}", f"--notebook-dir={work}",
+        "--IdentityProvider.token=of-the-test", "--LabApp.collaborative=False",
+    ]  # fmt: skip
+    with (tmp_path / "log").open("wb") as log:
+        lab = subprocess.Popen([*COMMAND, *arguments], cwd=work, env=environment, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: lab.poll() is not None or ask(f"{url}/api/kernelspecs"), "JupyterLab's first answer", 60)
+        assert lab.poll() is None, (tmp_path / "log").read_text()
+        specs = ask(f"{url}/api/kernelspecs")
+        assert specs["default"] == "shared-gpu"
+        assert specs["kernelspecs"]["shared-gpu"]["spec"]["display_name"] == "Shared GPU (PyTorch)"
+        assert ask(f"{url}/api/kernels", {"name": "shared-gpu"})["id"]
+        (stack,) = directory.glob("sharedkernel-*")
+        assert processes_of(stack)
+        lab.send_signal(signum)
+        lab.wait(60)
+        wait_until(lambda: not processes_of(stack), "the end of the stack")
+        wait_until(lambda: ask(f"{url}/api") is None, "the end of JupyterLab")
+        if signum == signal.SIGTERM:
+            assert list(directory.iterdir()) == []
+    finally:
+        lab.kill()
+        lab.wait()

@@ -1,0 +1,73 @@
+"""The stack that `lab`, `demo`, `bench` and the tests stand on: it starts whole and goes without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
+from sharedkernel.local_stack import LocalStack
+from tests.commands.support import processes_of, wait_until
+
+
+def test_it_answers_and_goes_without_a_trace() -> None:
+    """Once started both answer; once stopped there is no process, no file, nobody at the port."""
+    with LocalStack(users=["ada", "grace"], capacity="1GiB") as stack:
+        directory, url, token = stack.directory, stack.gateway_url, stack.token("ada")
+        status = stack.status("grace")
+        assert status["device"]["capacity_bytes"] == 1 << 30
+        assert processes_of(directory)
+        environment = stack.client_environment("grace")
+        assert environment["SHAREDKERNEL_TOKEN"] == stack.token("grace") != token
+        spec = json.loads((stack.kernels_directory / "shared-gpu" / "kernel.json").read_text())
+        assert "sharedkernel.relay" in spec["argv"]
+    assert not directory.exists()
+    assert not processes_of(directory)
+    with pytest.raises(GatewayUnavailable):
+        fetch_status(url, token)
+
+
+def test_a_service_that_cannot_start_shows_its_log() -> None:
+    """The error carries the last lines of the log, and nothing is left running."""
+    stack = LocalStack(capacity="no amount")
+    with pytest.raises(SharedKernelError, match=r"(?s)the executor ended at its start:.*'no amount' is not an amount"):
+        stack.start()
+    assert not stack.directory.exists()
+    assert not processes_of(stack.directory)
+
+
+def test_what_a_crashed_executor_left_is_ended_too() -> None:
+    """Sessions survive their executor; stopping the stack ends them all the same."""
+    stack = LocalStack()
+    with stack:
+        stack.executor.kill()
+        assert processes_of(stack.directory)
+    assert not processes_of(stack.directory)
+    assert not stack.directory.exists()
+
+
+def test_it_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
+    """Even SIGKILL for the starter leaves no process behind."""
+    script = (
+        "import time\n"
+        "from sharedkernel.local_stack import LocalStack\n"
+        "stack = LocalStack()\n"
+        "stack.start()\n"
+        "print(stack.directory, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+    with starter:
+        assert starter.stdout is not None
+        directory = Path(starter.stdout.readline().strip())
+        assert processes_of(directory)
+        starter.send_signal(signal.SIGKILL)
+    wait_until(lambda: not processes_of(directory), "the end of executor and gateway")
