@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
@@ -44,10 +45,9 @@ def free_port() -> int:
 class GatewayProcess:
     """A Jupyter server as a process of its own, on a port that stays the same when it is started again."""
 
-    token = "a-token"
-
     def __init__(self, directory: Path, command: list[str], *, contract: bool = False) -> None:
         self.directory = directory
+        self.token = "a-token"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.refusal_file = directory / "refusal.json"
@@ -57,28 +57,39 @@ class GatewayProcess:
         kernel.mkdir(parents=True)
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "stock", "language": "python"}))
-        self._command = [
-            sys.executable, *command, "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}",
+        self._command = [sys.executable, *command]
+        self._contract = contract
+
+    @property
+    def command(self) -> list[str]:
+        """Its command line, with the token as it is now."""
+        command = [
+            *self._command, "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}",
             "--ServerApp.port_retries=0", "--ServerApp.open_browser=False", "--ServerApp.allow_root=True",
-            "--ServerApp.jpserver_extensions={}", f"--ServerApp.root_dir={directory}",
+            "--ServerApp.jpserver_extensions={}", f"--ServerApp.root_dir={self.directory}",
             f"--IdentityProvider.token={self.token}", "--ZMQChannelsWebsocketConnection.limit_rate=False",
         ]  # fmt: skip
-        if contract:
-            self._command += [
-                f"--ContractKernelManager.refusal_file={self.refusal_file}",
-                f"--ContractKernelManager.journal_file={self.journal_file}",
-            ]
+        if self._contract:
+            command.append(f"--ContractKernelManager.refusal_file={self.refusal_file}")
+            command.append(f"--ContractKernelManager.journal_file={self.journal_file}")
+        return command
 
     def start(self) -> None:
         environment = os.environ | {"JUPYTER_PATH": str(self.directory / "jupyter")}
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command, env=environment, stdout=log, stderr=log)
         wait_until(self._answers)
 
     def stop(self) -> None:
         """End it with its sessions."""
         assert self.process is not None
         self.process.terminate()
+        self.process.wait(TIMEOUT)
+
+    def kill(self) -> None:
+        """End it as a crash would; its sessions notice, and end too."""
+        assert self.process is not None
+        self.process.kill()
         self.process.wait(TIMEOUT)
 
     def fetch(self, path: str, method: str = "GET") -> Any:
@@ -98,13 +109,17 @@ class GatewayProcess:
         return [json.loads(line) for line in self.journal_file.read_text().splitlines()]
 
     @contextlib.contextmanager
-    def refusing(self, status: int, message: str, reason: str) -> Iterator[None]:
-        """Refuse new sessions."""
+    def refusing(self, status: int, message: str, reason: str) -> Iterator[Callable[[], None]]:
+        """Refuse new sessions, until the function that this gives is called or the context ends."""
+
+        def stop() -> None:
+            self.refusal_file.unlink(missing_ok=True)
+
         self.refusal_file.write_text(json.dumps({"status": status, "message": message, "reason": reason}))
         try:
-            yield
+            yield stop
         finally:
-            self.refusal_file.unlink(missing_ok=True)
+            stop()
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -270,9 +285,12 @@ class Line:
         """Let connections through."""
         asyncio.run_coroutine_threadsafe(self._mend(), self._loop).result(TIMEOUT)
 
-    def cut(self) -> None:
-        """Break every connection and refuse new ones."""
+    def cut(self, notebook: Notebook | None = None) -> None:
+        """Break every connection and refuse new ones; return once the relay of *notebook* has noticed."""
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(TIMEOUT)
+        if notebook is not None:
+            relay = psutil.Process(notebook.pid)
+            wait_until(lambda: all(not c.raddr or c.raddr.port != self.port for c in relay.net_connections("tcp")))
 
     async def _mend(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)

@@ -80,11 +80,11 @@ def test_a_shutdown_without_a_gateway_ends_in_time(tmp_path: Path) -> None:
     gateway.start()
     try:
         with Notebook(gateway.url, gateway.token) as notebook:
-            gateway.stop()
+            gateway.kill()
             notebook.client.shutdown()
             wait_until(lambda: not notebook.manager.is_alive(), timeout=6)
     finally:
-        gateway.stop()
+        gateway.kill()
 
 
 def test_a_session_that_dies_says_so_in_its_cell(notebook: Notebook) -> None:

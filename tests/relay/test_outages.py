@@ -1,0 +1,130 @@
+"""The line to the gateway breaks, or the gateway does: nothing is lost that need not be, and cells say what is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.relay.support import GatewayProcess, Line, Notebook, wait_until
+
+
+@pytest.fixture
+def line(stock_gateway: GatewayProcess) -> Iterator[Line]:
+    """Yield a line to the stock gateway."""
+    with Line(stock_gateway.port) as line:
+        yield line
+
+
+@pytest.fixture
+def notebook(line: Line, stock_gateway: GatewayProcess) -> Iterator[Notebook]:
+    """Yield a client behind that line."""
+    with Notebook(line.url, stock_gateway.token) as notebook:
+        yield notebook
+
+
+def waiting_cell(notebook: Notebook, go: Path) -> str:
+    """Run a cell that prints "begun" and, once the file *go* is there, "done"; return its message id once it runs."""
+    code = f"import pathlib, time\nprint('begun', flush=True)\nwhile not pathlib.Path({str(go)!r}).exists():"
+    message_id = notebook.client.execute(f"{code} time.sleep(0.01)\nprint('done'); x = 1")
+    notebook.wait_for_output(message_id, "begun")
+    return message_id
+
+
+def test_what_a_cell_prints_during_an_outage_arrives_after_it(line: Line, notebook: Notebook, tmp_path: Path) -> None:
+    """The gateway buffers, the relay comes back for it, and the cell ends as if nothing had been."""
+    message_id = waiting_cell(notebook, tmp_path / "go")
+    line.cut(notebook)
+    (tmp_path / "go").touch()
+    line.mend()
+    outcome = notebook.wait(message_id)
+    assert outcome.status == "ok"
+    assert outcome.text() == "done\n"
+    assert outcome.text("stderr") == ""
+
+
+def test_a_long_outage_is_said_in_the_cell(line: Line, notebook: Notebook, tmp_path: Path) -> None:
+    """Whoever watches a silent cell learns why it is silent, and when that ends."""
+    message_id = waiting_cell(notebook, tmp_path / "go")
+    line.cut(notebook)
+    notebook.wait_for_output(message_id, "is away; the session goes on there")
+    (tmp_path / "go").touch()
+    line.mend()
+    outcome = notebook.wait(message_id)
+    assert outcome.status == "ok"
+    assert "the gateway is back after" in outcome.text("stderr")
+    assert "done\n" in outcome.text()
+
+
+def test_a_cell_sent_during_an_outage_runs_after_it(line: Line, notebook: Notebook) -> None:
+    """What the client sends meanwhile is held, in order."""
+    notebook.run("x = []")
+    line.cut(notebook)
+    cells = [notebook.client.execute(f"x.append({number}); print(x)") for number in range(3)]
+    line.mend()
+    assert [notebook.wait(cell).text() for cell in cells] == ["[0]\n", "[0, 1]\n", "[0, 1, 2]\n"]
+
+
+def test_a_held_cell_can_be_interrupted(line: Line, notebook: Notebook) -> None:
+    """Nobody has to wait for a gateway that does not come back."""
+    notebook.run("x = 0")
+    line.cut(notebook)
+    cell = notebook.client.execute("x = 1")
+    # Cell and interrupt come on different channels: the first interrupt may be read before the cell is.
+    wait_until(lambda: notebook.manager.interrupt_kernel() or notebook.client.shell_channel.socket.poll(200))
+    assert notebook.wait(cell).error.startswith("KeyboardInterrupt: interrupted while waiting for the gateway")
+    line.mend()
+    assert notebook.run("print(x)").text() == "0\n"
+
+
+def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path) -> None:
+    """A gateway without a buffer loses the cell's end; the cell ends with an error instead of never."""
+    command = ["-m", "jupyter_server", "--AsyncMappingKernelManager.buffer_offline_messages=False"]
+    gateway = GatewayProcess(tmp_path, command)
+    gateway.start()
+    try:
+        with Line(gateway.port) as line, Notebook(line.url, gateway.token) as notebook:
+            message_id = waiting_cell(notebook, tmp_path / "go")
+            line.cut(notebook)
+            (tmp_path / "go").touch()
+            (kernel,) = wait_until(lambda: [k for k in gateway.fetch("/api/kernels") if not k["connections"]])
+            line.mend()
+            assert notebook.wait(message_id).error.startswith("SharedGPUOutcomeLost: ")
+            assert notebook.run("print(x)").text() == "1\n"
+            assert gateway.sessions() == {kernel["id"]}
+    finally:
+        gateway.stop()
+
+
+def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: Path, tmp_path: Path) -> None:
+    """A stock gateway takes its sessions with it: the cell says so, and the client starts the kernel anew."""
+    gateway = GatewayProcess(tmp_path, ["-m", "jupyter_server"])
+    gateway.start()
+    try:
+        with Notebook(gateway.url, gateway.token) as notebook:
+            message_id = waiting_cell(notebook, tmp_path / "go")
+            gateway.kill()
+            gateway.start()
+            outcome = notebook.wait(message_id)
+            assert outcome.error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
+            wait_until(lambda: not notebook.manager.is_alive())
+            notebook.manager.restart_kernel(now=True)
+            notebook.client.wait_for_ready(timeout=15)
+            assert notebook.run("print('anew')").text() == "anew\n"
+    finally:
+        gateway.stop()
+
+
+def test_a_token_withdrawn_during_an_outage_is_a_refusal(private_jupyter: Path, tmp_path: Path) -> None:
+    """The relay does not knock for ever where it is not wanted; the next cell asks again."""
+    gateway = GatewayProcess(tmp_path, [str(Path(__file__).with_name("contract_gateway.py"))], contract=True)
+    gateway.start()
+    try:
+        with Notebook(gateway.url, gateway.token) as notebook:
+            gateway.kill()
+            gateway.token = "another-token"
+            gateway.start()
+            assert "does not accept this token" in notebook.run("1").error
+    finally:
+        gateway.stop()
