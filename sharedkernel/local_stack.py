@@ -25,6 +25,7 @@ from sharedkernel import lifetime
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
 from sharedkernel.paths import EXECUTOR_SOCKET
+from sharedkernel.signals import uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -228,14 +229,15 @@ class LocalStack:
 
     def stop(self) -> None:
         """End the services and every session, and remove everything; returns once that is so."""
-        self.gateway.stop()
-        if self.executor.process is not None and not self.executor.running and self._left_behind():
-            # Only an executor can end what another one that crashed has left running: the sessions survive it.
-            with contextlib.suppress(SharedKernelError):
-                self.executor.start()
-                self.executor.wait_until_ready()
-        self.executor.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        with uninterrupted():
+            self.gateway.stop()
+            if self._executor_crashed():
+                # Only an executor can end what another one has left running: sessions survive their executor.
+                with contextlib.suppress(SharedKernelError):
+                    self.executor.start()
+                    self.executor.wait_until_ready()
+            self.executor.stop()
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -278,9 +280,10 @@ class LocalStack:
             return False
         return True
 
-    def _left_behind(self) -> bool:
-        """Whether an executor that crashed left its socket, and so perhaps sessions."""
-        return (self.runtime_directory / EXECUTOR_SOCKET).exists()
+    def _executor_crashed(self) -> bool:
+        """Whether the executor went without a good-bye, which removes its socket."""
+        ended = self.executor.process is not None and not self.executor.running
+        return ended and (self.runtime_directory / EXECUTOR_SOCKET).exists()
 
 
 def _free_port() -> int:

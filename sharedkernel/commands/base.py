@@ -5,11 +5,9 @@ Exit codes: 0 done, 1 could not be done, 2 wrong use.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import signal
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from textwrap import dedent
 from typing import Any, ClassVar, NoReturn
 
@@ -30,21 +28,6 @@ def fail(sentence: str, *, status: int = 1) -> NoReturn:
     """
     print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
     sys.exit(status)
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal unwind the block, as Ctrl-C does, so that it can clean up after itself."""
-
-    def unwind(signum: int, frame: object) -> NoReturn:
-        sys.exit(128 + signum)
-
-    before = {signum: signal.signal(signum, unwind) for signum in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 class _StrictLoader(KVArgParseConfigLoader):

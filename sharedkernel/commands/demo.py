@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.live import Live
 from traitlets import Unicode
 
-from sharedkernel.commands.base import ended_by_signals, fail
+from sharedkernel.commands.base import fail
 from sharedkernel.commands.stack_options import StackCommandApp
 from sharedkernel.demo.report import FairnessMeter, make_report
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
 from sharedkernel.demo.views import ended_line, progress_view, report_view
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.signals import ended_by_signals, uninterrupted
 
 #: who runs what
 _NOTEBOOKS = {"ada": "cnn_training.ipynb", "grace": "sweep.ipynb", "hedy": "interactive.ipynb"}
@@ -71,7 +72,8 @@ class DemoApp(StackCommandApp):
             try:
                 report, status = _watch(runs, stack, console)
             finally:
-                runs.close()
+                with uninterrupted():
+                    runs.close()
         console.print(report_view(report, status))
         if to_output:
             print(json.dumps(report))  # noqa: T201

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 from sharedkernel import lifetime
-from sharedkernel.commands.base import ended_by_signals
 from sharedkernel.commands.stack_options import StackCommandApp
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.relay.gateway import KERNEL_NAME
+from sharedkernel.signals import ended_by_signals, left_to_child
 
 #: seconds that JupyterLab may take to end after SIGTERM
 _STOP_TIMEOUT = 20.0
@@ -42,24 +40,13 @@ class LabApp(StackCommandApp):
         with ended_by_signals(), LocalStack(users=[user], **self.stack_options()) as stack:
             environment = os.environ | stack.client_environment(user)
             arguments = [f"--MultiKernelManager.default_kernel_name={KERNEL_NAME}", *self.extra_args]
-            with _left_to_jupyterlab(signal.SIGINT):
+            with left_to_child(signal.SIGINT):  # JupyterLab asks whether it is meant
                 lab = subprocess.Popen(lifetime.command("jupyterlab", arguments), env=environment)
                 try:
                     status = lab.wait()
                 finally:
                     _end(lab)
         sys.exit(status if status >= 0 else 128 - status)
-
-
-@contextlib.contextmanager
-def _left_to_jupyterlab(signum: signal.Signals) -> Iterator[None]:
-    """Ignore *signum* here: the terminal sends it to JupyterLab as well, which asks whether it is meant."""
-    # A handler instead of SIG_IGN, which a child process would inherit.
-    before = signal.signal(signum, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signum, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
