@@ -157,6 +157,9 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     #: Jupyter connection information: transport, ip, ports, key, signature_scheme
     connection: dict[str, Any]
+    #: as they came in :class:`StartSession`: a gateway that adopts the session can restart it alike
+    cwd: str | None = None
+    env: dict[str, str] = {}
 
 
 class SessionReady(Message, frozen=True, kw_only=True):

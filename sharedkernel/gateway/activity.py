@@ -1,0 +1,74 @@
+"""What a session's published messages say about it: busy or idle, since when, and which cell runs. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from sharedkernel.errors import ProtocolError
+from sharedkernel.relay.wire import read_object
+
+
+class Activity:
+    """Follows one session.
+
+    Parameters
+    ----------
+    is_tracked
+        Whether a message of this type counts as somebody's activity (kernel_info_request does not).
+    """
+
+    def __init__(self, is_tracked: Callable[[str], bool]) -> None:
+        self._is_tracked = is_tracked
+        #: when somebody last did something with the session
+        self.last = datetime.datetime.now(datetime.UTC)
+        #: headers of the requests being worked on, by message id; several at a time with subshells and comms
+        self._running: dict[str, dict[str, Any]] = {}
+        self._busy_elsewhere = False
+
+    @property
+    def state(self) -> str:
+        """``busy`` or ``idle``, as Jupyter's API has it."""
+        return "busy" if self._running or self._busy_elsewhere else "idle"
+
+    @property
+    def running_cell(self) -> dict[str, Any]:
+        """The header of the request that runs code now, else of any request being worked on, else empty."""
+        for header in self._running.values():
+            if header.get("msg_type") == "execute_request":
+                return header
+        return next(iter(self._running.values()), {})
+
+    def start(self, *, busy: bool = False) -> None:
+        """Forget what ran: the session is another process now, or was found by a gateway (*busy*: in a cell)."""
+        self._running.clear()
+        self._busy_elsewhere = busy
+        self.last = datetime.datetime.now(datetime.UTC)
+
+    def hear(self, parts: list[bytes]) -> str:
+        """Take note of a message's parts (from the header on) and return its type.
+
+        Raises
+        ------
+        ProtocolError
+            When they are no message.
+        """
+        if len(parts) < 4:
+            raise ProtocolError("a message with too few parts.")
+        message_type = str(read_object(parts[0]).get("msg_type"))
+        parent = read_object(parts[1])
+        tracked = self._is_tracked(str(parent.get("msg_type")))
+        if message_type == "status" and tracked:
+            self._hear_status(str(read_object(parts[3]).get("execution_state")), parent)
+        if tracked or self._is_tracked(message_type) or self.state == "busy":
+            self.last = datetime.datetime.now(datetime.UTC)
+        return message_type
+
+    def _hear_status(self, state: str, parent: dict[str, Any]) -> None:
+        message_id = str(parent.get("msg_id"))
+        if state == "busy":
+            self._running[message_id] = parent
+        elif state == "idle" and self._running.pop(message_id, None) is None:
+            # The end of what a gateway found running: its beginning was not heard.
+            self._busy_elsewhere = False

@@ -1,0 +1,260 @@
+"""The command ``sharedkernel gateway``: Jupyter's server, cut down to kernels, and the executor behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jupyter_server.serverapp import ServerApp
+from traitlets import Any as AnyTrait
+from traitlets import Enum, Integer, Set, Unicode, default
+
+from sharedkernel.commands.base import CommandApp
+from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.gateway.events import StatusFeed
+from sharedkernel.gateway.identity import OwnerAuthorizer, SingleUser, TokenUsers
+from sharedkernel.gateway.kernel import SessionKernel
+from sharedkernel.gateway.kernels import SessionKernels
+from sharedkernel.gateway.kernelspecs import NoContents, OneKernelSpec
+from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
+from sharedkernel.gateway.settings import CONFIG_NAME, build_quotas, read_settings
+from sharedkernel.gateway.tokens import default_tokens_file
+from sharedkernel.gateway.websocket import SessionWebsocket
+from sharedkernel.paths import default_runtime_directory, make_private_directory
+
+DEFAULT_PORT = 8585
+
+
+class SharedKernelGateway(CommandApp, ServerApp):
+    """Serves the sessions of this machine's executor to their users."""
+
+    name = "gateway"
+    description = (
+        "Serve notebooks of many users from this machine's executor.\n\n"
+        f"Users, quotas and shares are set in {CONFIG_NAME}.py (in Jupyter's configuration directories, or --config); "
+        "SIGHUP reads it again."
+    )
+    examples = f"""
+        sharedkernel gateway                                   # for yourself, on http://127.0.0.1:{DEFAULT_PORT}
+        sharedkernel gateway --identity tokens --ip 0.0.0.0 --certfile gpu.crt --keyfile gpu.key
+        sharedkernel gateway --config /etc/sharedkernel/{CONFIG_NAME}.py
+    """
+    classes: ClassVar[list[Any]] = [  # type: ignore[misc]
+        SessionKernel, SessionKernels, SessionWebsocket, SingleUser, TokenUsers,
+    ]  # fmt: skip
+    subcommands: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "ip": "ServerApp.ip",
+        "port": "ServerApp.port",
+        "config": "JupyterApp.config_file",
+        "runtime-dir": "SharedKernelGateway.runtime_dir",
+        "identity": "SharedKernelGateway.identity",
+        "tokens-file": "SharedKernelGateway.tokens_file",
+        "certfile": "ServerApp.certfile",
+        "keyfile": "ServerApp.keyfile",
+        "base-url": "ServerApp.base_url",
+        "log-level": "Application.log_level",
+    }
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "debug": ({"Application": {"log_level": 10}}, "Log everything."),
+    }
+
+    # Only these of the server's own services are there; the rest of the routes is in handlers.py.
+    default_services = ("api", "kernelspecs")
+
+    runtime_dir = Unicode(help="Private directory where gateway and executor meet.").tag(config=True)
+    identity = Enum(
+        ["single", "tokens"],
+        "single",
+        help="Who users are: `single` (you, with one generated token) or `tokens` (see `sharedkernel token`).",
+    ).tag(config=True)
+    tokens_file = Unicode(help="The file of users' tokens, for identity `tokens`.").tag(config=True)
+    admins = Set(Unicode(), help="Users who see everybody's sessions and may change quotas.").tag(config=True)
+    quotas = AnyTrait(
+        {},
+        help="What users may use: {'default': {…}, 'groups': {NAME: {…}}, 'users': {NAME: {…}}} with the keys memory "
+        "('8GiB', '25%'), share (1.0 is usual), sessions (a number), priority, offload_after and cull_after ('10m').",
+    ).tag(config=True)
+    groups = AnyTrait({}, help="Members of groups: {NAME: [USER, …]}.").tag(config=True)
+    max_body_size = Integer(1024**2, help="Longest body of a request, in bytes.").tag(config=True)
+
+    # --- defaults that differ from a notebook server's ----------------------------------------------------------------
+
+    @default("config_file_name")
+    def _default_config_file_name(self) -> str:
+        return CONFIG_NAME
+
+    @default("runtime_dir")
+    def _default_runtime_dir(self) -> str:
+        return str(default_runtime_directory())
+
+    @default("tokens_file")
+    def _default_tokens_file(self) -> str:
+        return str(default_tokens_file())
+
+    @default("cookie_secret")
+    def _default_cookie_secret(self) -> bytes:
+        return os.urandom(32)  # no cookie says who anybody is, so none has to outlive this process
+
+    @default("ip")
+    def _default_ip(self) -> str:
+        return "127.0.0.1"
+
+    @default("port")
+    def _port_default(self) -> int:
+        return DEFAULT_PORT
+
+    @default("port_retries")
+    def _port_retries_default(self) -> int:
+        return 0  # users have this gateway's address written down
+
+    @default("kernel_manager_class")
+    def _default_kernel_manager_class(self) -> type:
+        return SessionKernels
+
+    @default("session_manager_class")
+    def _default_session_manager_class(self) -> type:
+        return OwnNotebookSessions
+
+    @default("kernel_websocket_connection_class")
+    def _default_kernel_websocket_connection_class(self) -> type:
+        return SessionWebsocket
+
+    @default("kernel_spec_manager_class")
+    def _default_kernel_spec_manager_class(self) -> type:
+        return OneKernelSpec
+
+    @default("contents_manager_class")
+    def _default_contents_manager_class(self) -> type:
+        return NoContents
+
+    @default("authorizer_class")
+    def _default_authorizer_class(self) -> type:
+        return OwnerAuthorizer
+
+    @default("identity_provider_class")
+    def _default_identity_provider_class(self) -> type:
+        return SingleUser if self.identity == "single" else TokenUsers
+
+    # --- start --------------------------------------------------------------------------------------------------------
+
+    def initialize(self, argv: list[str] | None = None, **_: Any) -> None:
+        """Read the configuration and prepare to serve.
+
+        Raises
+        ------
+        ConfigError
+            When something in it cannot be used.
+        """
+        super().initialize(argv, find_extensions=False)
+
+    def load_config_file(self, suppress_errors: bool = True) -> None:
+        """Read the configuration file; unlike a notebook server's, it has to be right.
+
+        Raises
+        ------
+        ConfigError
+            When it is not.
+        """
+        self._settings = read_settings(self.config_file_paths, self.config_file)
+        self.update_config(self._settings.config)
+
+    def init_configurables(self) -> None:
+        """Make the managers and connect them to the executor."""
+        make_private_directory(Path(self.runtime_dir))
+        quotas = build_quotas(self.quotas, self.groups, self._settings.files)
+        self.jpserver_extensions = {}
+        self.extra_services = ["sharedkernel.gateway.handlers"]
+        super().init_configurables()
+        manager = self.kernel_manager
+        manager.quotas = quotas
+        self.executor = manager.executor = ExecutorClient(
+            Path(self.runtime_dir), role="gateway", on_died=manager.on_died, on_connected=manager.on_connected
+        )
+        self.tornado_settings["status_feed"] = StatusFeed(self.executor)
+        # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
+        self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
+        self._warn()
+
+    def _warn(self) -> None:
+        entries = [self.kernel_manager.quotas.explain(user) for user in ("", *self.kernel_manager.quotas.known_users())]
+        if any(entry["offload_after"]["value"] for entry in entries):
+            self.log.warning("offload_after is set, but the host device has nothing to offload to; it has no effect.")
+        if not (self.certfile or _is_loopback(self.ip)):
+            self.log.warning(
+                "serving on %s without encryption: tokens and notebooks can be read on the way; see --certfile.",
+                self.ip or "every address",
+            )
+
+    def init_signal(self) -> None:
+        """Stop on SIGTERM and SIGINT, read the configuration again on SIGHUP."""
+        signal.signal(signal.SIGTERM, self._signal_stop)
+        signal.signal(signal.SIGINT, self._signal_stop)
+        signal.signal(signal.SIGHUP, lambda *_: self.io_loop.add_callback_from_signal(self.reload))
+
+    def _find_http_port(self) -> None:
+        if self.port and not self.port_retries:
+            try:
+                for family, kind, protocol, _, address in socket.getaddrinfo(
+                    self.ip or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                ):
+                    with socket.socket(family, kind, protocol) as probe:
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        probe.bind(address)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot serve on {self.ip or 'any address'}, port {self.port} ({error.strerror}); "
+                    "name another with --port, or stop what uses it."
+                ) from None
+        super()._find_http_port()
+
+    def start_app(self) -> None:
+        """Say where the gateway is and how to use it."""
+        token = self.identity_provider.token if self.identity_provider.token_generated else "TOKEN"
+        url = self.connection_url.rstrip("/")
+        # Not logged: logs are kept, and the token is for this terminal.
+        print(  # noqa: T201
+            f"Serving on {url}; use it with: sharedkernel install --gateway-url {url} --token {token}", flush=True
+        )
+
+    async def _post_start(self) -> None:
+        self.executor.keep_connected()
+        self.kernel_manager.start_culling()
+
+    def reload(self) -> None:
+        """Read quotas, groups and admins again; a file that cannot be used changes nothing."""
+        try:
+            settings = read_settings(self.config_file_paths, self.config_file)
+            section = settings.section()
+            quotas = build_quotas(section.get("quotas", {}), section.get("groups", {}), settings.files)
+            admins = set(section.get("admins", ()))
+        except SharedKernelError as error:
+            self.log.error("the configuration was not read again: %s", error)
+            return
+        self._settings = settings
+        self.kernel_manager.quotas = quotas
+        self.identity_provider.admins = self.admins = admins
+        self.log.info("the configuration was read again")
+        if self.executor.connected:
+            self._telling = asyncio.ensure_future(self.kernel_manager.configure_users())
+
+    async def cleanup_kernels(self) -> None:
+        """Leave the executor; its sessions run on."""
+        self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
+        await self.executor.close()
+
+    def write_server_info_file(self) -> None:
+        """Write none: it would hold the token, and nobody reads it."""
+
+
+def _is_loopback(ip: str) -> bool:
+    try:
+        return ipaddress.ip_address(ip).is_loopback
+    except ValueError:
+        return ip == "localhost"

@@ -1,0 +1,209 @@
+"""The gateway's routes: Jupyter's for kernels and notebook sessions, and our own for status and quotas.
+
+Jupyter's handlers are used as they are, but for two things: a refusal is answered as one JSON sentence with a proper
+status and logged without a traceback, and starting a kernel takes the client's environment.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from jupyter_client.jsonutil import json_default
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.prometheus.log_functions import prometheus_log_method
+from jupyter_server.services.kernels import handlers as kernels
+from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
+from jupyter_server.services.sessions import handlers as sessions
+from jupyter_server.utils import url_escape, url_path_join
+from tornado import web
+
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.executor.status import visible_to
+from sharedkernel.gateway.events import EventsHandler
+from sharedkernel.gateway.quotas import QuotaError
+
+#: statuses of errors, by reason; other refusals are conflicts, other errors the gateway's fault
+_STATUSES = {
+    "config": HTTPStatus.BAD_REQUEST,
+    "bad_request": HTTPStatus.BAD_REQUEST,
+    "protocol": HTTPStatus.BAD_GATEWAY,
+    "not_admin": HTTPStatus.FORBIDDEN,
+    "no_such_kernel": HTTPStatus.NOT_FOUND,
+    "session_not_found": HTTPStatus.NOT_FOUND,
+    "quota": HTTPStatus.TOO_MANY_REQUESTS,
+    "executor_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "start": HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def http_status(error: SharedKernelError) -> HTTPStatus:
+    """Return the HTTP status of *error*: the one place that knows."""
+    other = HTTPStatus.CONFLICT if isinstance(error, Refused) else HTTPStatus.INTERNAL_SERVER_ERROR
+    return _STATUSES.get(error.reason, other)
+
+
+def refusal_in(error: BaseException | None) -> SharedKernelError | None:
+    """Return the error of ours that *error* is, or that one of Jupyter's handlers has wrapped."""
+    for candidate in (error, getattr(error, "__cause__", None)):
+        if isinstance(candidate, SharedKernelError):
+            return candidate
+    return None
+
+
+class AnswersRefusals(web.RequestHandler):
+    """Answers an error of ours as ``{"message", "reason"}``."""
+
+    _refused = False
+
+    def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
+        """Log a refusal at INFO, without a traceback."""
+        refusal = refusal_in(value)
+        if refusal is None:
+            super().log_exception(typ, value, tb)
+        else:
+            self.log.info("refused %s %s (%s): %s", self.request.method, self.request.path, refusal.reason, refusal)  # type: ignore[attr-defined]
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Write the answer."""
+        refusal = refusal_in(kwargs.get("exc_info", (None, None))[1])
+        if refusal is None:
+            super().write_error(status_code, **kwargs)
+            return
+        self._refused = True
+        self.set_status(http_status(refusal))
+        self.set_header("Content-Type", "application/json")
+        if (retry_after := getattr(refusal, "retry_after", None)) is not None:
+            self.set_header("Retry-After", str(max(1, round(retry_after))))
+        self.finish(json.dumps({"message": str(refusal), "reason": refusal.reason}))
+
+    def _log(self) -> None:
+        if self._refused:
+            prometheus_log_method(self)  # it is in the log already, in fewer words
+        else:
+            super()._log()
+
+
+class KernelsHandler(AnswersRefusals, kernels.MainKernelHandler):
+    """``/api/kernels``."""
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Start a session, or return the one that this client's place has already."""
+        body = read_body(self, {"name": str, "path": str, "env": dict})
+        env = body.get("env", {})
+        if not all(isinstance(value, str) for value in env.values()):
+            raise Refused("`env` holds something that is no text; write names and texts.", reason="bad_request")
+        kernel_id = await self.kernel_manager.start_kernel(kernel_name=body.get("name"), path=body.get("path"), env=env)
+        self.set_status(HTTPStatus.CREATED)
+        self.set_header("Location", url_path_join(self.base_url, "api", "kernels", url_escape(kernel_id)))
+        self.finish(json.dumps(self.kernel_manager.kernel_model(kernel_id), default=json_default))
+
+
+class KernelHandler(AnswersRefusals, kernels.KernelHandler):
+    """``/api/kernels/ID``."""
+
+
+class KernelActionHandler(AnswersRefusals, kernels.KernelActionHandler):
+    """``/api/kernels/ID/interrupt`` and ``/restart``."""
+
+
+class KernelChannelsHandler(AnswersRefusals, KernelWebsocketHandler):
+    """``/api/kernels/ID/channels``: the websocket that carries a session's messages."""
+
+
+class NotebookSessionsHandler(AnswersRefusals, sessions.SessionRootHandler):
+    """``/api/sessions``."""
+
+
+class NotebookSessionHandler(AnswersRefusals, sessions.SessionHandler):
+    """``/api/sessions/ID``."""
+
+
+class GatewayHandler(AnswersRefusals, APIHandler):
+    """Base of the gateway's own routes."""
+
+    auth_resource = "sharedkernel"
+
+
+class StatusHandler(GatewayHandler):
+    """``/sharedkernel/api/status``: who uses what of the device, and who waits for what."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the status document, as this user may see it."""
+        status = await self.kernel_manager.executor.status()  # type: ignore[attr-defined]
+        user = self.current_user
+        self.finish(json.dumps(status if user.admin else visible_to(status, user.username)))
+
+
+class QuotasHandler(GatewayHandler):
+    """``/sharedkernel/api/quotas``: what each user may use, and where each value comes from."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the requesting user's limits; an admin gets everybody's."""
+        manager: Any = self.kernel_manager
+        user = self.current_user
+        users = {user.username}
+        if user.admin:
+            users |= manager.quotas.known_users() | manager.owners()
+        self.finish(json.dumps({"users": {name: manager.quotas.explain(name) for name in sorted(users)}}))
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Lay quotas over the configuration's, until it is read again; for admins."""
+        if not self.current_user.admin:
+            raise Refused("only admins may change quotas.", reason="not_admin")
+        manager: Any = self.kernel_manager
+        try:
+            manager.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
+        except QuotaError as error:
+            raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
+        self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
+        if manager.executor.connected:  # else it is told when it is back
+            await manager.configure_users()
+        await self.get()
+
+
+def read_body(handler: APIHandler, kinds: dict[str, type]) -> dict[str, Any]:
+    """Return the request's JSON object, seen to hold values of these kinds where it has these names.
+
+    Raises
+    ------
+    Refused
+        When it does not.
+    """
+    body = handler.get_json_body()
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise Refused("the request's body is no JSON object.", reason="bad_request")
+    found = {name: value for name, value in body.items() if value is not None}
+    for name, kind in kinds.items():
+        if not isinstance(found.get(name, kind()), kind):
+            raise Refused(
+                f"`{name}` is {found[name]!r}; it should be {'text' if kind is str else 'a JSON object'}.",
+                reason="bad_request",
+            )
+    return found
+
+
+_KERNEL = kernels._kernel_id_regex
+default_handlers = [
+    (r"/api/kernels", KernelsHandler),
+    (rf"/api/kernels/{_KERNEL}", KernelHandler),
+    (rf"/api/kernels/{_KERNEL}/{kernels._kernel_action_regex}", KernelActionHandler),
+    (rf"/api/kernels/{_KERNEL}/channels", KernelChannelsHandler),
+    (r"/api/sessions", NotebookSessionsHandler),
+    (rf"/api/sessions/{sessions._session_id_regex}", NotebookSessionHandler),
+    (r"/sharedkernel/api/status", StatusHandler),
+    (r"/sharedkernel/api/quotas", QuotasHandler),
+    (r"/sharedkernel/api/events", EventsHandler),
+]

@@ -1,0 +1,149 @@
+"""Who is asking, and what is theirs.
+
+The user comes from the token alone. No cookie is set or read: a token that is taken away stops working with the next
+request, and a page on another site cannot act in anybody's name. Whose a kernel is, the kernel manager knows; this
+module turns that into yes or "there is no such kernel" for every route, so that nobody learns which ids exist.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.auth import Authorizer, IdentityProvider, User
+from jupyter_server.base.call_context import CallContext
+from jupyter_server.base.handlers import JupyterHandler
+from tornado.web import RequestHandler
+from traitlets import Set, Unicode
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.tokens import TokenFile
+
+
+@dataclass
+class GatewayUser(User):
+    """A user of the gateway; `username` is who owns sessions and has quotas."""
+
+    #: sees everybody's sessions, may act on them and change quotas
+    admin: bool = False
+
+    def may_see(self, owner: str) -> bool:
+        """Whether what belongs to *owner* exists for this user."""
+        return self.admin or self.username == owner
+
+
+def requesting_user() -> GatewayUser | None:
+    """Return whose request runs right now; None outside of requests (a timer, the executor's news)."""
+    handler = CallContext.get(CallContext.JUPYTER_HANDLER)
+    user = None if handler is None else handler.current_user
+    return user if isinstance(user, GatewayUser) else None
+
+
+class TokenOnlyIdentity(IdentityProvider):
+    """Base of the gateway's identities: one token, one user, nothing else."""
+
+    #: names from `c.SharedKernelGateway.admins`
+    admins: Any = Set(Unicode())
+
+    @property
+    def login_available(self) -> bool:
+        """There are no login pages: clients bring their token."""
+        return False
+
+    @property
+    def logout_available(self) -> bool:
+        """Nobody is logged in, so nobody can log out."""
+        return False
+
+    async def _get_user(self, handler: RequestHandler) -> User | None:
+        token = self.get_token(handler)
+        name = self.name_for(token) if token else None
+        if name is None:
+            return None
+        # jupyter_server reads this: such a request needs no protection against other sites' forms.
+        handler._token_authenticated = True  # type: ignore[attr-defined]
+        return GatewayUser(name, admin=self.is_admin(name))
+
+    def name_for(self, token: str) -> str | None:
+        """Return whose *token* this is; None when it is nobody's."""
+        raise NotImplementedError
+
+    def is_admin(self, name: str) -> bool:
+        """Whether user *name* is an admin."""
+        return name in self.admins
+
+
+class SingleUser(TokenOnlyIdentity):
+    """One user, an admin, with the one token of Jupyter's server (generated, or from its usual settings)."""
+
+    user_name = Unicode(help="The one user's name; default: the operating system's.")
+
+    def _user_name_default(self) -> str:
+        return getpass.getuser()
+
+    def name_for(self, token: str) -> str | None:
+        """Return the user's name for the server's token."""
+        return self.user_name if hmac.compare_digest(token.encode(), self.token.encode()) else None
+
+    def is_admin(self, name: str) -> bool:
+        """Return True: there is nobody else."""
+        return True
+
+    def validate_security(self, app: Any, ssl_options: dict[str, Any] | None = None) -> None:
+        """Refuse to serve without a token.
+
+        Raises
+        ------
+        ConfigError
+            When the token is set to nothing.
+        """
+        if not self.token:
+            raise ConfigError(
+                "an empty token would let anybody in; remove it from the configuration, or set identity to 'tokens'."
+            )
+
+
+class TokenUsers(TokenOnlyIdentity):
+    """Many users, each with tokens of their own in a :class:`~sharedkernel.gateway.tokens.TokenFile`."""
+
+    tokens_file = Unicode(help="The file of salted hashes.")
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._file = TokenFile(Path(self.tokens_file))
+        self._file.tokens()
+
+    def _token_default(self) -> str:
+        return ""  # there is no token for everybody
+
+    def name_for(self, token: str) -> str | None:
+        """Return whose token the file says this is."""
+        try:
+            return self._file.user_for(token)
+        except ConfigError as error:
+            self.log.error("nobody can be let in: %s", error)
+            return None
+
+
+class OwnerAuthorizer(Authorizer):
+    """Lets users act on their own kernels and sessions, admins on all."""
+
+    def is_authorized(self, handler: JupyterHandler, user: User, action: str, resource: str) -> bool:
+        """Return True, unless the route names a kernel of somebody else.
+
+        Notebook sessions (``/api/sessions``) are looked after by their manager, which knows whose each is.
+
+        Raises
+        ------
+        HTTPError
+            404, the same as for a kernel that does not exist.
+        """
+        if not isinstance(user, GatewayUser):
+            return False
+        kernel_id = handler.path_kwargs.get("kernel_id")
+        if kernel_id is not None:
+            handler.kernel_manager.check_visible(kernel_id, user)  # type: ignore[attr-defined]
+        return True

@@ -1,0 +1,265 @@
+"""One session of the executor, as Jupyter's server sees a kernel.
+
+`jupyter_client.KernelManager` is about a process of its own: connection files, ports, polling, signals. Here the
+executor does all that, and its records say where the process listens; so the methods that touch the process are
+replaced, and a kernel just started is no different from one that a gateway found running. Covers one kernel; which
+ones there are and whose, `kernels.py` knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.connect import port_names
+from jupyter_client.session import DELIM
+from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
+from traitlets import Dict, Unicode
+from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.errors import ExecutorUnavailable, ProtocolError, SessionNotFound, SharedKernelError
+from sharedkernel.gateway.activity import Activity
+from sharedkernel.gateway.backlog import Backlog
+from sharedkernel.protocol import SessionRecord
+
+if TYPE_CHECKING:
+    from sharedkernel.gateway.websocket import SessionWebsocket
+
+#: seconds that a session may take to confirm the subscription to its outputs; a busy one may not, and needs not
+_SUBSCRIPTION_PATIENCE = 1.0
+
+
+class SessionKernel(ServerKernelManager):
+    """A session: its process, its clients, and one subscription to its outputs for all of them.
+
+    Must be made on the event loop; :meth:`start_kernel` or :meth:`follow` gives it a process.
+    """
+
+    user = Unicode(help="Whose it is.")
+    notebook = Unicode(None, allow_none=True, help="Path of the notebook as its user names it.")
+    client_key = Unicode(None, allow_none=True, help="Names the client's place for this session.")
+    cwd = Unicode(None, allow_none=True, help="Working directory that the notebook would have.")
+    env = Dict(help="Added to the session's environment.")
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        #: the process it is now; None before there was one
+        self.record: SessionRecord | None = None
+        #: websockets of its clients
+        self.attached: set[SessionWebsocket] = set()
+        #: what nobody has heard yet
+        self.backlog: Backlog | None = None
+        self.activity = Activity(self.parent.track_message_type)
+        self.last_activity = self.activity.last
+        self._alive = False
+        self._changing = asyncio.Lock()
+        #: its outputs' stream, while it has a process
+        self.outputs: ZMQStream | None = None
+        self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # --- the process --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether its process lives, as far as the executor has said."""
+        return self._alive
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether its process is being ended or replaced, so that news of its end is no surprise."""
+        return self._changing.locked()
+
+    async def is_alive(self) -> bool:
+        """Whether its process lives; asked by Jupyter's restarter."""
+        return self._alive
+
+    async def start_kernel(self, **_: Any) -> None:
+        """Have the executor start the session's process, and follow it.
+
+        Raises
+        ------
+        SharedKernelError
+            When the executor refuses or is not there.
+        """
+        assert self.kernel_id is not None
+        record = await self.parent.executor.start_session(
+            self.kernel_id,
+            self.parent.limits(self.user),
+            notebook=self.notebook,
+            cwd=self.cwd,
+            env=self.env,
+            client_key=self.client_key,
+        )
+        self.follow(record)
+
+    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
+        """Have the executor end the session's process; returns once it is reaped.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When the executor is not there: the session runs on.
+        """
+        async with self._changing:
+            await self._end()
+
+    def retire(self) -> None:
+        """Let go of everything: the session is gone for good."""
+        self._alive = False
+        self.stop_restarter()
+        self._close_outputs()
+        self.drop_backlog()
+        for websocket in list(self.attached):
+            websocket.say_goodbye()
+
+    async def restart_kernel(self, now: bool = False, newports: bool = False, **_: Any) -> None:
+        """Replace the session's process by a new one, and have the clients' websockets follow.
+
+        Raises
+        ------
+        SharedKernelError
+            When the executor refuses or is not there.
+        """
+        before = self.record
+        async with self._changing:
+            if self.record is not before:
+                return  # somebody else has done it while this waited
+            await self._end()
+            try:
+                await self.start_kernel()
+            except ExecutorUnavailable:
+                raise  # it is started when the executor is back
+            except SharedKernelError as refusal:
+                self.tell(str(refusal))
+                self._restarter._fire_callbacks("dead")
+                raise
+        await self.wait_until_subscribed()
+
+    async def interrupt_kernel(self) -> None:
+        """Interrupt what runs."""
+        await self.signal_kernel(signal.SIGINT)
+
+    async def signal_kernel(self, signum: int) -> None:
+        """Send a signal to the session's process.
+
+        Raises
+        ------
+        SharedKernelError
+            When there is no such session, or no executor.
+        """
+        await self.parent.executor.signal_session(self.kernel_id, signum)
+
+    async def _end(self) -> None:
+        self.stop_restarter()
+        if self._alive:
+            with contextlib.suppress(SessionNotFound):
+                await self.parent.executor.end_session(self.kernel_id)
+        self._alive = False
+
+    def follow(self, record: SessionRecord, *, busy: bool = False) -> None:
+        """Speak to the process of *record* from now on (*busy*: it is in the middle of a cell)."""
+        self.record = record
+        for name in port_names:
+            setattr(self, name, 0)  # or the old process's ports would be kept
+        self.load_connection_info(record.connection)  # type: ignore[arg-type]
+        self._alive = True
+        self.reason = ""
+        if not self.ready.done():
+            self.ready.set_result(None)
+        self.activity.start(busy=busy)
+        self._note_activity()
+        self._subscribe()
+        for websocket in self.attached:
+            websocket.open_channels()
+        self.drop_backlog()
+        self.start_restarter()
+
+    async def died(self, message: str) -> None:
+        """Meet the end of its process, which nobody asked for: tell the clients why and start another one.
+
+        Raises
+        ------
+        SharedKernelError
+            When no other one can be started (now).
+        """
+        self._alive = False
+        self.reason = message
+        self.tell(message)
+        if self._restarter is not None:
+            # It would find out by itself within seconds. It also counts, and gives up on what dies at once.
+            await self._restarter.poll()
+
+    def write_connection_file(self, **_: Any) -> None:
+        """Write nothing: who may speak to a session does so through its gateway."""
+
+    def cleanup_ipc_files(self) -> None:
+        """Remove nothing: the sockets are the executor's."""
+
+    # --- its outputs --------------------------------------------------------------------------------------------------
+
+    def _subscribe(self) -> None:
+        self._close_outputs()
+        self._subscribed = asyncio.get_running_loop().create_future()
+        self.outputs = self.connect_iopub()
+        self.outputs.channel = "iopub"
+        self.outputs.on_recv(self._hear)
+
+    def _close_outputs(self) -> None:
+        if self.outputs is not None:
+            self.outputs.close()
+            self.outputs = None
+
+    async def wait_until_subscribed(self) -> None:
+        """Return when no output of what is asked from now on can be missed.
+
+        ipykernel greets its first subscriber; anything else that is heard says so as well. A session that is busy in
+        compiled code can say nothing, but has long received the subscription when it next publishes.
+        """
+        if not self._subscribed.done():
+            await asyncio.wait([self._subscribed], timeout=_SUBSCRIPTION_PATIENCE)
+
+    def _hear(self, frames: list[bytes]) -> None:
+        if not self._subscribed.done():
+            self._subscribed.set_result(None)
+        try:
+            parts = frames[frames.index(DELIM) + 2 :]
+            if self.activity.hear(parts) == "iopub_welcome":
+                return
+        except (ValueError, ProtocolError) as error:
+            self.log.warning("session %s published something that is no message: %s", self.kernel_id, error)
+            return
+        self._note_activity()
+        for websocket in list(self.attached):
+            websocket.handle_outgoing_message(self.outputs, frames)
+        if not self.attached and self.backlog is not None:
+            self.backlog.add(frames)
+
+    def _note_activity(self) -> None:
+        self.last_activity = self.activity.last
+        self.execution_state = self.activity.state
+
+    def tell(self, sentence: str) -> None:
+        """Show *sentence* in the running cell, or wherever its clients show what belongs to no cell."""
+        for websocket in list(self.attached):
+            websocket.write_stderr(sentence, self.activity.running_cell)
+
+    def keep_backlog(self, backlog: Backlog) -> None:
+        """Keep what is published from now on, while nobody is attached."""
+        self.drop_backlog()
+        self.backlog = backlog
+
+    def take_backlog(self, session_key: str) -> Backlog | None:
+        """Return what was kept for the client *session_key*; what was kept for another one is given up."""
+        if self.backlog is None or not self.backlog.is_for(session_key):
+            self.drop_backlog()
+            return None
+        backlog, self.backlog = self.backlog, None
+        return backlog
+
+    def drop_backlog(self) -> None:
+        """Give up what was kept."""
+        if self.backlog is not None:
+            self.backlog.close()
+            self.backlog = None

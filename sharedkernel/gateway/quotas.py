@@ -1,0 +1,246 @@
+"""What each user may use, and why: the configuration's quotas and what an admin has PUT over them.
+
+The most specific wins, key by key: the user's own entry, then their groups' (in the order in which the groups are
+listed), then `default`, then what is built in; and at each level what was PUT wins over the configuration file. Pure:
+reading files and telling the executor is `app.py`'s and `kernels.py`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.protocol import Limits
+from sharedkernel.units import parse_bytes, parse_duration
+
+#: where a value came from, in the API's answers
+BUILT_IN = "built in"
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{value!r} is not a share; write a number above 0, such as 2 for twice the usual share.")
+    return float(value)
+
+
+def _sessions(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{value!r} is not a number of sessions; write a whole number from 0.")
+    return value
+
+
+def _priority(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{value!r} is not a priority; write a whole number, larger for more important.")
+    return value
+
+
+def _memory(value: Any) -> int | str:
+    parse_bytes(value, whole=1 << 40)
+    return value  # type: ignore[no-any-return]  # percentages are resolved when the device is known
+
+
+def _duration(value: Any) -> float | None:
+    return parse_duration(value) or None
+
+
+#: how each key's value is checked and turned into what is kept; None always means "not limited"
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "memory": _memory,
+    "share": _share,
+    "sessions": _sessions,
+    "priority": _priority,
+    "offload_after": _duration,
+    "cull_after": _duration,
+}
+_DEFAULTS: dict[str, Any] = {
+    "memory": None,
+    "share": 1.0,
+    "sessions": None,
+    "priority": 0,
+    "offload_after": None,
+    "cull_after": None,
+}
+
+
+class QuotaError(ConfigError):
+    """A quota cannot be used; `path` names it, such as ``("users", "ada", "memory")``."""
+
+    def __init__(self, message: str, path: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def _check(path: tuple[str, ...], entry: Any) -> dict[str, Any]:
+    """Return one entry's values, checked."""
+    where = "".join(f"[{part!r}]" for part in path)
+    if not isinstance(entry, Mapping):
+        raise QuotaError(f"quotas{where} is {entry!r}; write a dictionary such as {{'memory': '8GiB'}}.", path)
+    checked = {}
+    for key, value in entry.items():
+        if key not in _KEYS:
+            known = ", ".join(_KEYS)
+            raise QuotaError(f"quotas{where} has an unknown key {key!r}; the keys are {known}.", (*path, str(key)))
+        try:
+            checked[key] = _DEFAULTS[key] if value is None else _KEYS[key](value)
+        except ConfigError as error:
+            raise QuotaError(f"quotas{where}[{key!r}]: {error}", (*path, key)) from None
+    return checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Checked quotas of one origin (the configuration, or what was PUT)."""
+
+    #: "config" or "put"; part of where a value came from
+    origin: str
+    default: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    users: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, origin: str, quotas: Any) -> Level:
+        """Check *quotas* as they are written in the configuration.
+
+        Raises
+        ------
+        QuotaError
+            With a sentence that says where and what is wrong.
+        """
+        if not isinstance(quotas, Mapping):
+            raise QuotaError(f"quotas is {quotas!r}; write a dictionary with default, groups and users.", ())
+        for key in quotas:
+            if key not in ("default", "groups", "users"):
+                raise QuotaError(f"quotas has an unknown key {key!r}; it has default, groups and users.", (str(key),))
+        named: dict[str, dict[str, dict[str, Any]]] = {}
+        for kind in ("groups", "users"):
+            entries = quotas.get(kind, {})
+            if not isinstance(entries, Mapping):
+                raise QuotaError(f"quotas[{kind!r}] is {entries!r}; write a dictionary by name.", (kind,))
+            named[kind] = {str(name): _check((kind, str(name)), entry) for name, entry in entries.items()}
+        return cls(origin=origin, default=_check(("default",), quotas.get("default", {})), **named)
+
+    def merged(self, newer: Level) -> Level:
+        """Return this level with *newer*'s values over its own, key by key."""
+
+        def merge(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+            return {name: old.get(name, {}) | new.get(name, {}) for name in old | new}
+
+        return Level(
+            origin=self.origin,
+            default=self.default | newer.default,
+            groups=merge(self.groups, newer.groups),
+            users=merge(self.users, newer.users),
+        )
+
+
+def parse_groups(groups: Any) -> dict[str, list[str]]:
+    """Check the groups' members.
+
+    Raises
+    ------
+    ConfigError
+        When it is no dictionary of lists of names.
+    """
+    if not isinstance(groups, Mapping):
+        raise ConfigError(f"groups is {groups!r}; write a dictionary such as {{'students': ['ada']}}.")
+    checked = {}
+    for name, members in groups.items():
+        if isinstance(members, str) or not all(isinstance(member, str) for member in members):
+            raise ConfigError(f"groups[{name!r}] is {members!r}; write a list of users' names.")
+        checked[str(name)] = list(members)
+    return checked
+
+
+class Quotas:
+    """Every user's limits, from the configuration and what was PUT.
+
+    Parameters
+    ----------
+    quotas, groups
+        As in the configuration.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot be used.
+    """
+
+    def __init__(self, quotas: Any = None, groups: Any = None) -> None:
+        self.groups = parse_groups(groups or {})
+        self._config = Level.parse("config", quotas or {})
+        self._put = Level(origin="put")
+
+    def put(self, quotas: Any) -> None:
+        """Lay *quotas* over the configuration's, until a reload or restart.
+
+        Raises
+        ------
+        QuotaError
+            When they cannot be used; nothing has changed then.
+        """
+        self._put = self._put.merged(Level.parse("put", quotas))
+
+    def explain(self, user: str) -> dict[str, dict[str, Any]]:
+        """Return each key's value for *user* and where it came from, as the API shows it."""
+        answer = {}
+        for key, built_in in _DEFAULTS.items():
+            found = ((entry[key], source) for entry, source in self._entries(user) if key in entry)
+            value, source = next(found, (built_in, BUILT_IN))
+            answer[key] = {"value": value, "source": source}
+        return answer
+
+    def limits(self, user: str, capacity_bytes: int | None) -> Limits:
+        """Return *user*'s limits as the executor needs them.
+
+        Parameters
+        ----------
+        user
+            Their name.
+        capacity_bytes
+            The device's, for percentages; None: not known yet, so percentages do not limit.
+        """
+        values = {key: entry["value"] for key, entry in self.explain(user).items()}
+        memory = values["memory"]
+        if isinstance(memory, str) and memory.endswith("%") and capacity_bytes is None:
+            memory = None
+        return Limits(
+            user=user,
+            quota_bytes=None if memory is None else parse_bytes(memory, whole=capacity_bytes),
+            share=values["share"],
+            sessions=values["sessions"],
+            priority=values["priority"],
+            group=next(iter(self._groups_of(user)), None),
+        )
+
+    def max_sessions(self, user: str) -> int | None:
+        """Return how many sessions *user* may have; None: any number."""
+        value: int | None = self.explain(user)["sessions"]["value"]
+        return value
+
+    def cull_after(self, user: str) -> float | None:
+        """Return the seconds after which an idle session of *user* is shut down; None: never."""
+        value: float | None = self.explain(user)["cull_after"]["value"]
+        return value
+
+    def known_users(self) -> set[str]:
+        """Return everybody whom the configuration or a PUT names."""
+        members = {member for group in self.groups.values() for member in group}
+        return members | set(self._config.users) | set(self._put.users)
+
+    def _groups_of(self, user: str) -> Iterator[str]:
+        return (name for name, members in self.groups.items() if user in members)
+
+    def _entries(self, user: str) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield what applies to *user*, most specific first, with where it came from."""
+        levels = (self._put, self._config)
+        for level in levels:
+            yield level.users.get(user, {}), f"{level.origin}: user {user}"
+        for group in self._groups_of(user):
+            for level in levels:
+                yield level.groups.get(group, {}), f"{level.origin}: group {group}"
+        for level in levels:
+            yield level.default, f"{level.origin}: default"

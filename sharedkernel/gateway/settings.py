@@ -1,0 +1,128 @@
+"""The configuration file `jupyter_sharedkernel_config.py`: read at the start and again on SIGHUP.
+
+Errors name the file and, where it can be found, the line: of the syntax, of the statement that failed, or of the very
+entry of `quotas` that cannot be used.
+"""
+
+from __future__ import annotations
+
+import ast
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traitlets.config import Config
+from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.quotas import QuotaError, Quotas
+
+CONFIG_NAME = "jupyter_sharedkernel_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the configuration files say."""
+
+    config: Config
+    #: the files that were read, most important last
+    files: tuple[Path, ...]
+
+    def section(self) -> dict[str, Any]:
+        """Return the settings of the gateway itself."""
+        return dict(self.config.get("SharedKernelGateway", {}))
+
+
+def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:
+    """Read the configuration.
+
+    Parameters
+    ----------
+    paths
+        Directories to look in, most important first.
+    config_file
+        The only file to read, if one was named.
+
+    Raises
+    ------
+    ConfigError
+        When the file named is missing, or one cannot be used; with its line where that is known.
+    """
+    config, files = Config(), []
+    for path in [Path(config_file).expanduser()] if config_file else _candidates(paths):
+        if not path.is_file():
+            if config_file:
+                raise ConfigError(f"there is no configuration file {path}; check --config.")
+            continue
+        config.merge(_read(path))
+        files.append(path)
+    return Settings(config, tuple(files))
+
+
+def _candidates(paths: Sequence[str]) -> Iterable[Path]:
+    for directory in reversed(paths):
+        for suffix in (".py", ".json"):
+            yield Path(directory) / f"{CONFIG_NAME}{suffix}"
+
+
+def _read(path: Path) -> Config:
+    loader = JSONFileConfigLoader if path.suffix == ".json" else PyFileConfigLoader
+    try:
+        config: Config = loader(path.name, path=str(path.parent)).load_config()
+    except (ConfigFileNotFound, OSError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}.") from None
+    except Exception as error:  # the file is a program: anything may come out of it
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ConfigError(f"{path}{where}: {type(error).__name__}: {error}.") from None
+    return config
+
+
+def build_quotas(quotas: Any, groups: Any, files: Sequence[Path]) -> Quotas:
+    """Return the quotas that the settings describe.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot be used, with the line of the first file that sets them.
+    """
+    try:
+        return Quotas(quotas, groups)
+    except QuotaError as error:
+        raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{_place(files, 'groups', ())}{error}") from None
+
+
+def _place(files: Sequence[Path], setting: str, path: tuple[str, ...]) -> str:
+    """Return "FILE, line N: " for where *setting*'s entry *path* is written; "" when it cannot be told."""
+    for file in reversed(files):
+        if file.suffix == ".py" and (line := _find_line(file.read_text(), setting, path)) is not None:
+            return f"{file}, line {line}: "
+    return f"{files[-1]}: " if files else ""
+
+
+def _find_line(source: str, setting: str, path: tuple[str, ...]) -> int | None:
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]).endswith(f"Gateway.{setting}"):
+            return _descend(statement.value, path)
+    return None
+
+
+def _descend(node: ast.expr, path: tuple[str, ...]) -> int:
+    """Return the line of the innermost entry of *path* that is written as a literal."""
+    line = node.lineno
+    for part in path:
+        if not isinstance(node, ast.Dict):
+            break
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == part:
+                line, node = key.lineno, value
+                break
+        else:
+            break
+    return line

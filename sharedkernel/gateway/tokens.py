@@ -1,0 +1,229 @@
+"""Users' tokens: a private file of salted hashes, and the command that keeps it.
+
+A token is shown once, when it is made; the file cannot give it back. Tokens are random (256 bits), so one round of a
+salted hash is enough: there is nothing to guess, and a request costs microseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jupyter_core.paths import jupyter_config_dir
+from rich.console import Console
+from rich.table import Table
+from traitlets import Bool, Unicode
+
+from sharedkernel.commands.base import CommandApp, fail
+from sharedkernel.errors import ConfigError
+
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+_PREFIX = "sk"
+
+
+def default_tokens_file() -> Path:
+    """Return where tokens are kept when no file is named."""
+    return Path(jupyter_config_dir()) / "sharedkernel_tokens.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredToken:
+    """What the file knows of one token."""
+
+    user: str
+    salt: str
+    #: hexadecimal SHA-256 of salt and secret
+    hash: str
+    #: date and time it was made, UTC, ISO 8601
+    created: str
+
+    def matches(self, secret: str) -> bool:
+        """Whether *secret* is the one that was hashed; takes the same time either way."""
+        return hmac.compare_digest(_hash(self.salt, secret), self.hash)
+
+
+class TokenFile:
+    """The file of tokens; read again whenever it changes, so that a removed token stops working at once.
+
+    Parameters
+    ----------
+    path
+        The file; made (0600) by the first :meth:`add`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, ...] | None = None
+        self._tokens: dict[str, StoredToken] = {}
+
+    def user_for(self, token: str) -> str | None:
+        """Return whose *token* this is; None when it is nobody's.
+
+        Raises
+        ------
+        ConfigError
+            When the file cannot be read or is open to others.
+        """
+        prefix, _, rest = token.partition("-")
+        name, _, secret = rest.partition("-")
+        if prefix != _PREFIX:
+            return None
+        stored = self.tokens().get(name)
+        return stored.user if stored is not None and stored.matches(secret) else None
+
+    def tokens(self) -> dict[str, StoredToken]:
+        """Return what the file holds now, by token id.
+
+        Raises
+        ------
+        ConfigError
+            When the file cannot be read or is open to others.
+        """
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return {}
+        seen = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
+        if seen != self._seen:
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                raise ConfigError(f"{self.path} is open to other users; run `chmod 600 {self.path}`.")
+            try:
+                stored = json.loads(self.path.read_text())
+                self._tokens = {name: StoredToken(**token) for name, token in stored["tokens"].items()}
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error}).") from None
+            self._seen = seen
+        return self._tokens
+
+    def add(self, user: str) -> str:
+        """Make a token for *user* and return it: the only time that it can be seen.
+
+        Raises
+        ------
+        ConfigError
+            When the name cannot be used, or the file cannot be written.
+        """
+        if not _USER.fullmatch(user):
+            raise ConfigError(
+                f"{user!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the first)."
+            )
+        name, salt, secret = secrets.token_hex(4), secrets.token_hex(16), secrets.token_hex(32)
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with self._changing() as tokens:
+            tokens[name] = StoredToken(user=user, salt=salt, hash=_hash(salt, secret), created=created)
+        return f"{_PREFIX}-{name}-{secret}"
+
+    def remove(self, user: str) -> int:
+        """Remove every token of *user* and return how many there were.
+
+        Raises
+        ------
+        ConfigError
+            When the file cannot be read or written.
+        """
+        with self._changing() as tokens:
+            mine = [name for name, token in tokens.items() if token.user == user]
+            for name in mine:
+                del tokens[name]
+        return len(mine)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[dict[str, StoredToken]]:
+        """Yield the tokens to change; others that change them wait, readers see the old file or the new one."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            tokens = dict(self.tokens())
+            yield tokens
+            content = json.dumps({"version": 1, "tokens": {name: asdict(token) for name, token in tokens.items()}})
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".tokens-", delete=False) as new:
+                new.write(content + "\n")
+                new.flush()
+                os.fsync(new.fileno())
+            os.replace(new.name, self.path)
+        except OSError as error:
+            raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
+        finally:
+            os.close(directory)
+
+
+def _hash(salt: str, secret: str) -> str:
+    return hashlib.sha256(f"{salt}{secret}".encode()).hexdigest()
+
+
+class TokenApp(CommandApp):
+    """Adds, lists and removes users' tokens."""
+
+    name = "token"
+    description = 'Keep the tokens by which a gateway with `identity = "tokens"` knows its users.'
+    examples = """
+        sharedkernel token add ada        # prints a new token for ada, once
+        sharedkernel token list
+        sharedkernel token remove ada     # all of ada's tokens stop working at once
+    """
+    accepts_arguments = True
+
+    tokens_file = Unicode(help="The file of tokens; as `c.SharedKernelGateway.tokens_file`.").tag(config=True)
+    json = Bool(False, help="Print JSON.").tag(config=True)
+
+    aliases: ClassVar[dict[str, Any]] = {"tokens-file": "TokenApp.tokens_file"}  # type: ignore[misc]
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "json": ({"TokenApp": {"json": True}}, "Print JSON instead of text."),
+    }
+
+    def start(self) -> None:
+        """Do what the line says.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use, 1 when the file cannot be used or there was nothing to remove.
+        """
+        file = TokenFile(Path(self.tokens_file) if self.tokens_file else default_tokens_file())
+        try:
+            match self.extra_args:
+                case ["add", user]:
+                    token = file.add(user)
+                    self._print({"user": user, "token": token}, token)
+                case ["list"]:
+                    self._list(file)
+                case ["remove", user]:
+                    if not (count := file.remove(user)):
+                        fail(f"there is no token of {user!r} in {file.path}; see `sharedkernel token list`.")
+                    self._print({"user": user, "removed": count}, f"removed {count} token(s) of {user}")
+                case _:
+                    fail("say `token add NAME`, `token list` or `token remove NAME`.", status=2)
+        except ConfigError as error:
+            fail(str(error))
+
+    def _list(self, file: TokenFile) -> None:
+        rows = sorted((token.user, token.created) for token in file.tokens().values())
+        if self.json:
+            self._print([{"user": user, "created": created} for user, created in rows], "")
+            return
+        table = Table("user", "created (UTC)")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(
+            table if rows else f"There are no tokens in {file.path}; make one with `sharedkernel token add`."
+        )
+
+    def _print(self, document: Any, text: str) -> None:
+        print(json.dumps(document) if self.json else text)  # noqa: T201

@@ -1,0 +1,206 @@
+"""A client's websocket to its session.
+
+Jupyter's own connection, with three differences. Outputs come from the kernel's one subscription instead of a socket
+per client, so that a cell can be sent as soon as the websocket is open: nothing has to be asked back and forth first.
+What does not understand binary frames (`jupyter lab --gateway-url`) is sent none. And what cannot be understood is
+answered, and disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jupyter_client.jsonutil import json_default
+from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from tornado.websocket import WebSocketClosedError
+from traitlets import Bool, Integer
+from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.errors import ProtocolError
+from sharedkernel.gateway.backlog import Backlog
+from sharedkernel.relay.wire import WEBSOCKET_PROTOCOL, from_websocket, read_object
+from sharedkernel.units import format_bytes
+
+_CHANNELS = ("shell", "control", "stdin")
+
+
+class SessionWebsocket(ZMQChannelsWebsocketConnection):
+    """One client's connection to a :class:`~sharedkernel.gateway.kernel.SessionKernel`."""
+
+    max_message_bytes = Integer(
+        64 * 1024**2,
+        help="Longest message that a client may send, in bytes; longer ones are refused with an error in the notebook.",
+    ).tag(config=True)
+
+    _closed = Bool(False)
+    _told_of_buffers = Bool(False)
+
+    # --- opening and closing ------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Take this client's place, before the websocket is accepted; a stale connection of the same client goes."""
+        await self._register_session()
+
+    def connect(self) -> asyncio.Future[None]:
+        """Attach to the session; no message of the client is read before the result is there."""
+        self.multi_kernel_manager.notify_connect(self.kernel_id)
+        self.multi_kernel_manager.add_restart_callback(self.kernel_id, self.on_kernel_restarted)
+        ZMQChannelsWebsocketConnection._open_sockets.add(self)
+        return asyncio.ensure_future(self._attach())
+
+    async def _attach(self) -> None:
+        await self.kernel_manager.wait_until_subscribed()
+        if self._closed:
+            return
+        # From here on without a pause: no message falls between what was kept and what comes.
+        backlog = self.kernel_manager.take_backlog(self.session_key)
+        self.open_channels({} if backlog is None else backlog.channels)
+        if backlog is not None:
+            self._replay(backlog)
+        self.kernel_manager.attached.add(self)
+
+    def _replay(self, backlog: Backlog) -> None:
+        if backlog.num_dropped:
+            kept = format_bytes(self.multi_kernel_manager.backlog_bytes)
+            self.write_stderr(
+                f"{backlog.num_dropped} messages of this session were dropped while nobody was connected "
+                f"(the gateway keeps the newest {kept}).",
+                self.kernel_manager.activity.running_cell,
+            )
+        for frames in backlog.outputs:
+            self.handle_outgoing_message(self.kernel_manager.outputs, frames)
+        for channel, frames in backlog.replies:
+            self.handle_outgoing_message(self.channels[channel], frames)
+
+    def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
+        """Connect to the session's process (and no longer to the one before), over the sockets *kept* if any."""
+        for stream in self.channels.values():
+            stream.close()
+        self.session.key = self.kernel_manager.session.key
+        self.channels = dict(kept or {})
+        for channel in _CHANNELS:
+            if channel not in self.channels:
+                # The identity is where the session's replies go: the same for a client that comes back.
+                connect = getattr(self.kernel_manager, f"connect_{channel}")
+                self.channels[channel] = connect(identity=self.session.bsession)
+                self.channels[channel].channel = channel
+            self.channels[channel].on_recv_stream(self.handle_outgoing_message)
+
+    def say_goodbye(self) -> None:
+        """Tell the client that the session is gone for good, and close."""
+        self._send_status_message("dead")
+        self.websocket_handler.close()
+
+    def disconnect(self) -> None:
+        """Detach; the last client's channels are kept for when it comes back."""
+        self._closed = True
+        self.kernel_manager.attached.discard(self)
+        super().disconnect()
+
+    # --- from the client ----------------------------------------------------------------------------------------------
+
+    def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
+        """Pass a message on to the session, or answer why not."""
+        try:
+            header = self._check(incoming_msg)
+            if len(incoming_msg) > self.max_message_bytes:
+                self._refuse(
+                    header,
+                    f"this message has {format_bytes(len(incoming_msg))}; the gateway accepts "
+                    f"{format_bytes(self.max_message_bytes)} (c.SessionWebsocket.max_message_bytes).",
+                )
+                return
+            super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
+        except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.log.info("a client of kernel %s sent what is no message: %r", self.kernel_id, error)
+            self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})
+
+    def _check(self, incoming: str | bytes) -> dict[str, Any]:
+        """Return the header of a frame that Jupyter's own code can safely take apart."""
+        if self.subprotocol == WEBSOCKET_PROTOCOL:
+            if isinstance(incoming, str):
+                raise ProtocolError("a text frame, where this protocol has binary ones.")
+            channel, parts = from_websocket(incoming)
+            header = read_object(parts[0])
+        else:
+            if isinstance(incoming, bytes):
+                count = int.from_bytes(incoming[:4], "big")
+                if not 0 < count < len(incoming) // 4:
+                    raise ProtocolError("a binary frame that holds no message.")
+                start = int.from_bytes(incoming[4:8], "big")
+                end = int.from_bytes(incoming[8:12], "big") if count > 1 else len(incoming)
+                message = read_object(incoming[start:end])
+            else:
+                message = read_object(incoming.encode())
+            channel, header = message.get("channel", "shell"), message.get("header")
+        if channel not in _CHANNELS:
+            raise ProtocolError(f"a message for the channel {channel!r}; clients send on {', '.join(_CHANNELS)}.")
+        if not (isinstance(header, dict) and isinstance(header.get("msg_id"), str)):
+            raise ProtocolError("a message without an id.")
+        return {**header, "channel": channel}
+
+    def _refuse(self, header: dict[str, Any], sentence: str) -> None:
+        """Answer a request with an error, as the session would have: a client must not wait for ever."""
+        self.log.info("refused a message for kernel %s: %s", self.kernel_id, sentence)
+        channel = header.pop("channel")
+        message_type = str(header.get("msg_type"))
+        error = {"ename": "MessageRefused", "evalue": sentence, "traceback": [f"MessageRefused: {sentence}"]}
+        if message_type == "execute_request":
+            self._send("iopub", "error", error, header)
+        if message_type.endswith("_request"):
+            self._send(channel, message_type.removesuffix("request") + "reply", {"status": "error", **error}, header)
+            self._send("iopub", "status", {"execution_state": "idle"}, header)
+        else:
+            self.write_stderr(sentence, self.kernel_manager.activity.running_cell)
+
+    # --- to the client ------------------------------------------------------------------------------------------------
+
+    def _send(self, channel: str, message_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
+        """Send a message of the gateway's own."""
+        message = self.session.msg(message_type, content, parent=parent)
+        if self.subprotocol == WEBSOCKET_PROTOCOL:
+            self._write(serialize_msg_to_ws_v1(message, channel, self.session.pack))
+        else:
+            message["channel"] = channel
+            self._write(json.dumps(message, default=json_default))
+
+    def _write(self, frame: str | bytes) -> None:
+        try:
+            self.write_message(frame, binary=isinstance(frame, bytes))
+        except WebSocketClosedError:
+            self.log.debug("a client of kernel %s went away", self.kernel_id)
+
+    def write_stderr(self, error_message: str, parent_header: dict[str, Any]) -> None:
+        """Show a sentence in the notebook."""
+        self._send("iopub", "stream", {"name": "stderr", "text": error_message + "\n"}, parent_header)
+
+    def _send_status_message(self, status: str) -> None:
+        # `message` is for our relay: why the process is no longer there.
+        content = {"execution_state": status, "message": self.kernel_manager.reason}
+        self._send("iopub", "status", content, {})
+
+    def _on_zmq_reply(self, stream: ZMQStream, msg_list: Any) -> None:
+        if self.subprotocol == WEBSOCKET_PROTOCOL:
+            self._write(serialize_msg_to_ws_v1(msg_list, stream.channel))
+            return
+        if msg_list["buffers"]:
+            msg_list = self._without_buffers(msg_list)
+        self._write(self._reserialize_reply(msg_list, channel=stream.channel))
+
+    def _without_buffers(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return *message* without its binary buffers: the client's channel would break on them, for good."""
+        if not self._told_of_buffers:
+            self._told_of_buffers = True
+            self.write_stderr(
+                "This client cannot receive binary data (images of widgets, arrays), so it was left out; "
+                "run `sharedkernel install` and choose the kernel it adds instead of `--gateway-url`.",
+                message["parent_header"],
+            )
+        data = message["content"].get("data")
+        if isinstance(data, dict) and "buffer_paths" in data:
+            message["content"] = {**message["content"], "data": {**data, "buffer_paths": []}}
+        return {**message, "buffers": []}
