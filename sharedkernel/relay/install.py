@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import sys
@@ -165,7 +166,11 @@ class InstallApp(CommandApp):
         with tempfile.TemporaryDirectory() as directory:
             source = Path(directory) / "kernelspec"
             write_kernelspec(source, name=self.kernel_name, display_name=self.display_name)
-            return KernelSpecManager().install_kernel_spec(
+            manager = KernelSpecManager()
+            # It would warn of a prefix that this command's own Jupyter does not look in: that is what a prefix is for.
+            manager.log = logging.getLogger(__name__)
+            manager.log.setLevel(logging.ERROR)
+            return manager.install_kernel_spec(
                 str(source), kernel_name=self.kernel_name, user=prefix is None, prefix=prefix
             )
 

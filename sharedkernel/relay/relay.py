@@ -246,8 +246,8 @@ class Relay:
 
     def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
         if channel == "iopub":
-            self._heed_status(parts)
-            self._sockets.publish(parts)
+            if self._heed_status(parts) != "dead":
+                self._sockets.publish(parts)
             return
         parent = wire.read_object(parts[1]).get("msg_id")
         if self._probe is not None and parent == self._probe[0]:
@@ -258,22 +258,28 @@ class Relay:
                 del self._pending[str(parent)]
             self._sockets.send(channel, request.identities, parts)
 
-    def _heed_status(self, parts: list[bytes]) -> None:
-        """Notice that the session's process died: nothing that waits for it will ever be answered by it."""
+    def _heed_status(self, parts: list[bytes]) -> str | None:
+        """Notice that the session's process died: nothing that waits for it will ever be answered by it.
+
+        Returns the state "restarting" or "dead", None for all other messages. A session that is dead for good is not
+        for the client to hear of: it takes its own kernel for dead then, and gives up on it.
+        """
         # Looked for in the bytes first: this is on every output's way.
         if b'"status"' not in parts[0] or not (b"restarting" in parts[3] or b"dead" in parts[3]):
-            return
+            return None
         content = wire.read_object(parts[3])
         state = content.get("execution_state")
         if state not in ("restarting", "dead"):
-            return
-        sent = [request for request in self._pending.values() if request.sent]
-        self._settle(sent, Problem("SharedGPUSessionDied", str(content.get("message") or _DIED)))
-        if state == "dead":
-            self._loop.call_soon(self.stop, 1)
-        elif self._websocket is not None:
-            # The gateway connects to the new process's addresses only for a new websocket.
-            self._websocket.close()
+            return None
+        if self._state is not State.ENDED:
+            sent = [request for request in self._pending.values() if request.sent]
+            self._settle(sent, Problem("SharedGPUSessionDied", str(content.get("message") or _DIED)))
+            if state == "dead":
+                self._loop.call_soon(self.stop, 1)
+            elif self._websocket is not None:
+                # The gateway connects to the new process's addresses only for a new websocket.
+                self._websocket.close()
+        return str(state)
 
     def _settle_lost(self, message_ids: Sequence[str]) -> None:
         lost = [self._pending[message_id] for message_id in message_ids if message_id in self._pending]
