@@ -43,8 +43,10 @@ class Reclaim:
 
     #: empty lanes to clear at once
     lanes: list[Lane] = field(default_factory=list)
-    #: sessions whose boundary is needed
-    holders: list[Session] = field(default_factory=list)
+    #: sessions to ask for their next boundary
+    asked: list[Session] = field(default_factory=list)
+    #: sessions that must give their grants back soon: what they are interrupted in is parked
+    demanded: list[Session] = field(default_factory=list)
 
 
 class Admission:
@@ -117,17 +119,16 @@ class Admission:
 
     def _need(self, session: Session) -> int:
         """Return the lane size to ask for: what was measured, else all that one lane of its domain could have."""
-        if session.memory.ephemeral is not None:
-            return session.memory.ephemeral
+        if session.is_measured:
+            return session.need
         room = self.ledger.room(session.domain)
         quota = session.user.quota
         return room if quota is None else min(room, quota - session.user.persistent)
 
     def _is_attainable(self, session: Session) -> bool:
-        """Return whether *session* would fit if every lane went that can be emptied."""
-        stuck = sum(lane.size for lane in self.lanes.by_id.values() if not _can_empty(lane))
-        need = 1 if session.memory.ephemeral is None else session.memory.ephemeral
-        return need <= self.ledger.room_without_lanes() - stuck
+        """Return whether *session* would fit if every lane went, what is live in those that do not run being parked."""
+        live = sum(lane.size - _gain(lane) for lane in self.lanes.by_id.values())
+        return _least(session) <= self.ledger.room_without_lanes() - live
 
     def _has_reservation(self, session: Session, now: float) -> bool:
         overtaken = session.overtaken_at is not None and now >= session.overtaken_at + self.config.overtake_patience
@@ -147,12 +148,19 @@ class Admission:
         if first is None:
             return Reclaim()
         for lane in self.lanes.by_id.values():
-            if lane.holder is not None and _can_empty(lane) and self._is_freed_by(lane, first):
-                return Reclaim(holders=_revocable([lane]))
+            is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
+            if is_soon_empty and self._is_freed_by(lane, first):
+                return Reclaim(asked=_revocable([lane]))
         if not self._is_due(first, now):
             return Reclaim()
         victims = self._victims(first)
-        return Reclaim(lanes=[lane for lane in victims if lane.is_empty], holders=_revocable(victims))
+        # Whose iteration was interrupted before and could not be parked must come to its boundary.
+        resumed = [lane for lane in victims if lane.occupant is not None]
+        return Reclaim(
+            lanes=[lane for lane in victims if lane.holder is None],
+            asked=_revocable(resumed),
+            demanded=_revocable([lane for lane in victims if lane not in resumed]),
+        )
 
     def next_deadline(self, now: float) -> float | None:
         """Return when the first in line may reclaim memory; None when nobody comes to."""
@@ -169,7 +177,7 @@ class Admission:
     def _is_freed_by(self, lane: Lane, session: Session) -> bool:
         """Return whether *session* fits once *lane* comes to its next boundary."""
         need = self._need(session)
-        if session.memory.ephemeral is None:
+        if not session.is_measured:
             need += lane.size - lane.settled_size if lane.domain != session.domain else 0
             if need < 1:
                 return False
@@ -177,14 +185,28 @@ class Admission:
 
     def _victims(self, session: Session) -> list[Lane]:
         """Return the lanes whose memory *session* takes: those already on their way, then those ranked last."""
-        missing = (1 if session.memory.ephemeral is None else session.memory.ephemeral) - self.ledger.free
+        missing = _least(session) - self.ledger.free
         victims: list[Lane] = []
-        for lane in sorted(filter(_can_empty, self.lanes.by_id.values()), key=self._worth):
+        for lane in sorted(self.lanes.by_id.values(), key=self._worth):
             if missing <= 0:
                 break
-            victims.append(lane)
-            missing -= lane.size
+            if lane.holder is not None or self._can_clear(lane):
+                victims.append(lane)
+                missing -= _gain(lane)
         return victims
+
+    def _can_clear(self, lane: Lane) -> bool:
+        """Return whether clearing *lane* makes room, and everybody whose bytes are parked can still finish after it.
+
+        Those without a lane need one for the rest of their interrupted iterations. While the most demanding of them
+        can have it on the device, all can, one after the other; were they parked too tightly, none could.
+        """
+        room = self.ledger.room_without_lanes() - (lane.occupant.unparked if lane.occupant is not None else 0)
+        stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
+        needs = [session.need for session in stranded if session is not lane.occupant]
+        if lane.occupant is not None:
+            needs.append(max(0, lane.occupant.need - lane.occupant.unparked))
+        return _gain(lane) > 0 and max(needs, default=0) <= room
 
     def _worth(self, lane: Lane) -> tuple[int, Rank]:
         """Return what lanes are sorted by, the first to be taken first."""
@@ -196,9 +218,15 @@ class Admission:
         return (2, tuple(-part for part in min(ranks)))
 
 
-def _can_empty(lane: Lane) -> bool:
-    """Return whether the lane is empty at its holder's next boundary, if it is not now."""
-    return all(session is lane.holder for session in lane.midway.values())
+def _least(session: Session) -> int:
+    """Return with how many bytes *session* is content; what is not measured takes what there is."""
+    return session.need if session.is_measured else 1
+
+
+def _gain(lane: Lane) -> int:
+    """Return how many bytes are free once *lane* is cleared, and what is live in it now is parked."""
+    is_live = lane.occupant is not None and lane.holder is None
+    return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
 
 
 def _revocable(lanes: list[Lane]) -> list[Session]:

@@ -53,15 +53,14 @@ def _check_lane(lane: Lane) -> None:
     _require(lane.size >= 0, f"lane {lane.id} has a negative size")
     for session in lane.sessions.values():
         _require(session.lane is lane and session.domain == lane.domain, f"session {session.id} is in a wrong lane")
-        is_inside = session is lane.holder or session.id in lane.midway
-        needed = session.memory.ephemeral or 0
-        _require(is_inside or needed <= lane.size, f"session {session.id} does not fit its lane {lane.id}")
+        is_inside = session in (lane.holder, lane.occupant)
+        _require(is_inside or session.need <= lane.size, f"session {session.id} does not fit its lane {lane.id}")
     if lane.is_empty and not lane.is_open:
         _require(lane.size == lane.need, f"empty lane {lane.id} has {lane.size} bytes and needs {lane.need}")
-    for session in lane.midway.values():
-        _require(session.lane is lane and session.live > 0, f"session {session.id} has nothing live in lane {lane.id}")
-    unparked = [session.id for session in lane.midway.values() if session.unparked and session is not lane.holder]
-    _require(len(unparked) <= (lane.holder is None), f"lane {lane.id} is used by {unparked} and its holder at once")
+    occupant = lane.occupant
+    if occupant is not None:
+        _require(occupant.lane is lane and occupant.unparked > 0, f"nothing of {occupant.id} is live in lane {lane.id}")
+        _require(lane.holder in (None, occupant), f"lane {lane.id} is used by {occupant.id} and its holder at once")
 
 
 def _check_session(scheduler: Scheduler, session: Session) -> None:
@@ -77,8 +76,9 @@ def _check_session(scheduler: Scheduler, session: Session) -> None:
         _require(state not in (SessionState.IDLE, SessionState.WAITING), f"session {name} is {state} and has a lane")
     else:
         _require(state not in ACTIVE_STATES, f"session {name} is {state} and has no lane")
-        _require(not session.live and not session.parked, f"session {name} has live bytes and no lane")
-    _require(session.parked >= 0 and session.live >= 0, f"session {name} has negative live bytes")
+        _require(session.parked == session.live, f"session {name} has unparked live bytes and no lane")
+    _require(0 <= session.parked <= session.live, f"session {name} has more parked than is live")
+    _require(state is not SessionState.IDLE or not session.live, f"session {name} is idle and has live bytes")
 
 
 def _check_grants(scheduler: Scheduler) -> None:
@@ -88,4 +88,11 @@ def _check_grants(scheduler: Scheduler) -> None:
     for session in holders:
         _require(session.lane is not None and session.lane.holder is session, f"session {session.id} holds no lane")
     if not holders and not scheduler.policy.reserves:
-        _require(not scheduler.queued, "the device is free and somebody is queued")
+        for session in scheduler.queued.values():
+            lane = session.lane
+            is_blocked = (
+                lane is not None
+                and lane.occupant is not session
+                and not scheduler.lanes.can_park(lane, scheduler.ledger.free)
+            )
+            _require(is_blocked, f"the device is free and session {session.id} is queued")

@@ -71,7 +71,7 @@ class Lanes:
         """
         if self.ledger.free < 0:
             return False
-        if session.memory.ephemeral is None:
+        if not session.is_measured:
             opened = [lane for lane in self.of_domain(session.domain) if lane.is_open]
             if opened:
                 self._join(session, max(opened, key=_size))
@@ -146,9 +146,10 @@ class Lanes:
             return
         session.lane = None
         del lane.sessions[session.id]
-        lane.midway.pop(session.id, None)
         if lane.holder is session:
             lane.holder = None
+        if lane.occupant is session:
+            lane.occupant = None
         self._stale[lane.id] = lane
 
     def remeasured(self, session: Session) -> bool:
@@ -157,9 +158,9 @@ class Lanes:
         if lane is None:
             return True
         self._stale[lane.id] = lane
-        if lane.is_empty or lane.holder is session or session.id in lane.midway:
-            return True  # put right when the lane is next empty, and sized then
-        if (session.memory.ephemeral or 0) <= lane.size:
+        if lane.is_empty or session in (lane.holder, lane.occupant):
+            return True  # the lane's size is put right when it is empty
+        if session.need <= lane.size:
             return True
         self.leave(session)
         return False
@@ -180,8 +181,32 @@ class Lanes:
             left += self._give_up()
         return left
 
+    # --- parking -----------------------------------
+
+    def can_park(self, lane: Lane, free: int) -> bool:
+        """Return whether the live bytes of *lane*'s occupant can be parked with *free* bytes beside all lanes.
+
+        The lane can be cut to what its sessions then need of it: nothing in it is live any more.
+        """
+        occupant = lane.occupant
+        return occupant is None or occupant.unparked <= max(0, free + lane.size - lane.parking_size)
+
+    def park(self, lane: Lane) -> None:
+        """Park the live bytes of *lane*'s occupant, so that the lane is empty."""
+        occupant = lane.occupant
+        if occupant is None:
+            return
+        self.ledger.set_parked(occupant, occupant.live)
+        lane.occupant = None
+        self._stale[lane.id] = lane
+        if self.ledger.free < 0:
+            self._resize(lane, max(0, lane.size + self.ledger.free))
+
     def clear(self, lane: Lane) -> list[Session]:
-        """Remove an empty lane and return the sessions that were in it."""
+        """Remove a lane in which nothing runs and return the sessions that were in it; what is live is parked."""
+        if lane.occupant is not None:
+            self.ledger.set_parked(lane.occupant, lane.occupant.live)
+            lane.occupant = None
         left = list(lane.sessions.values())
         for session in left:
             self.leave(session)
@@ -191,7 +216,7 @@ class Lanes:
     def _tidy(self, lane: Lane) -> list[Session]:
         self._stale.pop(lane.id, None)
         size = lane.size + max(0, self.ledger.free)
-        left = [session for session in lane.sessions.values() if (session.memory.ephemeral or 0) > size]
+        left = [session for session in lane.sessions.values() if session.need > size]
         for session in left:
             self.leave(session)
         self._stale.pop(lane.id, None)
@@ -213,7 +238,7 @@ class Lanes:
                 for lane in self.by_id.values()
                 if lane.is_empty
                 for session in lane.sessions.values()
-                if (lane.need if session.memory.ephemeral is None else session.memory.ephemeral) == lane.need
+                if not session.is_measured or session.need == lane.need
             ]
             if not deciding:
                 break

@@ -7,7 +7,7 @@ costs the same however many sessions there are; it decides nothing.
 
 from __future__ import annotations
 
-from sharedkernel.scheduling.model import Lane, MemoryProfile, Session
+from sharedkernel.scheduling.model import Lane, MemoryProfile, Session, SessionId
 
 
 class Ledger:
@@ -28,6 +28,8 @@ class Ledger:
         self.resident = 0
         #: parked bytes of all sessions
         self.parked = 0
+        #: all and only the sessions that have any
+        self.parked_sessions: dict[SessionId, Session] = {}
         #: sizes of all lanes
         self.lanes = 0
         #: sizes of the lanes of each trust domain that has any
@@ -60,6 +62,10 @@ class Ledger:
         """Charge *session* for *parked* bytes, instead of what was parked of it before."""
         self.parked += parked - session.parked
         session.parked = parked
+        if parked:
+            self.parked_sessions[session.id] = session
+        else:
+            self.parked_sessions.pop(session.id, None)
 
     def set_lane(self, lane: Lane, size: int) -> None:
         """Charge *lane* for *size* bytes, instead of its size before; 0 for a lane that goes."""

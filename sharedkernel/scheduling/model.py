@@ -192,10 +192,10 @@ class Session:
 
     #: bytes of an interrupted iteration that are still live; the iteration goes on at its next grant
     live: int = 0
-    #: bytes charged for keeping `live` out of the lane, so that others may run in it
+    #: bytes of `live` that are kept out of the lane, and charged beside it, so that others may run in it
     parked: int = 0
 
-    #: when its revoked grant is demanded by a signal (again), while preempting
+    #: when its revoked grant is demanded by a signal (again); infinite: it is not
     force_at: float = math.inf
     #: seconds from that demand to the next
     force_interval: float = 0.0
@@ -219,9 +219,19 @@ class Session:
     story: deque[tuple[float, str, SessionState]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     @property
+    def is_measured(self) -> bool:
+        """Whether its need is known."""
+        return self.memory.ephemeral is not None
+
+    @property
+    def need(self) -> int:
+        """Bytes that it needs a lane for: its ephemeral memory but for what is parked; 0 while that is not known."""
+        return max(0, (self.memory.ephemeral or 0) - self.parked)
+
+    @property
     def unparked(self) -> int:
-        """Live bytes of an interrupted iteration that only the lane holds."""
-        return max(0, self.live - self.parked)
+        """Live bytes of an interrupted iteration that are in the lane."""
+        return self.live - self.parked
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -235,23 +245,23 @@ class Lane:
     sessions: dict[SessionId, Session] = field(default_factory=dict)
     #: the session that holds a grant in it
     holder: Session | None = None
-    #: all and only its sessions with live bytes of an interrupted iteration
-    midway: dict[SessionId, Session] = field(default_factory=dict)
+    #: the session whose interrupted iteration is live in it; while that runs, the holder
+    occupant: Session | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing of any session's iteration is in it, so that it can be resized, merged or removed."""
-        return self.holder is None and not self.midway
+        return self.holder is None and self.occupant is None
 
     @property
     def is_open(self) -> bool:
         """Whether it has a session whose need is not measured yet."""
-        return any(session.memory.ephemeral is None for session in self.sessions.values())
+        return any(not session.is_measured for session in self.sessions.values())
 
     @property
     def need(self) -> int:
-        """Largest measured need among its sessions, bytes."""
-        return max((session.memory.ephemeral or 0 for session in self.sessions.values()), default=0)
+        """Largest known need among its sessions, bytes."""
+        return max((session.need for session in self.sessions.values()), default=0)
 
     @property
     def settled_size(self) -> int:
@@ -259,6 +269,10 @@ class Lane:
         return self.size if self.is_open else min(self.size, self.need)
 
     @property
-    def occupant(self) -> Session | None:
-        """The session whose interrupted iteration is still in the lane, not parked."""
-        return next((session for session in self.midway.values() if session.unparked), None)
+    def parking_size(self) -> int:
+        """Least size it can have once its occupant's live bytes are parked."""
+        needs = [
+            max(0, session.need - session.unparked) if session is self.occupant else session.need
+            for session in self.sessions.values()
+        ]
+        return min(self.size, max(needs)) if not self.is_open else min(self.size, max(*needs, 1))

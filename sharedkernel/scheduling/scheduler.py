@@ -293,14 +293,18 @@ class Scheduler:
             for session in result.admitted:
                 self._decide(session, "admit")
             reclaim = self.admission.reclaim(self.clock.now)
-            for session in reclaim.holders:
-                self._revoke(session)
             if not reclaim.lanes:
                 break
             for lane in reclaim.lanes:
                 for session in self.lanes.clear(lane):
                     self._send_back(session)
         self._take_turns()
+        # Asked last: the lane that is needed may have been granted only now, for its interrupted iteration to end.
+        reclaim = self.admission.reclaim(self.clock.now)
+        for session in reclaim.asked:
+            self._revoke(session)
+        for session in reclaim.demanded:
+            self._end_turn(session)
 
     def _take_turns(self) -> None:
         keepers: list[Session] = []
@@ -310,7 +314,7 @@ class Scheduler:
         chosen = turns.choose(
             config=self.config,
             policy=self.policy,
-            ledger=self.ledger,
+            lanes=self.lanes,
             queued=self.queued.values(),
             keepers=keepers,
             holders=self.clock.holders.values(),
@@ -318,7 +322,7 @@ class Scheduler:
         )
         self._turn_deadline = chosen.deadline
         for session in chosen.revocations:
-            self._revoke(session)
+            self._end_turn(session)
         for session in chosen.grants:
             self._grant(session)
 
@@ -337,21 +341,25 @@ class Scheduler:
     def _grant(self, session: Session) -> None:
         lane = session.lane
         assert lane is not None
-        occupant = lane.occupant
-        if occupant is not None and occupant is not session:
-            self.ledger.set_parked(occupant, occupant.live)
+        if lane.occupant is not session:
+            self.lanes.park(lane)
         lane.holder = session
         self.clock.begin(session)
         self._decide(session, "grant")
         self._actions.append(Grant(session=session.id, lane=lane.id, parallel=len(self.clock.holders)))
 
     def _revoke(self, session: Session) -> None:
-        patience = self.config.preempt_patience * (_STUBBORN if session.stubborn else 1.0)
         session.forced = False
-        session.force_at = self.clock.now + patience
-        session.force_interval = patience
         self._decide(session, "revoke")
         self._actions.append(Revoke(session=session.id))
+
+    def _end_turn(self, session: Session) -> None:
+        """Take the device from *session*, by a signal if it does not give it back in time."""
+        if session.state is SessionState.RUNNING:
+            self._revoke(session)
+        patience = self.config.preempt_patience * (_STUBBORN if session.stubborn else 1.0)
+        session.force_at = self.clock.now + patience
+        session.force_interval = patience
 
     def _end_grant(self, session: Session) -> None:
         self.clock.end(session)
@@ -383,16 +391,15 @@ class Scheduler:
             self._send_back(session)
 
     def _set_live(self, session: Session, live: int) -> None:
-        """Note that *live* bytes of an interrupted iteration of *session* are in its lane, or were parked from it."""
+        """Note that *live* bytes of an interrupted iteration of *session* are in its lane, or parked from it."""
         session.live = live
-        if not live:
-            self.ledger.set_parked(session, 0)
-        if session.lane is None:
-            return
-        if live:
-            session.lane.midway[session.id] = session
-        else:
-            session.lane.midway.pop(session.id, None)
+        self.ledger.set_parked(session, min(session.parked, live))
+        lane = session.lane
+        if lane is not None:
+            if session.unparked:
+                lane.occupant = session
+            elif lane.occupant is session:
+                lane.occupant = None
 
     def _decide(self, session: Session, decision: str) -> None:
         before, after = DECISIONS[decision]

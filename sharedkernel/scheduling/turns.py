@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.ledger import Ledger
+from sharedkernel.scheduling.lanes import Lanes
 from sharedkernel.scheduling.model import LaneId, SchedulerConfig, Session, SessionState
 from sharedkernel.scheduling.policies import Policy, Rank
 
@@ -27,6 +27,7 @@ class Turns:
     """What is to change now, and when to look again if nothing else happens."""
 
     grants: list[Session] = field(default_factory=list)
+    #: running, or revoked already, but only for the sake of its lane's memory
     revocations: list[Session] = field(default_factory=list)
     #: when a holder's turn will be over; None: never, as things are
     deadline: float | None = None
@@ -36,7 +37,7 @@ def choose(
     *,
     config: SchedulerConfig,
     policy: Policy,
-    ledger: Ledger,
+    lanes: Lanes,
     queued: Iterable[Session],
     keepers: Iterable[Session],
     holders: Iterable[Session],
@@ -46,7 +47,7 @@ def choose(
 
     Parameters
     ----------
-    config, policy, ledger
+    config, policy, lanes
         The scheduler's.
     queued
         Sessions that want a grant and have a lane.
@@ -58,12 +59,12 @@ def choose(
         Seconds.
     """
     turns = Turns()
-    firsts = _first_of_each_lane(queued, policy, ledger.free)
+    free = lanes.ledger.free
+    firsts = _first_of_each_lane(queued, policy, lanes)
     if not firsts:
         return turns
     running = list(holders)
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
-    free = ledger.free
     for rank, session in sorted(firsts.values(), key=lambda entry: entry[0]):
         lane = session.lane
         assert lane is not None
@@ -75,32 +76,30 @@ def choose(
         if lane.holder is not None:
             _contest(turns, lane.holder, session, policy=policy, now=now)
         elif len(running) + len(ahead) < config.parallel_lanes and _is_bearable(session, running, config):
-            occupant = lane.occupant
-            if occupant is not None and occupant is not session:
-                if occupant.unparked > free:
+            if lane.occupant is not None and lane.occupant is not session:
+                if not lanes.can_park(lane, free):
                     continue
-                free -= occupant.unparked
+                free -= lane.occupant.unparked
             turns.grants.append(session)
             running.append(session)
         else:
-            if all(holder.state is not SessionState.PREEMPTING for holder in running) and not ahead:
+            if all(holder.force_at == math.inf for holder in running) and not ahead:
                 _contest(turns, _first_due(running, session, policy), session, policy=policy, now=now)
             break
     return turns
 
 
-def _first_of_each_lane(queued: Iterable[Session], policy: Policy, free: int) -> dict[LaneId, tuple[Rank, Session]]:
+def _first_of_each_lane(queued: Iterable[Session], policy: Policy, lanes: Lanes) -> dict[LaneId, tuple[Rank, Session]]:
     firsts: dict[LaneId, tuple[Rank, Session]] = {}
     for session in queued:
         lane = session.lane
         assert lane is not None
-        if lane.midway:
-            occupant = lane.occupant
-            if occupant is not None and occupant is not session and occupant.unparked > free:
-                continue
         rank = policy.rank(session)
         first = firsts.get(lane.id)
-        if first is None or rank < first[0]:
+        if first is not None and first[0] < rank:
+            continue
+        occupant = lane.occupant
+        if occupant is None or occupant is session or lanes.can_park(lane, lanes.ledger.free):
             firsts[lane.id] = (rank, session)
     return firsts
 
@@ -121,8 +120,8 @@ def _first_due(holders: list[Session], first: Session, policy: Policy) -> Sessio
 
 def _contest(turns: Turns, holder: Session, first: Session, *, policy: Policy, now: float) -> None:
     """Revoke *holder*'s grant if its turn is over, or note when it will be."""
-    if holder.state is not SessionState.RUNNING or holder in turns.revocations:
-        return
+    if holder.force_at < math.inf or holder in turns.revocations:
+        return  # its turn is over already
     due = policy.due_in(holder, first)
     if due <= 0:
         turns.revocations.append(holder)
