@@ -239,7 +239,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             return
         self._settings = settings
         self.kernel_manager.quotas = quotas
-        self.identity_provider.admins = self.admins = admins
+        self.admins = admins
         self.log.info("the configuration was read again")
         if self.executor.connected:
             self._telling = asyncio.ensure_future(self.kernel_manager.configure_users())

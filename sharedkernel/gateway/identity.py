@@ -17,7 +17,7 @@ from jupyter_server.auth import Authorizer, IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
 from jupyter_server.base.handlers import JupyterHandler
 from tornado.web import RequestHandler
-from traitlets import Set, Unicode
+from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tokens import TokenFile
@@ -45,8 +45,10 @@ def requesting_user() -> GatewayUser | None:
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: one token, one user, nothing else."""
 
-    #: names from `c.SharedKernelGateway.admins`
-    admins: Any = Set(Unicode())
+    @property
+    def _gateway(self) -> Any:
+        """The application: users are set there, and may be set anew."""
+        return self.parent
 
     @property
     def login_available(self) -> bool:
@@ -73,7 +75,7 @@ class TokenOnlyIdentity(IdentityProvider):
 
     def is_admin(self, name: str) -> bool:
         """Whether user *name* is an admin."""
-        return name in self.admins
+        return name in self._gateway.admins
 
 
 class SingleUser(TokenOnlyIdentity):
@@ -81,7 +83,8 @@ class SingleUser(TokenOnlyIdentity):
 
     user_name = Unicode(help="The one user's name; default: the operating system's.")
 
-    def _user_name_default(self) -> str:
+    @default("user_name")
+    def _default_user_name(self) -> str:
         return getpass.getuser()
 
     def name_for(self, token: str) -> str | None:
@@ -109,13 +112,12 @@ class SingleUser(TokenOnlyIdentity):
 class TokenUsers(TokenOnlyIdentity):
     """Many users, each with tokens of their own in a :class:`~sharedkernel.gateway.tokens.TokenFile`."""
 
-    tokens_file = Unicode(help="The file of salted hashes.")
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._file = TokenFile(Path(self.tokens_file))
+        self._file = TokenFile(Path(self._gateway.tokens_file))
         self._file.tokens()
 
+    @default("token")
     def _token_default(self) -> str:
         return ""  # there is no token for everybody
 

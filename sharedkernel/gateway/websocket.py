@@ -47,6 +47,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     def connect(self) -> asyncio.Future[None]:
         """Attach to the session; no message of the client is read before the result is there."""
+        # A reply is several small frames: unasked, the network would hold the later ones back for 40 ms.
+        self.websocket_handler.set_nodelay(True)
         self.multi_kernel_manager.notify_connect(self.kernel_id)
         self.multi_kernel_manager.add_restart_callback(self.kernel_id, self.on_kernel_restarted)
         ZMQChannelsWebsocketConnection._open_sockets.add(self)

@@ -1,0 +1,83 @@
+"""A real executor and a real gateway, shared by these tests: ada is an admin, the others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.gateway.client import PATIENCE, Client
+
+QUOTAS = {
+    "default": {"memory": "50%", "sessions": 6},
+    "groups": {"class": {"share": 2, "sessions": 3}},
+    "users": {"linus": {"memory": "256MiB", "sessions": 1}},
+}
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test's coroutine; none takes longer than the patience."""
+    asyncio.run(asyncio.wait_for(work, 2 * PATIENCE))
+
+
+def wait_for(is_so: Callable[[], Any]) -> Any:
+    """Return the first true value of *is_so*."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := is_so()):
+        assert time.monotonic() < deadline, "it did not become so"
+        time.sleep(0.02)
+    return value
+
+
+class Stack(LocalStack):
+    """Adds what only tests do to a gateway."""
+
+    def client(self, user: str) -> Client:
+        return Client(self.gateway_url, self.token(user))
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "jupyter_sharedkernel_config.py"
+
+    def gateway_log(self) -> str:
+        return self.gateway.log_path.read_text()
+
+    def reload(self, config: str) -> str:
+        """Give the gateway another configuration; return what it logged about it."""
+        before = len(self.gateway_log())
+        self.config_path.write_text(config)
+        process = self.gateway.process
+        assert process is not None
+        os.kill(process.pid, signal.SIGHUP)
+        return str(wait_for(lambda: "configuration was" in (news := self.gateway_log()[before:]) and news))
+
+    def restart_gateway(self) -> None:
+        self.gateway.start()
+        self.gateway.wait_until_ready()
+
+
+@pytest.fixture(scope="session")
+def whole_stack() -> Iterator[Stack]:
+    with Stack(
+        users=["ada", "grace", "linus", "mary"], capacity="2GiB", quotas=QUOTAS, groups={"class": ["grace", "mary"]}
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(whole_stack: Stack) -> Iterator[Stack]:
+    """The shared stack; every session that a test leaves is ended."""
+    yield whole_stack
+    run(_end_all(whole_stack.client("ada")))
+
+
+async def _end_all(admin: Client) -> None:
+    kernels = (await admin.request("GET", "/api/kernels")).body
+    await asyncio.gather(*(admin.end(kernel["id"]) for kernel in kernels))
