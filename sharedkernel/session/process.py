@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 import torch
 from ipykernel.kernelapp import IPKernelApp
+from tornado.ioloop import IOLoop
 
 from sharedkernel import protocol
 from sharedkernel.session import packages, view
@@ -64,6 +65,8 @@ class SessionProcess:
         boundaries = Boundaries(self._gate, self._meter)
         boundaries.install()
         self._kernel.pass_gate(self._gate, self._quota)
+        # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
+        self._loop = IOLoop.current()
 
     def run(self) -> None:
         """Serve until the kernel is shut down."""
@@ -87,7 +90,7 @@ class SessionProcess:
 
     def _on_message(self, message: Any) -> None:
         if isinstance(message, protocol.Assign):
-            self._app.io_loop.add_callback(self._assign, message)
+            self._loop.add_callback(self._assign, message)
         elif isinstance(message, protocol.Allowance):
             self._quota.allowance = message
         elif isinstance(message, protocol.View | protocol.Welcome):
