@@ -52,7 +52,7 @@ class Policy(ABC):
         return True
 
     def keeps_place(self, session: Session) -> bool:
-        """Return whether *session*, which is ready or waiting, keeps those ranked after it from starting."""
+        """Return whether *session*, which is ready, keeps its place against those ranked after it."""
         return False
 
     def due_in(self, holder: Session, first: Session) -> float:
@@ -103,8 +103,9 @@ class Fair(Policy):
 class Fifo(Policy):
     """The oldest cell that came to the device runs to its end; nothing is revoked.
 
-    A cell that has begun keeps its place while its plain Python runs. With backfill, later cells that fit run while
-    the oldest waits for memory.
+    A cell that has begun keeps its place while its plain Python runs. While the oldest waits for memory, no later cell
+    is given any; with backfill those that fit are. A cell that has memory already runs in either case: the one that
+    waits may be waiting for that.
     """
 
     is_preemptive = False
@@ -128,9 +129,7 @@ class Fifo(Policy):
         return self.config.backfill
 
     def keeps_place(self, session: Session) -> bool:
-        """See :meth:`Policy.keeps_place`."""
-        if session.state is SessionState.WAITING:
-            return not self.config.backfill
+        """See :meth:`Policy.keeps_place`: a cell that has begun does."""
         return session.started
 
 

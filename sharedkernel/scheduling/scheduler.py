@@ -309,8 +309,7 @@ class Scheduler:
     def _take_turns(self) -> None:
         keepers: list[Session] = []
         if self.policy.reserves:
-            paused = itertools.chain(self.ready.values(), self.admission.waiting.values())
-            keepers = [session for session in paused if self.policy.keeps_place(session)]
+            keepers = [session for session in self.ready.values() if self.policy.keeps_place(session)]
         chosen = turns.choose(
             config=self.config,
             policy=self.policy,

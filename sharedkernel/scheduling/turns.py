@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.lanes import Lanes
-from sharedkernel.scheduling.model import LaneId, SchedulerConfig, Session, SessionState
+from sharedkernel.scheduling.model import LaneId, SchedulerConfig, Session
 from sharedkernel.scheduling.policies import Policy, Rank
 
 #: utilisation that does not count: sums are not exact
@@ -69,8 +69,6 @@ def choose(
         lane = session.lane
         assert lane is not None
         ahead = [keeper for place, keeper in places if place < rank]
-        if any(keeper.state is SessionState.WAITING for keeper in ahead):
-            break
         if any(keeper.lane is lane for keeper in ahead):
             continue
         if lane.holder is not None:
