@@ -47,12 +47,17 @@ class Service:
         Where its output goes; appended to when it is started again.
     is_ready
         Whether it answers by now.
+    scratch
+        Where it and what it starts keep temporary files.
     """
 
-    def __init__(self, arguments: Sequence[str], *, log_path: Path, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], *, log_path: Path, is_ready: Callable[[], bool], scratch: Path
+    ) -> None:
         self.arguments = list(arguments)
         self.log_path = log_path
         self.is_ready = is_ready
+        self.scratch = scratch
         #: the last process started, running or not
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -70,6 +75,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=os.environ | {"TMPDIR": str(self.scratch)},
                 start_new_session=True,
             )
 
@@ -168,6 +174,7 @@ class LocalStack:
             ],
             log_path=self.directory / "executor.log",
             is_ready=self._executor_answers,
+            scratch=self._scratch,
         )  # fmt: skip
         self.gateway = Service(
             [
@@ -176,6 +183,7 @@ class LocalStack:
             ],
             log_path=self.directory / "gateway.log",
             is_ready=self._gateway_answers,
+            scratch=self._scratch,
         )  # fmt: skip
 
     @property
@@ -187,6 +195,10 @@ class LocalStack:
     def kernels_directory(self) -> Path:
         """What holds the kernelspec ``shared-gpu``, as a ``KernelSpecManager.kernel_dirs`` entry."""
         return self.directory / "jupyter" / "kernels"
+
+    @property
+    def _scratch(self) -> Path:
+        return self.directory / "tmp"
 
     @property
     def _config_path(self) -> Path:
@@ -254,6 +266,7 @@ class LocalStack:
         from sharedkernel.relay.install import write_kernelspec
 
         self.runtime_directory.mkdir(mode=0o700)
+        self._scratch.mkdir()
         tokens = TokenFile(self.directory / "tokens.json")
         self._tokens = {user: tokens.add(user) for user in self.users}
         lines = ["c = get_config()  # noqa", "c.SharedKernelGateway.identity = 'tokens'"]

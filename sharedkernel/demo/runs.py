@@ -12,10 +12,11 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
@@ -29,6 +30,8 @@ from sharedkernel.relay.gateway import KERNEL_NAME
 
 #: longest time that one cell may take, waits included, in seconds
 _CELL_TIMEOUT = 900
+#: seconds that a kernel may take until it answers
+_START_TIMEOUT = 60
 
 
 def examples_directory() -> Path:
@@ -128,13 +131,19 @@ class NotebookRuns:
             run.cells = sum(cell.cell_type == "code" for cell in notebook.cells)
             manager = await self._start_kernel(run)
             client = NotebookClient(
-                notebook, km=manager, timeout=_CELL_TIMEOUT, on_cell_executed=lambda **_: self._cell_done(run)
+                notebook,
+                km=manager,
+                timeout=_CELL_TIMEOUT,
+                on_cell_executed=lambda execute_reply, **_: self._cell_executed(run, execute_reply),
             )
+            # Ready before nbclient has it: what fails while nbclient waits itself leaves its exit handler registered.
+            client.kc = manager.client()
+            client.kc.start_channels()
             try:
+                await client.kc.wait_for_ready(timeout=_START_TIMEOUT)
                 await client.async_execute()
             finally:
-                if client.kc is not None:
-                    client.kc.stop_channels()
+                client.kc.stop_channels()
         except CellExecutionError as error:
             run.failure = f"cell {run.cells_done + 1}: {error.ename}: {error.evalue}"
         except (DeadKernelError, TimeoutError, RuntimeError, SharedKernelError) as error:
@@ -165,5 +174,6 @@ class NotebookRuns:
         return manager
 
     @staticmethod
-    def _cell_done(run: Run) -> None:
-        run.cells_done += 1
+    def _cell_executed(run: Run, reply: Mapping[str, Any]) -> None:
+        if reply["content"]["status"] == "ok":
+            run.cells_done += 1
