@@ -217,6 +217,10 @@ class SessionKernel(ServerKernelManager):
         ipykernel greets its first subscriber; anything else that is heard says so as well. A session that is busy in
         compiled code can say nothing, but has long received the subscription when it next publishes.
         """
+        if self.is_changing:
+            # What is sent to a process that is being replaced would never be answered.
+            async with self._changing:
+                pass
         if not self._subscribed.done():
             await asyncio.wait([self._subscribed], timeout=_SUBSCRIPTION_PATIENCE)
 
