@@ -17,6 +17,7 @@ others back would not help it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.actions import Refuse
@@ -147,19 +148,20 @@ class Admission:
         first = self._first_attainable()
         if first is None:
             return Reclaim()
-        for lane in self.lanes.by_id.values():
-            is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
-            if is_soon_empty and self._is_freed_by(lane, first):
-                return Reclaim(asked=_revocable([lane]))
         if not self._is_due(first, now):
+            for lane in self.lanes.by_id.values():
+                is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
+                if is_soon_empty and self._is_freed_by(lane, first):
+                    return Reclaim(asked=_running([lane]))
             return Reclaim()
         victims = self._victims(first)
         # Whose iteration was interrupted before and could not be parked must come to its boundary.
         resumed = [lane for lane in victims if lane.occupant is not None]
+        demanded = [lane.holder for lane in victims if lane not in resumed and lane.holder is not None]
         return Reclaim(
             lanes=[lane for lane in victims if lane.holder is None],
-            asked=_revocable(resumed),
-            demanded=_revocable([lane for lane in victims if lane not in resumed]),
+            asked=_running(resumed),
+            demanded=[session for session in demanded if session.force_at == math.inf],
         )
 
     def next_deadline(self, now: float) -> float | None:
@@ -229,5 +231,5 @@ def _gain(lane: Lane) -> int:
     return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
 
 
-def _revocable(lanes: list[Lane]) -> list[Session]:
+def _running(lanes: list[Lane]) -> list[Session]:
     return [lane.holder for lane in lanes if lane.holder is not None and lane.holder.state is SessionState.RUNNING]

@@ -124,7 +124,11 @@ class Lanes:
         if free < 0:
             return None
         empty = [lane for lane in self.by_id.values() if lane.is_empty or lane is emptied]
-        movable = [lane for lane in empty if any(_size(other) > _size(lane) for other in self.of_domain(lane.domain))]
+
+        def size(lane: Lane) -> tuple[int, int]:
+            return (lane.settled_size, lane.id) if lane is emptied else _size(lane)
+
+        movable = [lane for lane in empty if any(size(other) > size(lane) for other in self.of_domain(lane.domain))]
         merged = _least_merges(movable, need - free)
         if merged is not None:
             return Compaction(target=None, merged=merged)
@@ -132,7 +136,7 @@ class Lanes:
         if not own:
             return None
         # All other empty lanes of the domain can move into the one that grows, the largest too.
-        target = max(own, key=_size)
+        target = max(own, key=size)
         others = [lane for lane in empty if lane is not target and (lane.domain == domain or lane in movable)]
         merged = _least_merges(others, need - free - target.settled_size)
         return None if merged is None else Compaction(target=target, merged=merged)

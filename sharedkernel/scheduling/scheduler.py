@@ -18,14 +18,19 @@ Three questions, each with its module
     them: it takes in an event, then *settles*: lanes are set right, the line for memory is admitted as far as it fits,
     and turns are taken.
 
+Interrupted iterations
+    A grant that was released in the middle of an iteration leaves live bytes in its lane. The lane is that session's
+    until the iteration has ended, or until those bytes are *parked*: kept apart, and charged beside all lanes. What is
+    parked of a session it does not need its lane for. At its next boundary nothing is live, and the charge ends.
+
 The safety condition
     Persistent and framework memory of all sessions + what is parked + all lanes + the reserve ≤ capacity, and each lane
-    is at least as large as the largest measured need among its sessions. Whatever runs, its iteration can then finish,
-    so the device cannot deadlock. Decisions never break it. Facts can: a session may turn out to hold more than was
-    foreseen. Then, after each event:
+    is at least as large as the largest need among its sessions: a session's measured ephemeral memory, less what is
+    parked of it. Whatever runs, its iteration can then finish, so the device cannot deadlock. Decisions never break it.
+    Facts can: a session may turn out to hold more than was foreseen. Then, after each event:
 
     - What is in use stays. A lane in which something runs, or in which an interrupted iteration is live, keeps its size
-      until it is empty; only the sessions whose own iteration it is may need more than that.
+      until it is empty; only the session whose iteration it is may need more than that.
     - Everything else gives way. While the sum exceeds the capacity no empty lane is left: those with unmeasured
       sessions shrink, then sessions are sent back to the line, the latest to come first, until the sum fits or no empty
       lane is left. Nobody is admitted and nothing more is parked meanwhile.

@@ -10,6 +10,7 @@ is charged beside all lanes. Until then only the interrupted session itself is c
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -65,7 +66,10 @@ def choose(
         return turns
     running = list(holders)
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
-    for rank, session in sorted(firsts.values(), key=lambda entry: entry[0]):
+    in_order = list(firsts.values())
+    heapq.heapify(in_order)  # of many lanes only the first few matter; ranks are never equal
+    while in_order:
+        rank, session = heapq.heappop(in_order)
         lane = session.lane
         assert lane is not None
         ahead = [keeper for place, keeper in places if place < rank]
