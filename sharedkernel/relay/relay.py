@@ -278,6 +278,7 @@ class Relay:
                 self._loop.call_soon(self.stop, 1)
             elif self._websocket is not None:
                 # The gateway connects to the new process's addresses only for a new websocket.
+                self._pause = 0.0
                 self._websocket.close()
         return str(state)
 

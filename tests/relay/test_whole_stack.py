@@ -1,0 +1,95 @@
+"""The relay with our own gateway and executor behind it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.relay.support import TIMEOUT, Notebook, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
+
+
+@pytest.fixture(scope="module")
+def stack(private_jupyter: object) -> Iterator[LocalStack]:
+    """Start an executor and a gateway for two users, one of whom may have a single session."""
+    quotas = {"users": {"grace": {"sessions": 1}}}
+    with LocalStack(users=["ada", "grace"], capacity="1GiB", quotas=quotas) as stack:
+        yield stack
+
+
+@pytest.fixture
+def notebook(stack: LocalStack) -> Iterator[Notebook]:
+    """Yield a notebook of ada's."""
+    with Notebook(stack.gateway_url, stack.token("ada")) as notebook:
+        yield notebook
+
+
+def sessions(stack: LocalStack) -> set[str]:
+    """Return the ids of all sessions."""
+    return {session["id"] for session in stack.status()["sessions"]}
+
+
+def test_a_relay_that_was_killed_comes_back_to_its_tensors(stack: LocalStack, notebook: Notebook) -> None:
+    """The session is the same one, and so is what it holds."""
+    notebook.run("import torch; weights = torch.arange(4.0)")
+    before = sessions(stack)
+    os.kill(notebook.pid, signal.SIGKILL)
+    wait_until(lambda: not notebook.manager.is_alive())
+    notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(timeout=TIMEOUT)
+    assert notebook.run("print(weights.sum().item())").text() == "6.0\n"
+    assert sessions(stack) == before
+
+
+def test_a_restart_begins_clean(stack: LocalStack, notebook: Notebook) -> None:
+    """The old session is gone, and a new one is there."""
+    notebook.run("weights = 1")
+    before = sessions(stack)
+    notebook.manager.restart_kernel()
+    notebook.client.wait_for_ready(timeout=TIMEOUT)
+    assert "NameError" in notebook.run("weights").error
+    assert len(sessions(stack)) == len(before)
+    assert len(sessions(stack) - before) == 1
+
+
+def test_shutting_down_ends_the_session(stack: LocalStack) -> None:
+    """Nothing of it is left on the device."""
+    before = sessions(stack)
+    with Notebook(stack.gateway_url, stack.token("ada")) as notebook:
+        notebook.run("1")
+        assert len(sessions(stack) - before) == 1
+    assert sessions(stack) == before
+
+
+def test_a_crash_is_explained_and_survived(notebook: Notebook) -> None:
+    """The cell says what ended its session; the cell after it has a new one at once."""
+    outcome = notebook.run("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert outcome.error.startswith("SharedGPUSessionDied: Your session was ended by SIGSEGV")
+    assert notebook.run("print('again')").text().endswith("again\n")
+
+
+def test_one_session_too_many_is_refused_in_the_notebook(stack: LocalStack) -> None:
+    """With the gateway's sentence; when the other one is shut down, the same cell runs."""
+    second, refused = (Notebook(stack.gateway_url, stack.token("grace")) for _ in range(2))
+    with second, refused:
+        assert refused.run("1").error.startswith("SharedGPURefused: grace may have 1 session at a time")
+        second.manager.shutdown_kernel()
+        assert refused.run("print('mine now')").text().endswith("mine now\n")
+
+
+def test_a_session_outlives_its_gateway(stack: LocalStack, notebook: Notebook) -> None:
+    """A gateway killed under a running cell costs no tensor: the next one finds the session, and the relay finds it."""
+    message_id = notebook.client.execute("import time\nprint('begun', flush=True)\ntime.sleep(1)\nresult = 42")
+    notebook.wait_for_output(message_id, "begun")
+    stack.gateway.kill()
+    stack.gateway.start()
+    stack.gateway.wait_until_ready()
+    outcome = notebook.wait(message_id)
+    assert outcome.status == "ok" or outcome.error.startswith("SharedGPUOutcomeLost")
+    assert notebook.run("print(result)").text() == "42\n"
