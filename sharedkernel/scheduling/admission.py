@@ -6,7 +6,7 @@ one that does not fit, but nobody starves:
 
 - A session that was overtaken for `overtake_patience` has a *reservation*: nobody behind it is admitted before it.
 - Where the policy is preemptive, a session is given what the next iteration boundary makes free: if a lane that runs
-  would then be small enough, merged or grown, its holder is asked for its boundary.
+  can then be cut, merged or grown so that it fits, its holder is asked for its boundary.
 - Where the policy is preemptive, a session that has waited for `overtake_patience` *reclaims* memory: those ranked last
   are sent back to the line, at their boundaries, until it fits. So domains that do not fit side by side take turns of
   that length instead of waiting for each other's cells to end.
@@ -108,7 +108,7 @@ class Admission:
                 break
             if refusal := self.refusal(session):
                 result.refused.append(refusal)
-            elif self.lanes.place(session, self._need(session)):
+            elif self._place(session):
                 result.admitted.append(session)
                 for other in passed:
                     if other.overtaken_at is None:
@@ -117,6 +117,16 @@ class Admission:
                 passed.append(session)
                 is_barred = is_barred or self._has_reservation(session, now)
         return result
+
+    def _place(self, session: Session) -> bool:
+        """Give *session* a lane, if there can be one now; return whether it has one."""
+        need = self._need(session)
+        if self.lanes.place(session, need):
+            return True
+        if session.is_measured or not self.policy.is_preemptive or self._freeing(session) is not None:
+            return False
+        # All that there could be cannot be had soon: others' iterations are interrupted. Take what there is.
+        return self.lanes.place(session, min(need, self.lanes.largest_now(session.domain)))
 
     def _need(self, session: Session) -> int:
         """Return the lane size to ask for: what was measured, else all that one lane of its domain could have."""
@@ -127,9 +137,12 @@ class Admission:
         return room if quota is None else min(room, quota - session.user.persistent)
 
     def _is_attainable(self, session: Session) -> bool:
-        """Return whether *session* would fit if every lane went, what is live in those that do not run being parked."""
+        """Return whether *session* would fit if every lane went, what is live in those that do not run being parked.
+
+        An interrupted iteration always would: it is given its lane then, whatever else is held.
+        """
         live = sum(lane.size - _gain(lane) for lane in self.lanes.by_id.values())
-        return _least(session) <= self.ledger.room_without_lanes() - live
+        return session.live > 0 or _least(session) <= self.ledger.room_without_lanes() - live
 
     def _has_reservation(self, session: Session, now: float) -> bool:
         overtaken = session.overtaken_at is not None and now >= session.overtaken_at + self.config.overtake_patience
@@ -149,19 +162,18 @@ class Admission:
         if first is None:
             return Reclaim()
         if not self._is_due(first, now):
-            for lane in self.lanes.by_id.values():
-                is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
-                if is_soon_empty and self._is_freed_by(lane, first):
-                    return Reclaim(asked=_running([lane]))
-            return Reclaim()
+            lane = self._freeing(first)
+            if lane is None:
+                return Reclaim()
+            # An unmeasured session takes less, too, where a signal brings no boundary; a measured one needs all of it.
+            return Reclaim(asked=_running([lane])) if first.is_measured else Reclaim(demanded=_unforced([lane]))
         victims = self._victims(first)
         # Whose iteration was interrupted before and could not be parked must come to its boundary.
         resumed = [lane for lane in victims if lane.occupant is not None]
-        demanded = [lane.holder for lane in victims if lane not in resumed and lane.holder is not None]
         return Reclaim(
             lanes=[lane for lane in victims if lane.holder is None],
             asked=_running(resumed),
-            demanded=[session for session in demanded if session.force_at == math.inf],
+            demanded=_unforced([lane for lane in victims if lane not in resumed]),
         )
 
     def next_deadline(self, now: float) -> float | None:
@@ -175,6 +187,14 @@ class Admission:
         if not self.waiting or not self.policy.is_preemptive:
             return None
         return next((session for session in self.line() if self._is_attainable(session)), None)
+
+    def _freeing(self, session: Session) -> Lane | None:
+        """Return a lane whose next boundary lets *session* fit."""
+        for lane in self.lanes.by_id.values():
+            is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
+            if is_soon_empty and self._is_freed_by(lane, session):
+                return lane
+        return None
 
     def _is_freed_by(self, lane: Lane, session: Session) -> bool:
         """Return whether *session* fits once *lane* comes to its next boundary."""
@@ -233,3 +253,7 @@ def _gain(lane: Lane) -> int:
 
 def _running(lanes: list[Lane]) -> list[Session]:
     return [lane.holder for lane in lanes if lane.holder is not None and lane.holder.state is SessionState.RUNNING]
+
+
+def _unforced(lanes: list[Lane]) -> list[Session]:
+    return [lane.holder for lane in lanes if lane.holder is not None and lane.holder.force_at == math.inf]

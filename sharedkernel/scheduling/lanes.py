@@ -69,6 +69,10 @@ class Lanes:
         bool
             Whether it has one now.
         """
+        if session.live and not self.by_id:
+            # Others came to keep more while its iteration was parked. It must be able to end, so it has what there is.
+            self._join(session, self._create(session.domain, max(need, session.need)))
+            return True
         if self.ledger.free < 0:
             return False
         if not session.is_measured:
@@ -83,6 +87,12 @@ class Lanes:
             return False
         self._join(session, lane)
         return True
+
+    def largest_now(self, domain: str) -> int:
+        """Return how large a lane of *domain* can be now, an existing one or one that is grown or made, bytes."""
+        lanes = list(self.of_domain(domain))
+        made = self.ledger.free + sum(lane.size for lane in lanes if lane.is_empty)
+        return max([made, *(lane.size for lane in lanes)])
 
     def _find(self, domain: str, need: int) -> Lane | None:
         free = self.ledger.free
@@ -195,16 +205,26 @@ class Lanes:
         occupant = lane.occupant
         return occupant is None or occupant.unparked <= max(0, free + lane.size - lane.parking_size)
 
-    def park(self, lane: Lane) -> None:
-        """Park the live bytes of *lane*'s occupant, so that the lane is empty."""
+    def park(self, lane: Lane) -> list[Session]:
+        """Park the live bytes of *lane*'s occupant, so that the lane is empty.
+
+        Returns
+        -------
+        list of Session
+            The occupant, if it had to leave the lane: the rest of its iteration was measured to need a larger one.
+        """
         occupant = lane.occupant
         if occupant is None:
-            return
+            return []
         self.ledger.set_parked(occupant, occupant.live)
         lane.occupant = None
         self._stale[lane.id] = lane
         if self.ledger.free < 0:
             self._resize(lane, max(0, lane.size + self.ledger.free))
+        if occupant.need <= lane.size:
+            return []
+        self.leave(occupant)
+        return [occupant]
 
     def clear(self, lane: Lane) -> list[Session]:
         """Remove a lane in which nothing runs and return the sessions that were in it; what is live is parked."""
@@ -237,12 +257,13 @@ class Lanes:
                 self._resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
         while self.ledger.free < 0:
             # The latest to come goes first, but only those that a lane's size is owed to: others would free nothing.
+            # Interrupted iterations keep their lanes, or they could not end.
             deciding = [
                 session
                 for lane in self.by_id.values()
                 if lane.is_empty
                 for session in lane.sessions.values()
-                if not session.is_measured or session.need == lane.need
+                if not session.live and (not session.is_measured or session.need == lane.need)
             ]
             if not deciding:
                 break

@@ -31,11 +31,14 @@ The safety condition
 
     - What is in use stays. A lane in which something runs, or in which an interrupted iteration is live, keeps its size
       until it is empty; only the session whose iteration it is may need more than that.
-    - Everything else gives way. While the sum exceeds the capacity no empty lane is left: those with unmeasured
-      sessions shrink, then sessions are sent back to the line, the latest to come first, until the sum fits or no empty
-      lane is left. Nobody is admitted and nothing more is parked meanwhile.
+    - An interrupted iteration that is parked can end: its session keeps a lane for the rest of it, or, where memory was
+      reclaimed from it, gets one when no other lane is left, even if the sum then exceeds the capacity.
+    - Everything else gives way. While the sum exceeds the capacity other empty lanes shrink if they have unmeasured
+      sessions, then sessions are sent back to the line, the latest to come first, until the sum fits or none is left.
+      Nobody else is admitted meanwhile.
 
-    So the condition holds, or every lane is in use: that is what :meth:`Scheduler.validate` checks.
+    So the condition holds, or every lane is in use or owed to an interrupted iteration: :meth:`Scheduler.validate`
+    checks that.
 """
 
 from __future__ import annotations
@@ -346,7 +349,8 @@ class Scheduler:
         lane = session.lane
         assert lane is not None
         if lane.occupant is not session:
-            self.lanes.park(lane)
+            for other in self.lanes.park(lane):
+                self._send_back(other)
         lane.holder = session
         self.clock.begin(session)
         self._decide(session, "grant")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sharedkernel.scheduling.actions import ForceYield, Grant, ResizeLane, Revoke
+from sharedkernel.scheduling.actions import CreateLane, ForceYield, Grant, ResizeLane, Revoke
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import endless, run
 
@@ -93,6 +93,33 @@ def test_a_second_interruption_parks_only_what_is_new(sched: Desk) -> None:
     sched.tick_at_deadline()
     assert sched.release("ada", "yield", live=350) == [Grant(session="bob", lane=1)]
     assert sched.view("ada").parked == 350
+
+
+def test_an_unmeasured_newcomer_does_not_wait_for_iterations_that_do_not_end(sched: Desk) -> None:
+    """It would get a lane of everything if all came to their boundaries; where they do not, it takes what there is."""
+    sched.begin("ada", ephemeral=300)
+    sched.now = 1.0
+    sched.begin("bob", ephemeral=300)
+    sched.tick_at_deadline()
+    sched.release("ada", "yield", live=200)
+    sched.want("ada")
+    sched.now = 2.0
+    # ada's lane is not empty, and will not be soon
+    assert sched.begin("cleo") == [CreateLane(lane=3, size=400, domain="all")]
+    assert sched.release("bob")[-1] == Grant(session="cleo", lane=3)
+
+
+def test_an_unmeasured_newcomer_does_not_wait_for_a_boundary_that_does_not_come(sched: Desk) -> None:
+    """The holder is asked for its boundary, then interrupted."""
+    sched.begin("ada", ephemeral=300)
+    sched.now = 1.0
+    assert sched.begin("bob") == [Revoke(session="ada")]
+    assert sched.state("bob") == "waiting"
+    assert sched.tick(1.05) == [ForceYield(session="ada")]
+    assert sched.release("ada", "yield", live=200) == [
+        CreateLane(lane=2, size=700, domain="all"),
+        Grant(session="bob", lane=2),
+    ]
 
 
 def test_loops_without_boundaries_share_the_device_evenly(make_sched: Callable[..., Desk]) -> None:
