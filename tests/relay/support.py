@@ -23,7 +23,7 @@ import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-TIMEOUT = 15.0
+TIMEOUT = 30.0
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
