@@ -175,8 +175,10 @@ class Gateway:
             )
         message, reason = _read_refusal(error.response)
         if error.code in (401, 403) and not reason:
-            message = f"the gateway at {self.url} does not accept this token; ask its admin for one"
-            message += " and run `sharedkernel install --token TOKEN` with it."
+            message = (
+                f"the gateway at {self.url} does not accept this token; ask its admin for one and run "
+                f"`sharedkernel install --gateway-url {self.url} --token TOKEN` with it."
+            )
         elif not message:
             message = f"the gateway at {self.url} answered {error.code} {error.message}."
         return GatewayRefused(message, status=error.code, reason=reason)
