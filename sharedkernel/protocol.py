@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -262,8 +262,8 @@ class DeviceWantWithdrawn(Message, frozen=True, kw_only=True):
 class GrantReleased(Message, frozen=True, kw_only=True):
     """The session gives its grant back: nothing of it runs on the device any more."""
 
-    #: "boundary", "cell" (its user code ended) or "yield" (in the middle of an iteration, asked by a signal)
-    at: str
+    #: at a boundary, as its user code ended, or in the middle of an iteration (asked by a signal)
+    at: Literal["boundary", "cell", "yield"]
     memory: Memory
     #: live bytes beyond persistent (in the middle of an iteration)
     live_bytes: int = 0

@@ -66,6 +66,11 @@ class Connection(asyncio.Protocol):
             log.warning("hung up on process %d: %s", self.pid, error)
             self.send(protocol.Failed(request=0, reason=error.reason, message=str(error)))
             self.transport.close()
+        except Exception:
+            # Our bug, or a session that lies about itself: only this connection is hung up on. A session connects
+            # again and says where it stands.
+            log.exception("hung up on process %d", self.pid)
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell that it is gone."""

@@ -5,7 +5,8 @@ Who says what when:
 - a gateway or command greets, then asks; each request is answered. Gateways are also told of sessions that end.
 - a session's process greets when it is forked (a spare), is assigned once, and from then on reports what its gate
   does: cell opened, device wanted, grant released, cell closed. Grants and refusals are messages to it; a revocation
-  is a word in its shared page, and a forced yield a signal.
+  is a word in its shared page, and a forced yield a signal. A holder that hears no signal either (code in C that
+  does not come back to Python) is stopped as a process until its next turn.
 
 A new executor on the same runtime directory adopts what the last one left: the sessions' records come from the
 keeper, and where each session stands it says itself in its greeting. Holders are taken over before anybody else is
@@ -19,6 +20,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,18 @@ from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.sessions import SessionProcess, describe_end
 from sharedkernel.executor.status import build_status, visible_to
 from sharedkernel.executor.supervisor import Supervisor, send_signal
+from sharedkernel.executor.users import UserRecord
 from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, make_private_directory
 from sharedkernel.protocol import Device, Limits, Memory
 from sharedkernel.scheduling import actions, events
-from sharedkernel.scheduling.model import MemoryProfile, SchedulerConfig, SessionId, UserId
+from sharedkernel.scheduling.model import (
+    HOLDING_STATES,
+    MemoryProfile,
+    SchedulerConfig,
+    SessionId,
+    SessionState,
+    UserId,
+)
 from sharedkernel.session.gate import FORCE_SIGNAL
 from sharedkernel.session.page import Word
 
@@ -46,6 +56,8 @@ _ADOPTION_GRACE = 2.0
 _WAIT_INTERVAL = 0.1
 #: seconds between what the keeper is told about attained service
 _KEEP_INTERVAL = 2.0
+#: signals to yield after which a holder that did not is stopped, and seconds that it has at least to hear them
+_STOP_AFTER_FORCED, _STOP_AFTER = 3, 0.1
 #: seconds after the last start before the spares are made up again, so as not to compete with starts
 _SPARE_DELAY = 0.3
 
@@ -75,7 +87,7 @@ class ExecutorService:
         #: assigned processes by session id
         self._sessions: dict[str, SessionProcess] = {}
         self._gateways: set[Connection] = set()
-        self._users: dict[str, Limits] = {}
+        self._users: dict[str, UserRecord] = {}
         self._incarnations: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._adopting: dict[str, Connection | None] = {}
@@ -121,7 +133,7 @@ class ExecutorService:
         for timer in (self._spares_due, self._tell_waiting_due):
             if timer is not None:
                 timer.cancel()
-        for task in list(self._tasks):
+        for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         if not end_sessions:
             self._keep_all()
@@ -157,6 +169,7 @@ class ExecutorService:
     def _adopt(self, process: SessionProcess, attained: float) -> None:
         if process.session is None:
             return
+        self._continue(process)  # the executor before this may have stopped it
         self._sessions[process.session] = process
         self._incarnations[process.session] = process.incarnation
         self._adopting[process.process] = None
@@ -227,8 +240,6 @@ class ExecutorService:
             text = "the executor failed to do this; its log says why."
             answer = protocol.Failed(request=message.request, reason="error", message=text)
         peer.send(answer)
-        if isinstance(message, protocol.StopExecutor):
-            await self.stop(end_sessions=message.end_sessions)
 
     async def _carry_out(self, message: Any) -> protocol.Message:
         match message:
@@ -246,6 +257,8 @@ class ExecutorService:
                 for limits in message.limits:
                     self._configure(limits)
                 self._update_limits()
+            case protocol.StopExecutor(end_sessions=end_sessions):
+                await self.stop(end_sessions=end_sessions)
             case protocol.GetStatus():
                 return protocol.Status(request=message.request, status=self.status())
         return protocol.Done(request=message.request)
@@ -301,7 +314,8 @@ class ExecutorService:
         )
 
     def _configure(self, limits: Limits) -> None:
-        self._users[limits.user] = limits
+        record = self._users.setdefault(limits.user, UserRecord(limits=limits))
+        record.limits = limits
         for process in self._sessions.values():
             if process.user == limits.user:
                 process.limits = limits
@@ -313,7 +327,8 @@ class ExecutorService:
 
     async def _take_spare(self) -> SessionProcess:
         spare = next(
-            (p for p in self._supervisor.processes.values() if p.session is None and p.ready.done() and p.transport), None
+            (p for p in self._supervisor.processes.values() if p.session is None and p.ready.done() and p.transport),
+            None,
         )
         self._want_spares()
         if spare is None:
@@ -370,8 +385,9 @@ class ExecutorService:
         if process.ended.is_set():
             return
         process.page.words[Word.PREEMPT] = 0
-        process.told_allowance = process.told_waiting = None
+        process.told_allowance = process.told_waiting = process.wanted_at = None
         session = _id(process)
+        self._let_go(process)
         self.driver.handle(events.MemoryMeasured(session=session, memory=_profile(hello.memory)))
         if hello.cell_open or hello.holding or hello.wanting:
             self.driver.handle(events.CellOpened(session=session))
@@ -384,6 +400,15 @@ class ExecutorService:
         elif hello.wanting:
             self._want(process)
         self._update_limits()
+
+    def _let_go(self, process: SessionProcess) -> None:
+        """Bring a session that greets again to where one starts, whatever was last heard of it."""
+        session, memory = _id(process), _profile(process.memory)
+        state = self.driver.scheduler.sessions[session].state
+        if state in HOLDING_STATES:
+            self.driver.handle(events.GrantReleased(session=session, at="boundary", memory=memory))
+        if state is not SessionState.IDLE:
+            self.driver.handle(events.CellClosed(session=session, memory=memory))
 
     def _hear_session(self, process: SessionProcess, message: Any) -> None:
         if process.ended.is_set():
@@ -403,7 +428,8 @@ class ExecutorService:
                 self.driver.handle(events.CellOpened(session=session))
                 self._update_limits()
             case protocol.DeviceWanted(memory=memory, data_bytes=data_bytes):
-                process.memory, process.data_bytes = memory, data_bytes
+                process.data_bytes = data_bytes
+                self._measured(process, memory)
                 self._update_limits()
                 self._want(process)
             case protocol.DeviceWantWithdrawn():
@@ -413,20 +439,31 @@ class ExecutorService:
             case protocol.GrantReleased():
                 self._release(process, message)
             case protocol.CellClosed(memory=memory):
-                process.memory = memory
+                self._measured(process, memory)
                 self.driver.handle(events.CellClosed(session=session, memory=_profile(memory)))
                 self._update_limits()
         self._tell_waiting_soon()
+
+    def _measured(self, process: SessionProcess, memory: Memory) -> None:
+        process.memory = memory
+        own = [other.memory for other in self._sessions.values() if other.user == process.user]
+        used = sum(figures.persistent + (figures.ephemeral or 0) for figures in own)
+        record = self._users[process.user or ""]
+        record.peak_bytes = max(record.peak_bytes, used)
 
     def _want(self, process: SessionProcess) -> None:
         process.wanted_at = self.driver.now()
         self.driver.handle(events.DeviceWanted(session=_id(process), memory=_profile(process.memory)))
 
     def _release(self, process: SessionProcess, message: protocol.GrantReleased) -> None:
-        process.memory = message.memory
+        self._measured(process, message.memory)
         process.page.words[Word.PREEMPT] = 0
         if process.unsanctioned:
             process.unsanctioned = False
+            return
+        if process.stopped:  # it yielded at the very moment it was stopped, and wants nothing now
+            self._continue(process)
+            self.driver.handle(events.DeviceWantWithdrawn(session=_id(process)))
             return
         self.driver.handle(
             events.GrantReleased(
@@ -445,6 +482,7 @@ class ExecutorService:
         if not process.session:
             self._want_spares()
             return
+        self._users[process.user or ""].iterations_before += process.page.words[Word.ITERATIONS]
         del self._sessions[process.session]
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
@@ -467,17 +505,53 @@ class ExecutorService:
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
-                send_signal(self._sessions[session], FORCE_SIGNAL)
+                self._force(self._sessions[session])
             case actions.Refuse(session=session, reason=reason, message=message):
-                process = self._sessions[session]
-                process.wanted_at = None
-                log.info("refused session %s the device (%s): %s", session, reason, message)
-                process.send(protocol.RefusedGrant(reason=reason, message=message))
+                self._refuse(self._sessions[session], reason, message)
+
+    def _force(self, process: SessionProcess) -> None:
+        """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
+        now = self.driver.now()
+        if not process.times_forced:
+            process.forced_at = now
+        process.times_forced += 1
+        if process.times_forced < _STOP_AFTER_FORCED or now < process.forced_at + _STOP_AFTER:
+            send_signal(process, FORCE_SIGNAL)
+            return
+        log.info("session %s does not yield; it is stopped until its next turn", process.session)
+        send_signal(process, signal.SIGSTOP)
+        process.stopped = True
+        # It cannot speak for itself: it has released the device, and wants it back.
+        live = max(0, process.page.words[Word.LIVE])
+        memory = _profile(process.memory)
+        session = _id(process)
+        self.driver.handle(events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
+        self.driver.handle(events.DeviceWanted(session=session))
+
+    def _refuse(self, process: SessionProcess, reason: str, message: str) -> None:
+        log.info("refused session %s the device (%s): %s", process.session, reason, message)
+        if process.stopped:  # it asks for nothing: let it come to its next boundary, and ask there
+            process.unsanctioned = True
+            process.page.words[Word.PREEMPT] = 1
+            self._continue(process)
+            return
+        process.wanted_at = None
+        process.send(protocol.RefusedGrant(reason=reason, message=message))
+
+    def _continue(self, process: SessionProcess) -> None:
+        process.stopped = False
+        send_signal(process, signal.SIGCONT)
 
     def _grant(self, process: SessionProcess, parallel: int) -> None:
         process.page.words[Word.PREEMPT] = 0
+        process.times_forced = 0
+        if process.stopped:
+            self._continue(process)
+            return
         if process.wanted_at is not None:
-            process.waits.append(self.driver.now() - process.wanted_at)
+            waited = self.driver.now() - process.wanted_at
+            process.waits.append(waited)
+            self._users[process.user or ""].waits.append(waited)
             process.wanted_at = None
         process.told_waiting = None
         if process.unsanctioned:  # it holds one already, of the executor before this
@@ -539,7 +613,7 @@ class ExecutorService:
     def _keep_all(self) -> None:
         snapshot = self.driver.scheduler.snapshot(self.driver.now())
         for session in snapshot.sessions:
-            self._supervisor.keep(self._sessions[session.session], session.attained)
+            self._supervisor.keep(self._sessions[session.id], session.attained)
 
 
 def _id(process: SessionProcess) -> SessionId:
@@ -548,7 +622,4 @@ def _id(process: SessionProcess) -> SessionId:
 
 
 def _profile(memory: Memory) -> MemoryProfile:
-    return MemoryProfile(
-        persistent=memory.persistent, ephemeral=memory.ephemeral, framework=memory.framework
-    )
-
+    return MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=memory.framework)

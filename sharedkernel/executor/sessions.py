@@ -15,7 +15,7 @@ from sharedkernel.protocol import Limits, Memory, SessionRecord
 from sharedkernel.session.page import Page
 
 #: waits remembered for the percentiles in status
-_WAITS_KEPT = 500
+_WAITS_KEPT = 200
 
 
 class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,11 @@ class SessionProcess:
     end_asked: bool = False
     #: it held a grant when this executor took it over, and the scheduler would not have given it one
     unsanctioned: bool = False
+    #: signals to yield since its present grant, and when the first was sent
+    times_forced: int = 0
+    forced_at: float = 0.0
+    #: stopped as a process, in the middle of what it does on the device
+    stopped: bool = False
     wanted_at: float | None = None
     #: seconds waited for each grant, newest last
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))

@@ -1,8 +1,103 @@
-"""What of the status document (DESIGN.md §6) a user may see."""
+"""The status document (DESIGN: fixed names), and what of it a user may see.
+
+It is built from three sources: the core's snapshot, what the executor remembers of sessions and users, and the words
+that each session writes into its shared page, which are newer than what it last reported.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy
+
+from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.executor.users import UserRecord
+from sharedkernel.protocol import Device
+from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
+from sharedkernel.session.page import Word
+
+
+def build_status(
+    device: Device,
+    config: SchedulerConfig,
+    snapshot: Snapshot,
+    processes: Mapping[str, SessionProcess],
+    users: Mapping[str, UserRecord],
+) -> dict[str, Any]:
+    """Return the whole document, nothing hidden; bytes and seconds as the names say."""
+    sessions = [_session(view, processes[view.id]) for view in snapshot.sessions]
+    return {
+        "device": {
+            "name": device.name,
+            "kind": device.kind,
+            "capacity_bytes": device.capacity_bytes,
+            "reserve_bytes": device.reserve_bytes,
+            "used_bytes": sum(
+                entry["persistent_bytes"] + entry["framework_bytes"] + entry["live_bytes"] for entry in sessions
+            ),
+            "policy": config.policy,
+            "quantum_seconds": config.quantum,
+        },
+        "lanes": [_lane(view) for view in snapshot.lanes],
+        "users": [
+            _user(view, users[view.id], device, [entry for entry in sessions if entry["user"] == view.id])
+            for view in snapshot.users
+            if view.id in users
+        ],
+        "sessions": sessions,
+    }
+
+
+def _lane(view: LaneView) -> dict[str, Any]:
+    return {"id": view.id, "size_bytes": view.size, "holder": view.holder, "queue": list(view.queue)}
+
+
+def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
+    words = process.page.words
+    return {
+        "id": view.id,
+        "user": view.user,
+        "state": str(view.state),
+        "kernel_id": view.id,
+        "notebook": process.notebook,
+        "lane": view.lane,
+        "persistent_bytes": words[Word.PERSISTENT],
+        "ephemeral_bytes": words[Word.EPHEMERAL],
+        "framework_bytes": words[Word.FRAMEWORK],
+        "live_bytes": words[Word.LIVE],
+        "iterations": words[Word.ITERATIONS],
+        "iteration_seconds": view.iteration_seconds,
+        "attained_service_seconds": view.attained,
+        "queue_position": view.queue_position,
+        "waiting_for": view.waiting_for,
+        **_percentiles(process.waits),
+    }
+
+
+def _user(view: UserView, record: UserRecord, device: Device, sessions: list[dict[str, Any]]) -> dict[str, Any]:
+    usable = device.capacity_bytes - device.reserve_bytes
+    return {
+        "name": view.id,
+        "share": view.share,
+        "quota_bytes": usable if view.quota is None else view.quota,
+        "persistent_bytes": sum(entry["persistent_bytes"] for entry in sessions),
+        "ephemeral_bytes": sum(entry["ephemeral_bytes"] for entry in sessions),
+        "framework_bytes": sum(entry["framework_bytes"] for entry in sessions),
+        "attained_service_seconds": view.attained,
+        "iterations": record.iterations_before + sum(entry["iterations"] for entry in sessions),
+        "peak_bytes": record.peak_bytes,
+        **_percentiles(record.waits),
+    }
+
+
+def _percentiles(waits: Sequence[float]) -> dict[str, float | None]:
+    """Return how long grants were waited for; None before the first."""
+    if not waits:
+        return {"wait_p50_seconds": None, "wait_p95_seconds": None}
+    p50, p95 = numpy.percentile(waits, (50, 95))
+    return {"wait_p50_seconds": float(p50), "wait_p95_seconds": float(p95)}
 
 
 def visible_to(status: dict[str, Any], user: str) -> dict[str, Any]:

@@ -204,14 +204,12 @@ class Supervisor:
                     self._forget(process, None)
             return
         if isinstance(message, protocol.Forked):
-            process = self.processes.get(message.process)
-            if process is not None:
-                self.set_pid(process, message.pid)
+            if (forked := self.processes.get(message.process)) is not None:
+                self.set_pid(forked, message.pid)
         elif isinstance(message, protocol.Exited):
             self._warm_parent.send(protocol.ExitedSeen(process=message.process))
-            process = self.processes.get(message.process)
-            if process is not None:
-                self._forget(process, message.status)
+            if (ended := self.processes.get(message.process)) is not None:
+                self._forget(ended, message.status)
 
     def set_pid(self, process: SessionProcess, pid: int) -> None:
         """Take note of the process id, once it is known."""
@@ -334,6 +332,7 @@ def send_signal(process: SessionProcess, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if signum in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(process.pid, signum)
+            os.killpg(process.pid, signal.SIGCONT)  # a stopped process would not hear of SIGTERM
         else:
             os.kill(process.pid, signum)
 

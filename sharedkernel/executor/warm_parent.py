@@ -23,12 +23,11 @@ from typing import Any, NoReturn
 from sharedkernel import protocol
 from sharedkernel.executor.packets import PacketSocket, listen
 
-
 #: what sessions share: first cells and first training steps then import nothing
 PRELOAD = (
-    "IPython.core.completer", "IPython.core.history", "IPython.core.debugger", "ipykernel.debugger", "ipykernel.ipkernel",
-    "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "torch", "torch._dynamo", "torch.utils.data",
-    "sharedkernel.session.process", "sharedkernel.widgets",
+    "IPython.core.completer", "IPython.core.history", "IPython.core.debugger", "ipykernel.debugger",
+    "ipykernel.ipkernel", "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "torch", "torch._dynamo",
+    "torch.utils.data", "sharedkernel.session.process", "sharedkernel.widgets",
 )  # fmt: skip
 
 
@@ -76,6 +75,14 @@ class WarmParent:
                 self._take_executor()
             elif self._executor in readable and not self._serve():
                 return
+
+    def end_children(self) -> None:
+        """End what is left: sessions forked while the executor was already stopping."""
+        for pid in self._children:
+            for send in (os.kill, os.killpg):  # the group exists only once the child has made it
+                with contextlib.suppress(ProcessLookupError):
+                    send(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
     def _take_executor(self) -> None:
         connection, _ = self._listener.accept()
@@ -176,6 +183,7 @@ def main(path: str, executor_socket: str) -> None:
     gc.collect()
     gc.freeze()  # keeps the collector from writing to, and so copying, what all sessions share
     parent.run()
+    parent.end_children()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 

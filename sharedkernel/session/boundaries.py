@@ -83,6 +83,7 @@ class Boundaries:
         _after(torch.optim.Optimizer, "zero_grad", lambda optimizer: self.passed("zero_grad", id(optimizer)))
         _before(dataloader._BaseDataLoaderIter, "__next__", lambda it: self.passed("dataloader", id(it._dataset)))
         register_optimizer_step_post_hook(lambda optimizer, *_: self.passed("step", id(optimizer)))
+        loops.watch(None)  # cells refer to the hook from now on
         self._meter.on_clock = self._on_clock
         self._gate.on_turn = self._on_turn
 

@@ -25,7 +25,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: asks the main thread to give the device back now. Ignored by default, so harmless to what does not expect it
 FORCE_SIGNAL = signal.SIGURG
+#: where a grant is given back
+ReleasePoint = Literal["boundary", "cell", "yield"]
 _HELD_OFF = {signal.SIGINT, FORCE_SIGNAL}
 #: a wait shorter than this is not worth a line in the notebook, in seconds
 NOTICE_AFTER = 0.2
@@ -290,7 +292,7 @@ class Gate:
             if self._mode.is_in:
                 self._mode.take_out()
 
-    def give_back(self, at: str) -> None:
+    def give_back(self, at: ReleasePoint) -> None:
         """Release the grant and let the next operation acquire one again."""
         with self._undisturbed():
             with self.link.lock:
@@ -302,7 +304,7 @@ class Gate:
         if at == "boundary":
             self.on_measured(self._meter.memory)
 
-    def _end_grant(self, at: str) -> protocol.GrantReleased:
+    def _end_grant(self, at: ReleasePoint) -> protocol.GrantReleased:
         utilisation = self._meter.utilisation()
         live = self._meter.grant_ended(at_boundary=at != "yield")
         self.holding = False

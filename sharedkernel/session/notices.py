@@ -60,7 +60,9 @@ class WaitNotice:
             "transient": {"display_id": self._display_id},
         }
         kernel = self._kernel
-        kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=kernel.topic(kind))
+        kernel.session.send(
+            kernel.iopub_socket, kind, content, parent=self._parent, ident=f"kernel.{kernel.ident}.{kind}".encode()
+        )
 
 
 def _text(message: protocol.Waiting | None) -> str:

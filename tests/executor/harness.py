@@ -1,0 +1,157 @@
+"""A real executor process and real kernel clients on its sessions, without a gateway between."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+from jupyter_client.asynchronous.client import AsyncKernelClient
+
+from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.protocol import Limits, SessionRecord
+
+#: seconds that anything in these tests may take, on a busy machine
+PATIENCE = 60.0
+
+
+async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout: float = PATIENCE) -> Any:
+    """Return the first true result of *condition*, asked again and again."""
+    deadline = time.monotonic() + timeout
+    while not (result := await condition()):
+        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
+        await asyncio.sleep(0.02)
+    return result
+
+
+@dataclass
+class Outcome:
+    """What one cell did."""
+
+    status: str
+    text: str = ""
+    error: str = ""
+    message: str = ""
+    #: texts shown and later taken away, such as wait notices
+    displays: list[str] = field(default_factory=list)
+
+
+class Notebook:
+    """A client on one session."""
+
+    def __init__(self, record: SessionRecord) -> None:
+        self.record = record
+        self.session = record.session
+        self.client = AsyncKernelClient()
+        self.client.load_connection_info({**record.connection, "key": record.connection["key"].encode()})
+        self.client.start_channels()
+
+    async def run(self, code: str, timeout: float = PATIENCE, **options: Any) -> Outcome:
+        """Run one cell to its end."""
+        outcome = Outcome(status="")
+
+        def show(message: dict[str, Any]) -> None:
+            content = message["content"]
+            kind = message["msg_type"]
+            if kind == "stream":
+                outcome.text += content["text"]
+            elif kind in ("execute_result", "display_data", "update_display_data"):
+                outcome.displays.append(content["data"].get("text/plain", ""))
+                if kind == "execute_result":
+                    outcome.text += content["data"]["text/plain"]
+            elif kind == "error":
+                outcome.error, outcome.message = content["ename"], content["evalue"]
+
+        reply = await self.client.execute_interactive(code, timeout=timeout, output_hook=show, **options)
+        outcome.status = reply["content"]["status"]
+        return outcome
+
+    def close(self) -> None:
+        """Let go of the kernel."""
+        self.client.stop_channels()
+        self.client.context.term()
+
+
+class Executor:
+    """A ``sharedkernel executor`` process of its own."""
+
+    def __init__(self, *options: str, capacity: str = "4GiB") -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
+        self.runtime_directory = self.directory / "run"
+        self._command = [
+            sys.executable, "-m", "sharedkernel", "executor", "--capacity", capacity,
+            "--runtime-dir", str(self.runtime_directory), *options,
+        ]  # fmt: skip
+        self._notebooks: list[Notebook] = []
+        self.process: subprocess.Popen[bytes]
+        self.client = ExecutorClient(self.runtime_directory, role="gateway")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for notebook in self._notebooks:
+            notebook.close()
+        if self.process.poll() is not None:
+            await self.start()  # a test killed it: its sessions still have to go
+        try:
+            await asyncio.wait_for(self.client.stop_executor(end_sessions=True), PATIENCE)
+            await self.client.close()
+            await asyncio.to_thread(self.process.wait, PATIENCE)
+        finally:
+            if self.process.poll() is None:
+                await self.kill()
+        if error is not None:
+            print(self.log())  # noqa: T201 (shown beside the failed test)
+        shutil.rmtree(self.directory)
+
+    async def start(self) -> None:
+        """Start the process and connect to it."""
+        self.directory.mkdir(exist_ok=True)
+        with (self.directory / "executor.log").open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: ASYNC220
+        await self.client.close()
+
+        async def reached() -> bool:
+            assert self.process.poll() is None, self.log()
+            try:
+                await self.client.connect()
+            except Exception:
+                return False
+            return True
+
+        await until(reached, "the executor answers")
+
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(self.process.wait)
+
+    def log(self) -> str:
+        """Return what it and its sessions logged."""
+        logs = [self.directory / "executor.log", *(self.runtime_directory / "logs").glob("*.log")]
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in logs)
+
+    async def notebook(self, user: str = "ada", session: str | None = None, **options: Any) -> Notebook:
+        """Start a session and connect to it."""
+        limits = options.pop("limits", Limits(user=user))
+        notebook = Notebook(await self.client.start_session(session or str(uuid4()), limits, **options))
+        self._notebooks.append(notebook)
+        await notebook.client.wait_for_ready(timeout=PATIENCE)
+        return notebook
+
+    async def session(self, notebook: Notebook) -> dict[str, Any]:
+        """Return what status says of a notebook's session."""
+        status = await self.client.status()
+        return next(entry for entry in status["sessions"] if entry["id"] == notebook.session)

@@ -1,0 +1,86 @@
+"""What outlives the executor, and how the next one takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from harness import Executor, until
+from test_sessions import FOREVER, TRAIN
+
+
+def test_sessions_outlive_a_killed_executor() -> None:
+    """Idle, running and waiting sessions are all there for the next executor, with tensors and service."""
+
+    async def main() -> None:
+        async with Executor("--policy", "fifo") as executor:
+            idle, running, waiting = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+            await idle.run("import torch; x = torch.arange(6.)")
+            await running.run(TRAIN)
+            endless = asyncio.create_task(running.run(FOREVER))
+
+            async def runs() -> bool:
+                return (await executor.session(running))["state"] == "running"
+
+            await until(runs, "the training runs")
+            queued = asyncio.create_task(waiting.run("import torch; int(torch.ones(3).sum())"))
+
+            async def waits() -> bool:
+                return (await executor.session(waiting))["state"] == "queued"
+
+            await until(waits, "the other waits")
+            await asyncio.sleep(2.5)  # past the interval at which attained service is kept
+            served = (await executor.session(running))["attained_service_seconds"]
+            await executor.kill()
+            await executor.start()
+            assert {record.session: record.pid for record in await executor.client.sessions()} == {
+                notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
+            }
+            await until(runs, "the training runs under the new executor")
+            await until(waits, "and the other waits again")
+            assert (await executor.session(running))["attained_service_seconds"] >= served - 2.5
+            await executor.client.signal_session(running.session, signal.SIGINT)
+            assert (await endless).error == "KeyboardInterrupt"
+            assert (await queued).text == "3"
+            assert (await idle.run("float(x.sum())")).text == "15.0"
+
+    asyncio.run(main())
+
+
+def test_a_killed_warm_parent_costs_no_session() -> None:
+    """Sessions run on, and the next start gets a new warm parent."""
+
+    async def main() -> None:
+        async with Executor("--spares", "0") as executor:
+            notebook = await executor.notebook()
+            await notebook.run("x = 5")
+            stat = (await notebook.run("import os; os.getppid()")).text
+            os.kill(int(stat), signal.SIGKILL)
+            assert (await notebook.run("x")).text == "5"
+
+            async def started() -> bool:
+                try:
+                    await executor.notebook("grace")
+                except Exception:
+                    return False
+                return True
+
+            await until(started, "another session starts")
+            assert (await notebook.run("x")).text == "5"
+
+    asyncio.run(main())
+
+
+def test_a_session_that_ended_meanwhile_is_not_adopted() -> None:
+    """No stale session is shown by the next executor."""
+
+    async def main() -> None:
+        async with Executor() as executor:
+            notebook = await executor.notebook()
+            await executor.kill()
+            os.kill(notebook.record.pid, signal.SIGKILL)
+            await executor.start()
+            assert await executor.client.sessions() == []
+
+    asyncio.run(main())

@@ -1,0 +1,110 @@
+"""The mode that notices the first device operation, among modes of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from sharedkernel.session.device_mode import DeviceMode
+
+
+class Counting(TorchDispatchMode):
+    """A mode as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def noticed() -> Iterator[list[int]]:
+    """Count what a mode notices; the mode is `noticed_mode`."""
+    yield []
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_it_sees_operations_until_taken_out(noticed: list[int]) -> None:
+    """Each operation is noticed while it is in, none after."""
+    mode = DeviceMode(lambda: noticed.append(1))
+    mode.put_in()
+    torch.ones(2) + 1
+    seen = len(noticed)
+    assert seen >= 2
+    assert mode.take_out()
+    torch.ones(2) + 1
+    assert len(noticed) == seen
+    assert not mode.take_out()
+
+
+def test_it_leaves_the_users_modes_in_order(noticed: list[int]) -> None:
+    """Put in and taken out under two modes of the user's, which then leave in order."""
+    mode = DeviceMode(lambda: noticed.append(1))
+    with Counting() as outer, Counting() as inner:
+        mode.put_in()
+        assert _get_current_dispatch_mode_stack() == [mode, outer, inner]
+        torch.ones(2)
+        assert (outer.count, inner.count, len(noticed)) == (1, 1, 1)
+        assert mode.take_out()
+        assert _get_current_dispatch_mode_stack() == [outer, inner]
+
+
+def test_a_mode_entered_before_may_end_after(noticed: list[int]) -> None:
+    """The mode goes in inside a user's mode and stays in when that one ends."""
+    mode = DeviceMode(lambda: noticed.append(1))
+    with Counting():
+        mode.put_in()
+    assert _get_current_dispatch_mode_stack() == [mode]
+    torch.ones(2)
+    assert noticed
+    mode.take_out()
+
+
+def test_it_cannot_leave_inside_its_own_handler_and_says_so(noticed: list[int]) -> None:
+    """Taking it out while it handles an operation fails without harm."""
+    outcomes: list[bool] = []
+    mode = DeviceMode(lambda: outcomes.append(mode.take_out()))
+    mode.put_in()
+    torch.ones(2)
+    assert outcomes == [False]
+    assert mode.take_out()
+
+
+def test_an_error_fails_the_operation(noticed: list[int]) -> None:
+    """What the gate raises is what the user sees."""
+
+    def refuse() -> None:
+        raise torch.OutOfMemoryError("no")
+
+    mode = DeviceMode(refuse)
+    mode.put_in()
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="no"):
+            torch.ones(2)
+    finally:
+        mode.take_out()
+    assert torch.ones(2).sum() == 2
+
+
+def test_gradients_are_what_they_were(noticed: list[int]) -> None:
+    """Autograd under the mode gives the same numbers."""
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def gradient() -> torch.Tensor:
+        (result,) = torch.autograd.grad((weight @ weight).relu().sum(), weight)
+        return result
+
+    plain = gradient()
+    mode = DeviceMode(lambda: None)
+    mode.put_in()
+    try:
+        assert torch.equal(gradient(), plain)
+    finally:
+        mode.take_out()

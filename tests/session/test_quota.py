@@ -1,0 +1,48 @@
+"""Failed allocations reach the user as torch.OutOfMemoryError with figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.session.quota import Quota
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def quota() -> Quota:
+    quota = Quota()
+    quota.allowance = Allowance(limit_bytes=GIB, quota_bytes=2 * GIB, others_bytes=GIB, capacity_bytes=8 * GIB)
+    return quota
+
+
+def test_within_the_allowance_nothing_happens(quota: Quota) -> None:
+    """A session that uses less than it may is left alone."""
+    quota.check(Memory(persistent=GIB))
+
+
+def test_beyond_the_allowance_the_error_has_all_figures(quota: Quota) -> None:
+    """Used, allowed, quota, other sessions and capacity are named."""
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        quota.check(Memory(persistent=GIB + GIB // 2))
+    for figure in ("1.5 GiB", "1.0 GiB", "2.0 GiB", "8.0 GiB"):
+        assert figure in str(caught.value)
+
+
+def test_a_real_failed_allocation_is_translated(quota: Quota) -> None:
+    """What torch's own allocator raises becomes the quota's error, with the original as its cause."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    translated = quota.translate(caught.value)
+    assert isinstance(translated, torch.OutOfMemoryError)
+    assert translated.__cause__ is caught.value
+    assert "your quota is 2.0 GiB" in str(translated)
+    assert str(1 << 60) in str(translated)
+
+
+def test_other_errors_pass_unchanged(quota: Quota) -> None:
+    """An error that is not about memory stays what it is."""
+    error = RuntimeError("shapes do not match")
+    assert quota.translate(error) is error
