@@ -253,8 +253,7 @@ class Lanes:
     def _give_up(self) -> list[Session]:
         left: list[Session] = []
         for lane in self.by_id.values():
-            if lane.is_empty and lane.is_open and self.ledger.free < 0:
-                self._resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
+            self._cut(lane)
         while self.ledger.free < 0:
             # The latest to come goes first, but only those that a lane's size is owed to: others would free nothing.
             # Interrupted iterations keep their lanes, or they could not end.
@@ -273,7 +272,13 @@ class Lanes:
             self.leave(session)
             left.append(session)
             left += self._tidy(last)
+            self._cut(last)
         return left
+
+    def _cut(self, lane: Lane) -> None:
+        """Take what is missing from an empty lane that is larger than is known to be needed."""
+        if lane.is_empty and lane.is_open and self.ledger.free < 0:
+            self._resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
 
     # --- the changes themselves -----------------------------------
 
