@@ -134,7 +134,7 @@ class OwnerAuthorizer(Authorizer):
     """Lets users act on their own kernels and sessions, admins on all."""
 
     def is_authorized(self, handler: JupyterHandler, user: User, action: str, resource: str) -> bool:
-        """Return True, unless the route names a kernel of somebody else.
+        """Return True, unless the request names a kernel of somebody else, in its route or its body.
 
         Notebook sessions (``/api/sessions``) are looked after by their manager, which knows whose each is.
 
@@ -145,7 +145,11 @@ class OwnerAuthorizer(Authorizer):
         """
         if not isinstance(user, GatewayUser):
             return False
-        kernel_id = handler.path_kwargs.get("kernel_id")
-        if kernel_id is not None:
-            handler.kernel_manager.check_visible(kernel_id, user)  # type: ignore[attr-defined]
+        named = handler.path_kwargs.get("kernel_id")
+        if resource == "sessions" and handler.request.method in ("POST", "PATCH"):
+            body = handler.get_json_body()
+            kernel = body.get("kernel") if isinstance(body, dict) else None
+            named = kernel.get("id") if isinstance(kernel, dict) else None
+        if named is not None:
+            handler.kernel_manager.check_visible(named, user)  # type: ignore[attr-defined]
         return True

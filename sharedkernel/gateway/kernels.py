@@ -93,6 +93,10 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel = self._kernels.get(kernel_id)
         return None if kernel is None else kernel.user
 
+    def owners(self) -> set[str]:
+        """Return everybody who has a session."""
+        return {kernel.user for kernel in self._kernels.values()}
+
     def _check_kernel_id(self, kernel_id: str) -> None:
         if kernel_id not in self:
             self._raise_unknown(kernel_id)
@@ -258,7 +262,7 @@ class SessionKernels(AsyncMappingKernelManager):
 
     async def configure_users(self) -> None:
         """Tell the executor what everybody may use."""
-        users = self.quotas.known_users() | {kernel.user for kernel in self._kernels.values()}
+        users = self.quotas.known_users() | self.owners()
         await self.executor.configure_users([self.limits(user) for user in sorted(users)])
 
     def on_connected(self) -> None:

@@ -42,30 +42,6 @@ class OwnNotebookSessions(SessionManager):
             return False
         return True
 
-    async def create_session(self, *, kernel_id: str | None = None, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Make a notebook session, with a new kernel or the user's kernel *kernel_id*.
-
-        Raises
-        ------
-        HTTPError
-            404 when the kernel does not exist or is another user's.
-        """
-        if kernel_id is not None:
-            self.kernel_manager.check_visible(kernel_id, _user())
-        return await super().create_session(kernel_id=kernel_id, **kwargs)
-
-    async def update_session(self, session_id: str, **kwargs: Any) -> None:
-        """Change a notebook session.
-
-        Raises
-        ------
-        HTTPError
-            404 when it, or the kernel it should have, does not exist or is another user's.
-        """
-        if "kernel_id" in kwargs:
-            self.kernel_manager.check_visible(kwargs["kernel_id"], _user())
-        await super().update_session(session_id, **kwargs)
-
     async def row_to_model(self, row: Any, tolerate_culled: bool = False) -> dict[str, Any] | None:
         """Return a row as the API shows it.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from traitlets.config import Config
-from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
+from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, LazyConfigValue, PyFileConfigLoader
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.quotas import QuotaError, Quotas
@@ -32,7 +32,12 @@ class Settings:
 
     def section(self) -> dict[str, Any]:
         """Return the settings of the gateway itself."""
-        return dict(self.config.get("SharedKernelGateway", {}))
+        section = self.config.get("SharedKernelGateway", {})
+        # What was changed in place (`c.….admins.add(…)`) is not a value yet.
+        return {
+            name: value.get_value(set() if name == "admins" else {}) if isinstance(value, LazyConfigValue) else value
+            for name, value in section.items()
+        }
 
 
 def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -73,8 +74,11 @@ def whole_stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def stack(whole_stack: Stack) -> Iterator[Stack]:
-    """The shared stack; every session that a test leaves is ended."""
+    """Return the shared stack; every session that a test leaves is ended, and a test that fails shows the logs."""
+    before = [len(service.log_path.read_text()) for service in (whole_stack.gateway, whole_stack.executor)]
     yield whole_stack
+    for service, seen in zip((whole_stack.gateway, whole_stack.executor), before, strict=True):
+        sys.stdout.write(service.log_path.read_text()[seen:])
     run(_end_all(whole_stack.client("ada")))
 
 

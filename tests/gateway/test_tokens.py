@@ -1,0 +1,105 @@
+"""Users' tokens: the file and the command."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.tokens import TokenFile
+
+
+def test_a_token_names_its_user_and_nobody_else(tmp_path: Path) -> None:
+    """Only the whole, right token is somebody's."""
+    file = TokenFile(tmp_path / "tokens.json")
+    ada, grace = file.add("ada"), file.add("grace")
+    assert (file.user_for(ada), file.user_for(grace)) == ("ada", "grace")
+    prefix, name, secret = ada.split("-")
+    wrong = ["", "x", ada[:-1], ada + "0", f"{prefix}-{name}-", f"{prefix}-{name}-{grace.split('-')[2]}", secret]
+    assert [file.user_for(token) for token in wrong] == [None] * len(wrong)
+
+
+def test_the_file_is_private_and_holds_no_token(tmp_path: Path) -> None:
+    """What it holds lets nobody in."""
+    path = tmp_path / "sub" / "tokens.json"
+    token = TokenFile(path).add("ada")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert token.split("-")[2] not in path.read_text()
+    assert [entry.name for entry in path.parent.iterdir()] == ["tokens.json"]
+
+
+def test_another_process_changes_count_at_once(tmp_path: Path) -> None:
+    """A gateway that is running notices what the command adds and removes."""
+    path = tmp_path / "tokens.json"
+    gateway, command = TokenFile(path), TokenFile(path)
+    token = command.add("ada")
+    assert gateway.user_for(token) == "ada"
+    assert command.remove("ada") == 1
+    assert gateway.user_for(token) is None
+
+
+def test_adding_in_parallel_loses_none(tmp_path: Path) -> None:
+    """Writers wait for each other."""
+    path = tmp_path / "tokens.json"
+    users = [f"user{number}" for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        tokens = list(pool.map(lambda user: TokenFile(path).add(user), users))
+    file = TokenFile(path)
+    assert [file.user_for(token) for token in tokens] == users
+
+
+def test_a_file_open_to_others_or_damaged_lets_nobody_in(tmp_path: Path) -> None:
+    """It is refused with a sentence, not read as empty."""
+    path = tmp_path / "tokens.json"
+    token = TokenFile(path).add("ada")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        TokenFile(path).user_for(token)
+    path.chmod(0o600)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="cannot be read as a file of tokens"):
+        TokenFile(path).user_for(token)
+
+
+@pytest.mark.parametrize("name", ["", "-ada", "a b", "ada\n", "x" * 65, "ädä"])
+def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str) -> None:
+    """Names are short and plain: they stand in logs, status and metrics."""
+    with pytest.raises(ConfigError, match="cannot be a user's name"):
+        TokenFile(tmp_path / "tokens.json").add(name)
+
+
+def command(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sharedkernel", "token", *arguments, "--tokens-file", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
+    """A token is printed once, alone on its line."""
+    path = tmp_path / "tokens.json"
+    token = command(path, "add", "ada").stdout.strip()
+    assert TokenFile(path).user_for(token) == "ada"
+    listed = json.loads(command(path, "list", "--json").stdout)
+    assert [entry["user"] for entry in listed] == ["ada"]
+    assert command(path, "remove", "ada").returncode == 0
+    assert TokenFile(path).user_for(token) is None
+    again = command(path, "remove", "ada")
+    assert again.returncode == 1
+    assert "there is no token of 'ada'" in again.stderr
+
+
+def test_wrong_use_of_the_command_exits_with_2(tmp_path: Path) -> None:
+    """The sentence says what to write."""
+    wrong = command(tmp_path / "tokens.json", "frobnicate")
+    assert wrong.returncode == 2
+    assert "token add NAME" in wrong.stderr
