@@ -144,6 +144,8 @@ def _reseed() -> None:
 
 def run(process: str, connection_file: str, executor_socket: str, page_descriptor: int) -> None:
     """Be a session's process (called in the forked child; returns when the kernel was shut down)."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, level=logging.INFO)
+    # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
+    log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=log_stream, level=logging.INFO)
     _reseed()
     SessionProcess(process, connection_file, executor_socket, page_descriptor).run()
