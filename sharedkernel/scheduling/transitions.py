@@ -1,9 +1,9 @@
 """The session's state machine, as data.
 
-Two kinds of moves: what a session's own events may lead to (:data:`TRANSITIONS`; an event in a state that is not
-listed is a bug of the caller's and changes nothing) and what the scheduler decides about sessions on anybody's event
-(:data:`DECISIONS`). Where an event has two outcomes the scheduler's resources decide; every outcome of an event is
-reached through `ready` or `idle`, and from there by decisions.
+Two kinds of moves: where a session's own events leave it (:data:`TRANSITIONS`; an event in a state that is not listed is
+a bug of the caller's and changes nothing), and what the scheduler decides about sessions on anybody's event
+(:data:`DECISIONS`). A want leaves a session `waiting`; the scheduler decides in the same call whether it is admitted,
+refused, or stays in line.
 """
 
 from __future__ import annotations
