@@ -1,6 +1,6 @@
 """The session's state machine, as data.
 
-Two kinds of moves: where a session's own events leave it (:data:`TRANSITIONS`; an event in a state that is not listed is
+Two kinds of moves: where a session's own events leave it (:data:`TRANSITIONS`; an event in a state not listed there is
 a bug of the caller's and changes nothing), and what the scheduler decides about sessions on anybody's event
 (:data:`DECISIONS`). A want leaves a session `waiting`; the scheduler decides in the same call whether it is admitted,
 refused, or stays in line.
