@@ -58,6 +58,9 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         await self.kernel_manager.wait_until_subscribed()
         if self._closed:
             return
+        if self.kernel_id not in self.multi_kernel_manager:
+            self.say_goodbye()
+            return
         # From here on without a pause: no message falls between what was kept and what comes.
         backlog = self.kernel_manager.take_backlog(self.session_key)
         self.open_channels({} if backlog is None else backlog.channels)

@@ -36,7 +36,7 @@ def test_a_cell_runs_and_can_be_interrupted(stack: Stack, legacy: bool) -> None:
             assert (await channels.run("print('a'); 1 + 1"))["text"] == "a\n2"
             for how in ("rest", "message"):
                 await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
-                await channels.until("stream")
+                await channels.until("stream", text="on\n")
                 if how == "rest":
                     assert (await grace.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
                 else:
