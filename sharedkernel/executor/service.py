@@ -45,8 +45,7 @@ from sharedkernel.scheduling.model import (
     SessionState,
     UserId,
 )
-from sharedkernel.session.gate import FORCE_SIGNAL
-from sharedkernel.session.page import Word
+from sharedkernel.session.page import FORCE_SIGNAL, Word
 
 log = logging.getLogger(__name__)
 

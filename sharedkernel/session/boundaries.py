@@ -7,9 +7,10 @@ candidate's live memory is noted; the *boundary* is the candidate with the least
 least behind. Other code seen instead of it for a while makes the search start again.
 
 Candidates that cost something where they are not needed are the last resort: loops are looked at only when a grant
-has been held for a tenth of a second without any other candidate, forwards after another tenth. Code with no other
-boundary than these may have stopped using the device long ago (a loop of plain Python after one operation), so once
-a second it gives the grant back and has to ask again by its next operation.
+has been held for a tenth of a second without any other candidate (or, once a boundary is known, for far longer than
+is usual between two passes), forwards later still. Code with no other boundary than these may have stopped using the
+device long ago (a loop of plain Python after one operation), so once a second it gives the grant back and has to ask
+again by its next operation.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ LEARN_AFTER = 4
 FORGET_AFTER = 64
 #: candidates whose live memory differs by less than this many bytes count as equal, and the earlier kind wins
 EQUAL_BYTES = 256 * 1024
-#: ticks of the meter's clock after which a grant with a last-resort boundary is given back
+#: ticks of the meter's clock after which a grant with a last-resort boundary, or without any, is given back
 RELEASE_AFTER = 10
+#: how many times the longest stretch between two passes of the known boundary may pass before others are looked at
+PATIENCE = 4
 KINDS = ("iterations", "zero_grad", "dataloader", "forward", "loop", "step")
 
 
@@ -71,6 +74,9 @@ class Boundaries:
         self._others_passed = 0
         self._passed_since_clock = False
         self._ticks = 0
+        #: ticks since a candidate was passed, and the most there were between two passes of the known boundary
+        self._quiet_ticks = 0
+        self._longest_quiet = 0
         self._remove_forward_hook: Callable[[], None] | None = None
 
     @property
@@ -103,7 +109,8 @@ class Boundaries:
                 self._forget()
 
     def _learn(self, kind: str, place: int) -> None:
-        self._passed_since_clock = kind != "loop"
+        if kind != "loop":
+            self._passed_since_clock = True
         candidate = self._candidates.setdefault((kind, place), Candidate())
         candidate.passes += 1
         if candidate.passes > 1:
@@ -128,12 +135,12 @@ class Boundaries:
     def _forget(self) -> None:
         self._kind, self._place = "", 0
         self._candidates.clear()
-        self._others_passed = 0
+        self._others_passed = self._longest_quiet = 0
 
     # --- the last resort ----------------------------------------------------------------------------------------------
 
     def _on_turn(self, begins: bool) -> None:
-        self._ticks = 0
+        self._ticks = self._quiet_ticks = 0
         loops.watch(self._loop_passed if begins and self._kind == "loop" else None)
 
     def _on_clock(self) -> None:
@@ -142,15 +149,25 @@ class Boundaries:
         self._gate.measure_due = True
         if self._passed_since_clock:
             self._passed_since_clock = False
-        elif loops.watched() is None:
-            self._forget()
-            loops.watch(self._loop_passed)
-        elif self._remove_forward_hook is None and not _compiles():
-            self._watch_forwards()
-        last_resort = self._kind in ("", "loop", "forward")
-        self._gate.release_due = last_resort and self._ticks >= RELEASE_AFTER
+            self._longest_quiet = max(self._longest_quiet, self._quiet_ticks)
+            self._quiet_ticks = 0
+            if self._kind not in ("", "loop"):
+                loops.watch(None)
+        else:
+            self._quiet_ticks += 1
+            self._look_further()
+        none_lately = not self._kind and self._quiet_ticks >= RELEASE_AFTER
+        last_resort = self._kind in ("loop", "forward") and self._ticks >= RELEASE_AFTER
+        self._gate.release_due = none_lately or last_resort
         if not self._kind:
             self._gate.interrupt_soon()
+
+    def _look_further(self) -> None:
+        patience = PATIENCE * (self._longest_quiet + 1) if self._kind else 1
+        if self._quiet_ticks >= patience and loops.watched() is None:
+            loops.watch(self._loop_passed)
+        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not _compiles():
+            self._watch_forwards()
 
     def _loop_passed(self, place: int) -> None:
         self.passed("loop", place)

@@ -33,12 +33,10 @@ from sharedkernel import protocol
 from sharedkernel.session.device_mode import DeviceMode
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import HostMeter
-from sharedkernel.session.page import Page, Turn, Word
+from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 
 log = logging.getLogger(__name__)
 
-#: asks the main thread to give the device back now. Ignored by default, so harmless to what does not expect it
-FORCE_SIGNAL = signal.SIGURG
 #: where a grant is given back
 ReleasePoint = Literal["boundary", "cell", "yield"]
 _HELD_OFF = {signal.SIGINT, FORCE_SIGNAL}

@@ -1,4 +1,4 @@
-"""The page of memory that one session and its executor share: what must be seen without a message.
+"""What passes between one session and its executor without a message: a page of shared memory, and a signal.
 
 The executor writes the *preempt* word; the session writes the rest. A word is read and written in one machine
 instruction, so neither side locks. What the session writes is its own word about itself: the executor shows it, and
@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 from enum import IntEnum
+
+#: asks a session's main thread to give the device back now. Ignored by default, so harmless to who does not expect it
+FORCE_SIGNAL = signal.SIGURG
 
 _MAGIC = 0x53484B31  # "SHK1": changes with the layout
 _SIZE = mmap.PAGESIZE

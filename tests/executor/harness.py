@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,12 @@ from uuid import uuid4
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
+from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
 
+#: in the executor's environment, and nowhere else
+SECRET = "a-secret-of-the-executor"
 #: seconds that anything in these tests may take, on a busy machine
 PATIENCE = 60.0
 
@@ -82,8 +86,8 @@ class Notebook:
         self.client.context.term()
 
 
-class Executor:
-    """A ``sharedkernel executor`` process of its own."""
+class ExecutorProcess:
+    """A ``sharedkernel executor`` process and its directory."""
 
     def __init__(self, *options: str, capacity: str = "4GiB") -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
@@ -92,56 +96,84 @@ class Executor:
             sys.executable, "-m", "sharedkernel", "executor", "--capacity", capacity,
             "--runtime-dir", str(self.runtime_directory), *options,
         ]  # fmt: skip
-        self._notebooks: list[Notebook] = []
         self.process: subprocess.Popen[bytes]
-        self.client = ExecutorClient(self.runtime_directory, role="gateway")
+        self.start()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for notebook in self._notebooks:
-            notebook.close()
-        if self.process.poll() is not None:
-            await self.start()  # a test killed it: its sessions still have to go
-        try:
-            await asyncio.wait_for(self.client.stop_executor(end_sessions=True), PATIENCE)
-            await self.client.close()
-            await asyncio.to_thread(self.process.wait, PATIENCE)
-        finally:
-            if self.process.poll() is None:
-                await self.kill()
-        if error is not None:
-            print(self.log())  # noqa: T201 (shown beside the failed test)
-        shutil.rmtree(self.directory)
-
-    async def start(self) -> None:
-        """Start the process and connect to it."""
-        self.directory.mkdir(exist_ok=True)
+    def start(self) -> None:
+        """Start it (again)."""
         with (self.directory / "executor.log").open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: ASYNC220
-        await self.client.close()
+            environment = {**os.environ, "SHAREDKERNEL_TOKEN": SECRET}
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
 
-        async def reached() -> bool:
-            assert self.process.poll() is None, self.log()
-            try:
-                await self.client.connect()
-            except Exception:
-                return False
-            return True
-
-        await until(reached, "the executor answers")
-
-    async def kill(self) -> None:
+    def kill(self) -> None:
         """End it as a crash would."""
-        self.process.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(self.process.wait)
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """End it with all its sessions; nothing is left."""
+        if self.process.poll() is not None:
+            self.start()  # a test killed it: its sessions still have to go
+
+        async def stop() -> None:
+            async with Executor(self) as executor:
+                await executor.client.stop_executor(end_sessions=True)
+
+        try:
+            asyncio.run(stop())
+            self.process.wait(PATIENCE)
+        finally:
+            self.kill()
+            shutil.rmtree(self.directory)
 
     def log(self) -> str:
         """Return what it and its sessions logged."""
         logs = [self.directory / "executor.log", *(self.runtime_directory / "logs").glob("*.log")]
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in logs)
+
+
+class Executor:
+    """A client of an executor process; ends the sessions it started."""
+
+    def __init__(self, process: ExecutorProcess) -> None:
+        self.process = process
+        self.client = ExecutorClient(process.runtime_directory, role="gateway")
+        self._notebooks: list[Notebook] = []
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            print(self.process.log())  # noqa: T201 (shown beside the failed test)
+        for notebook in self._notebooks:
+            notebook.close()
+            with contextlib.suppress(SharedKernelError):
+                await self.client.end_session(notebook.session)
+        await self.client.close()
+
+    async def connect(self) -> None:
+        """Connect as soon as the process answers."""
+        await self.client.close()
+
+        async def reached() -> bool:
+            assert self.process.process.poll() is None, self.process.log()
+            try:
+                await self.client.connect()
+            except SharedKernelError:
+                return False
+            return True
+
+        await until(reached, "the executor answers")
+
+    async def replace(self) -> None:
+        """Kill the process, and start and reach another on the same directory."""
+        await asyncio.to_thread(self.process.kill)
+        await asyncio.to_thread(self.process.start)
+        await self.connect()
 
     async def notebook(self, user: str = "ada", session: str | None = None, **options: Any) -> Notebook:
         """Start a session and connect to it."""

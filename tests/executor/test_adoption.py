@@ -6,15 +6,15 @@ import asyncio
 import os
 import signal
 
-from harness import Executor, until
-from test_sessions import FOREVER, TRAIN
+from tests.executor.harness import Executor, ExecutorProcess, until
+from tests.executor.test_sessions import FOREVER, TRAIN
 
 
-def test_sessions_outlive_a_killed_executor() -> None:
+def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> None:
     """Idle, running and waiting sessions are all there for the next executor, with tensors and service."""
 
     async def main() -> None:
-        async with Executor("--policy", "fifo") as executor:
+        async with Executor(fifo_process) as executor:
             idle, running, waiting = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
             await idle.run("import torch; x = torch.arange(6.)")
             await running.run(TRAIN)
@@ -27,13 +27,12 @@ def test_sessions_outlive_a_killed_executor() -> None:
             queued = asyncio.create_task(waiting.run("import torch; int(torch.ones(3).sum())"))
 
             async def waits() -> bool:
-                return (await executor.session(waiting))["state"] == "queued"
+                return (await executor.session(waiting))["queue_position"] == 1
 
             await until(waits, "the other waits")
             await asyncio.sleep(2.5)  # past the interval at which attained service is kept
             served = (await executor.session(running))["attained_service_seconds"]
-            await executor.kill()
-            await executor.start()
+            await executor.replace()
             assert {record.session: record.pid for record in await executor.client.sessions()} == {
                 notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
             }
@@ -48,11 +47,11 @@ def test_sessions_outlive_a_killed_executor() -> None:
     asyncio.run(main())
 
 
-def test_a_killed_warm_parent_costs_no_session() -> None:
+def test_a_killed_warm_parent_costs_no_session(process: ExecutorProcess) -> None:
     """Sessions run on, and the next start gets a new warm parent."""
 
     async def main() -> None:
-        async with Executor("--spares", "0") as executor:
+        async with Executor(process) as executor:
             notebook = await executor.notebook()
             await notebook.run("x = 5")
             stat = (await notebook.run("import os; os.getppid()")).text
@@ -72,15 +71,16 @@ def test_a_killed_warm_parent_costs_no_session() -> None:
     asyncio.run(main())
 
 
-def test_a_session_that_ended_meanwhile_is_not_adopted() -> None:
+def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess) -> None:
     """No stale session is shown by the next executor."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             notebook = await executor.notebook()
-            await executor.kill()
+            await asyncio.to_thread(executor.process.kill)
             os.kill(notebook.record.pid, signal.SIGKILL)
-            await executor.start()
+            await asyncio.to_thread(executor.process.start)
+            await executor.connect()
             assert await executor.client.sessions() == []
 
     asyncio.run(main())

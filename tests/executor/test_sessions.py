@@ -7,10 +7,10 @@ import re
 import signal
 
 import pytest
-from harness import Executor, Notebook, until
 
 from sharedkernel.errors import SessionNotFound
 from sharedkernel.protocol import Limits
+from tests.executor.harness import SECRET, Executor, ExecutorProcess, Notebook, until
 
 TRAIN = """
 import torch
@@ -39,11 +39,11 @@ async def is_running(executor: Executor, notebook: Notebook) -> bool:
     return await state(executor, notebook) in ("running", "preempting", "queued")
 
 
-def test_tensors_stay_between_cells_and_python_needs_no_device() -> None:
+def test_tensors_stay_between_cells_and_python_needs_no_device(process: ExecutorProcess) -> None:
     """Plain Python runs without the device; a tensor is there in the next cell and is charged to its user."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             notebook = await executor.notebook()
             assert (await notebook.run("1 + 1")).text == "2"
             assert (await executor.session(notebook))["attained_service_seconds"] == 0
@@ -57,11 +57,11 @@ def test_tensors_stay_between_cells_and_python_needs_no_device() -> None:
     asyncio.run(main())
 
 
-def test_two_trainings_take_turns_and_compute_what_they_would_alone() -> None:
+def test_two_trainings_take_turns_and_compute_what_they_would_alone(process: ExecutorProcess) -> None:
     """Both users get device time, both switch, and sharing changes no bit of either's loss."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
             await asyncio.gather(ada.run(TRAIN), grace.run(TRAIN))
             alone = await ada.run("train(600)")
@@ -75,11 +75,11 @@ def test_two_trainings_take_turns_and_compute_what_they_would_alone() -> None:
     asyncio.run(main())
 
 
-def test_a_short_cell_gets_in_beside_endless_ones() -> None:
+def test_a_short_cell_gets_in_beside_endless_ones(process: ExecutorProcess) -> None:
     """A training without any boundary, and one with, do not keep a short cell out."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             endless, bare, short = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
             await asyncio.gather(endless.run(TRAIN), bare.run("import torch; a = torch.ones(64, 64)"))
             tasks = [
@@ -98,17 +98,18 @@ def test_a_short_cell_gets_in_beside_endless_ones() -> None:
     asyncio.run(main())
 
 
-def test_code_that_spins_in_c_is_stopped_for_others() -> None:
+def test_code_that_spins_in_c_is_stopped_for_others(process: ExecutorProcess) -> None:
     """A holder deep in a foreign call hears no signal; others run all the same, and it is not hurt."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             spinning, other = await executor.notebook("ada"), await executor.notebook("grace")
-            spin = "import torch, hashlib; x = torch.ones(3)\nd = hashlib.pbkdf2_hmac('sha256', b'', b'', 6_000_000)"
+            await spinning.run("import torch, hashlib; x = torch.ones(3)")
+            # One call that does not come back to Python for seconds, right after the device was used.
+            spin = "x + 1; d = hashlib.pbkdf2_hmac('sha256', b'', b'', 20_000_000)"
             task = asyncio.create_task(spinning.run(spin))
             await until(lambda: is_running(executor, spinning), "it holds the device")
-            for _ in range(3):
-                assert (await other.run("import torch; int(torch.ones(10).sum())")).text == "10"
+            assert (await other.run("import torch; int(torch.ones(10).sum())")).text == "10"
             assert not task.done()
             assert (await task).status == "ok"
             assert (await spinning.run("int(x.sum())")).text == "3"
@@ -116,11 +117,11 @@ def test_code_that_spins_in_c_is_stopped_for_others() -> None:
     asyncio.run(main())
 
 
-def test_interrupt_while_queued_takes_the_cell_out_of_the_queue() -> None:
+def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_process: ExecutorProcess) -> None:
     """A waiting cell shows why it waits, ends with KeyboardInterrupt, and the next one works."""
 
     async def main() -> None:
-        async with Executor("--policy", "fifo") as executor:
+        async with Executor(fifo_process) as executor:
             holder, waiter = await executor.notebook("ada"), await executor.notebook("grace")
             await holder.run(TRAIN)
             running = asyncio.create_task(holder.run(FOREVER))
@@ -147,11 +148,11 @@ def test_interrupt_while_queued_takes_the_cell_out_of_the_queue() -> None:
     asyncio.run(main())
 
 
-def test_quota_raises_out_of_memory_with_figures_and_loses_nothing() -> None:
+def test_quota_raises_out_of_memory_with_figures_and_loses_nothing(process: ExecutorProcess) -> None:
     """Over quota: a torch.OutOfMemoryError in that cell, session and tensors intact, also over two sessions."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             limits = Limits(user="ada", quota_bytes=256 << 20)
             notebook = await executor.notebook(limits=limits)
             await notebook.run("import torch; kept = torch.ones(25 << 20)")  # 100 MiB
@@ -176,11 +177,11 @@ def test_quota_raises_out_of_memory_with_figures_and_loses_nothing() -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     ],
 )
-def test_a_crash_is_told_and_touches_nobody_else(code: str, expected: str) -> None:
+def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess, code: str, expected: str) -> None:
     """The session's end is told with its cause; another user's session goes on."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
             crashing, other = await executor.notebook("ada"), await executor.notebook("grace")
@@ -197,11 +198,11 @@ def test_a_crash_is_told_and_touches_nobody_else(code: str, expected: str) -> No
     asyncio.run(main())
 
 
-def test_forks_and_worker_processes_do_not_disturb() -> None:
+def test_forks_and_worker_processes_do_not_disturb(process: ExecutorProcess) -> None:
     """A forked child and a DataLoader's workers compute freely; the session is itself afterwards."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             notebook, other = await executor.notebook("ada"), await executor.notebook("grace")
             fork = (
                 "import os, torch\nx = torch.ones(4)\npid = os.fork()\n"
@@ -219,11 +220,11 @@ def test_forks_and_worker_processes_do_not_disturb() -> None:
     asyncio.run(main())
 
 
-def test_a_flood_of_output_disturbs_nobody_else() -> None:
+def test_a_flood_of_output_disturbs_nobody_else(process: ExecutorProcess) -> None:
     """One session prints megabytes; another's cell runs meanwhile."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             flooding, other = await executor.notebook("ada"), await executor.notebook("grace")
             flood = asyncio.create_task(flooding.run("for i in range(200_000): print('x' * 50, i)"))
             assert (await other.run("import torch; int(torch.ones(3).sum())", timeout=20)).text == "3"
@@ -233,11 +234,11 @@ def test_a_flood_of_output_disturbs_nobody_else() -> None:
     asyncio.run(main())
 
 
-def test_callbacks_and_subshells_pass_the_gate() -> None:
+def test_callbacks_and_subshells_pass_the_gate(process: ExecutorProcess) -> None:
     """Device work outside cells is held under grants as well."""
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             notebook = await executor.notebook()
             await notebook.run(
                 "import torch, asyncio\nasync def later():\n    global y\n    y = torch.ones(500, 500) @ x"
@@ -268,20 +269,19 @@ def test_callbacks_and_subshells_pass_the_gate() -> None:
     asyncio.run(main())
 
 
-def test_sessions_are_separate(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_separate(process: ExecutorProcess, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Own random numbers, own environment without the executor's secrets, the notebook's folder or home."""
-    monkeypatch.setenv("SHAREDKERNEL_TOKEN", "secret-of-the-gateway")
     folder = tmp_path_factory.mktemp("notebooks")
 
     async def main() -> None:
-        async with Executor() as executor:
+        async with Executor(process) as executor:
             first = await executor.notebook(cwd=str(folder), env={"KERNEL_COURSE": "ml"})
             second = await executor.notebook(cwd="/no/such/folder")
             draw = "import torch, numpy, random; (torch.rand(1).item(), numpy.random.rand(), random.random())"
             assert (await first.run(draw)).text != (await second.run(draw)).text.splitlines()[-1]
             assert (await first.run("import os; os.getcwd()")).text == repr(str(folder))
             environment = (await first.run("open('/proc/self/environ').read() + str(dict(os.environ))")).text
-            assert "secret-of-the-gateway" not in environment
+            assert SECRET not in environment
             assert "KERNEL_COURSE" in environment
             outcome = await executor.notebook(cwd="/no/such/folder")
             told = await outcome.run("import os; os.getcwd() == os.path.expanduser('~')")
