@@ -37,23 +37,36 @@ _LOG_TAIL_LINES = 15
 
 
 class Service:
-    """One ``sharedkernel`` command running as a process of its own; it ends when its starter does.
+    """One command running as a process of its own; it ends when its starter does.
 
     Parameters
     ----------
     arguments
-        The command line after ``sharedkernel``.
+        The command line after the program's name; the first one names the service in sentences.
     log_path
         Where its output goes; appended to when it is started again.
     is_ready
         Whether it answers by now.
     scratch
         Where it and what it starts keep temporary files.
+    program
+        The module that ``python -m`` runs.
+    environment
+        Variables beside those of this process.
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, log_path: Path, is_ready: Callable[[], bool], scratch: Path
+        self,
+        arguments: Sequence[str],
+        *,
+        log_path: Path,
+        is_ready: Callable[[], bool],
+        scratch: Path,
+        program: str = "sharedkernel",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        self.program = program
+        self.environment = dict(environment or {})
         self.arguments = list(arguments)
         self.log_path = log_path
         self.is_ready = is_ready
@@ -71,11 +84,11 @@ class Service:
         with self.log_path.open("ab") as output:
             # A session of its own: a terminal's Ctrl-C is for the starter, who then ends its services in order.
             self.process = subprocess.Popen(
-                lifetime.command("sharedkernel", self.arguments),
+                lifetime.command(self.program, self.arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"TMPDIR": str(self.scratch)},
+                env=os.environ | self.environment | {"TMPDIR": str(self.scratch)},
                 start_new_session=True,
             )
 
@@ -163,7 +176,7 @@ class LocalStack:
         self._extra_config = config
         #: holds everything; short, because a unix socket's path holds at most 107 bytes
         self.directory = Path(tempfile.mkdtemp(prefix="sharedkernel-"))
-        self.port = port if port is not None else _free_port()
+        self.port = port if port is not None else free_port()
         self.gateway_url = f"http://127.0.0.1:{self.port}"
         self._tokens: dict[str, str] = {}
         capacity_arguments = [] if capacity is None else ["--capacity", capacity]
@@ -299,7 +312,8 @@ class LocalStack:
         return ended and (self.runtime_directory / EXECUTOR_SOCKET).exists()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,0 +1,155 @@
+"""The command ``sharedkernel bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from traitlets import Bool, Int, TraitError, validate
+
+from sharedkernel.bench import roundtrip, start
+from sharedkernel.bench.results import Conditions, Effort, Result
+from sharedkernel.commands.base import fail
+from sharedkernel.commands.stack_options import StackCommandApp
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.signals import ended_by_signals
+from sharedkernel.units import format_bytes
+
+#: every benchmark by its name, in the order of `--all`
+BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
+    "start": start.run,
+    "roundtrip": roundtrip.run,
+}
+
+Report = dict[str, Any]
+
+
+class BenchApp(StackCommandApp):
+    """Measures, and prints figures beside their targets."""
+
+    name = "bench"
+    description = f"""
+        Measure on this machine what sharing costs and what it gives, beside a stock Jupyter server and ipykernel
+        wherever there is something to compare with. The benchmarks: {", ".join(BENCHMARKS)}.
+
+        A target that is missed is said and is no error: machines differ. Exits with 1 if a benchmark could not be run.
+    """
+    examples = """
+        sharedkernel bench start
+        sharedkernel bench fairness switch --quick
+        sharedkernel bench roundtrip --json   # one document; of several benchmarks, a list of them
+        sharedkernel bench --all
+    """
+    accepts_arguments = True
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **StackCommandApp.aliases,
+        "repeats": "BenchApp.repeats",
+    }
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "all": ({"BenchApp": {"all": True}}, "Run every benchmark."),
+        "json": ({"BenchApp": {"as_json": True}}, "Print the results as JSON instead of tables."),
+        "quick": ({"BenchApp": {"quick": True}}, "Measure a quarter as long; the figures are less certain."),
+    }
+
+    all = Bool(False, help="Run every benchmark.").tag(config=True)
+    as_json = Bool(False, help="Print the results as JSON instead of tables.").tag(config=True)
+    quick = Bool(False, help="Measure a quarter as long.").tag(config=True)
+    repeats = Int(0, help="How many pairs or runs a figure is the median of; 0: as many as each benchmark needs.").tag(
+        config=True
+    )
+
+    @validate("repeats")
+    def _check_repeats(self, proposal: Any) -> int:
+        repeats: int = proposal["value"]
+        if repeats < 0:
+            raise TraitError(f"--repeats is a number of runs, 0 or more, not {repeats}")
+        return repeats
+
+    def start(self) -> None:
+        """Run the benchmarks asked for, one after the other.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use, 1 when one could not be run.
+        """
+        names = self._chosen_names()
+        # Standard output belongs to the results alone.
+        progress = Console(stderr=True, highlight=False)
+        _warn_if_busy(progress)
+        reports, failures = [], 0
+        with ended_by_signals():
+            for name in names:
+                try:
+                    reports.append(self._run(name, progress))
+                except SharedKernelError as error:
+                    failures += 1
+                    print(f"sharedkernel: the benchmark {name} could not be run: {error}", file=sys.stderr)  # noqa: T201
+        if self.as_json and reports:
+            print(json.dumps(reports if len(names) > 1 else reports[0]))  # noqa: T201
+        if failures:
+            sys.exit(1)
+
+    def _chosen_names(self) -> list[str]:
+        names = list(BENCHMARKS) if self.all else list(dict.fromkeys(self.extra_args))
+        known = ", ".join(BENCHMARKS)
+        if not names:
+            fail(f"which benchmark? There are {known}; or run them --all.", status=2)
+        for name in names:
+            if name not in BENCHMARKS:
+                fail(f"there is no benchmark {name!r}; there are {known}.", status=2)
+        return names
+
+    def _run(self, name: str, progress: Console) -> Report:
+        with progress.status(f"{name}: starting the servers") as status:
+            results = BENCHMARKS[name](
+                Conditions(
+                    effort=Effort(quick=self.quick, repeats=self.repeats),
+                    stack_options=self.stack_options(),
+                    say=lambda text: status.update(f"{name}: {text}"),
+                )
+            )
+        if not self.as_json:
+            _print_table(name, results)
+        return {"name": name, "results": [result.as_dict() for result in results]}
+
+
+def _print_table(name: str, results: Sequence[Result]) -> None:
+    console = Console(highlight=False)
+    table = Table(
+        Column(name, no_wrap=True, style="bold"),
+        Column("value", justify="right", no_wrap=True),
+        Column("target", no_wrap=True),
+        Column("met", no_wrap=True),
+        Column("how", ratio=1),
+        box=box.SIMPLE_HEAD,
+        expand=True,
+    )
+    for result in results:
+        met = "[green]yes" if result.met else "[red]no"
+        table.add_row(result.metric, _format(result), str(result.target), met, result.how)
+    console.print(table)
+    missed = sum(not result.met for result in results)
+    if missed:
+        console.print(f"{missed} of {len(results)} targets of {name} were missed in this run.")
+
+
+def _format(result: Result) -> str:
+    if result.unit == "bytes":
+        return format_bytes(result.value)
+    return f"{result.value:.3g}" if result.unit == "ratio" else f"{result.value:.4f} s"
+
+
+def _warn_if_busy(console: Console) -> None:
+    """Say when other work runs on this machine: figures taken then are indicative only."""
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    if load > processors / 2:
+        console.print(
+            f"This machine is busy (load {load:.1f} on {processors} processors): take the figures as indicative only."
+        )

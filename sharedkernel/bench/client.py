@@ -1,0 +1,235 @@
+"""A notebook as a Jupyter front end has it: a kernel asked of a server, and one websocket to it.
+
+The same code talks to a stock kernel behind a stock Jupyter server, to the gateway, and to the relay behind the same
+Jupyter server: what differs between two figures is what lies behind the websocket. A notebook runs one cell at a
+time; several notebooks run at once in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from sharedkernel.bench.results import BenchmarkFailed
+from sharedkernel.relay.wire import WEBSOCKET_PROTOCOL, from_websocket, new_message, to_websocket
+
+#: seconds that a kernel's start, or any cell, may take; far more than they do
+PATIENCE = 300.0
+#: longest output of a cell: the timestamps of a long training
+_MAX_MESSAGE_BYTES = 256 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A way to a kernel."""
+
+    #: what sentences call it
+    name: str
+    #: of the server, such as ``http://127.0.0.1:8888``
+    url: str
+    token: str
+    #: name of the kernelspec to ask for
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came of a cell."""
+
+    #: what it printed
+    text: str
+    #: ``NameError: name 'x' is not defined``; None: it ended well
+    error: str | None
+    #: from sending it to its reply, in seconds
+    reply_seconds: float
+    #: from sending it until both its reply and "idle" were there, in seconds
+    seconds: float
+
+
+class Notebook:
+    """A running kernel and the websocket to it; made by :func:`open_notebook`."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.kernel_id = ""
+        self._session_id = uuid.uuid4().hex
+        self._http = AsyncHTTPClient(force_instance=True)
+        self._socket: WebSocketClientConnection | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Ask for a kernel and connect to it; both may still be on the way inside when this returns."""
+        kernel = await self._request("POST", "/api/kernels", {"name": self.route.kernel})
+        self.kernel_id = kernel["id"]
+        url = f"ws{self.route.url.removeprefix('http')}/api/kernels/{self.kernel_id}/channels"
+        self._socket = await websocket_connect(
+            HTTPRequest(
+                f"{url}?session_id={self._session_id}",
+                headers={"Authorization": f"token {self.route.token}"},
+                request_timeout=PATIENCE,
+            ),
+            subprotocols=[WEBSOCKET_PROTOCOL],
+            max_message_size=_MAX_MESSAGE_BYTES,
+        )
+        if self._socket.selected_subprotocol != WEBSOCKET_PROTOCOL:
+            raise BenchmarkFailed(f"the server at {self.route.url} does not speak {WEBSOCKET_PROTOCOL}.")
+        assert self._socket.protocol is not None
+        self._socket.protocol.set_nodelay(True)  # as browsers do
+
+    async def close(self) -> None:
+        """Shut the kernel down; returns once the server says that it is."""
+        if self._socket is not None:
+            self._socket.close()
+        try:
+            if self.kernel_id:
+                await self._request("DELETE", f"/api/kernels/{self.kernel_id}")
+        finally:
+            self._http.close()
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        request = HTTPRequest(
+            self.route.url + path,
+            method=method,
+            headers={"Authorization": f"token {self.route.token}"},
+            body=json.dumps(body) if body is not None else None,
+            request_timeout=PATIENCE,
+            allow_nonstandard_methods=True,
+        )
+        try:
+            response = await self._http.fetch(request)
+        except (HTTPClientError, OSError) as error:
+            raise BenchmarkFailed(f"{method} {path} at {self.route.name} failed: {_sentence(error)}") from None
+        return json.loads(response.body) if response.body else None
+
+    # --- cells --------------------------------------------------------------------------------------------------------
+
+    async def execute(self, code: str) -> Reply:
+        """Run a cell to its end, whatever it is.
+
+        Raises
+        ------
+        BenchmarkFailed
+            When no end comes.
+        """
+        parts = new_message("execute_request", _execute_content(code), session=self._session_id)
+        message_id = json.loads(parts[0])["msg_id"]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._run(to_websocket("shell", parts), message_id)
+        except TimeoutError:
+            raise BenchmarkFailed(f"a cell at {self.route.name} did not end within {PATIENCE:.0f} s.") from None
+
+    async def run(self, code: str) -> str:
+        """Run a cell that must end well, and return what it printed.
+
+        Raises
+        ------
+        BenchmarkFailed
+            When it ends in an error, with that.
+        """
+        reply = await self.execute(code)
+        if reply.error is not None:
+            raise BenchmarkFailed(f"a cell at {self.route.name} failed: {reply.error}")
+        return reply.text
+
+    async def value(self, code: str) -> Any:
+        """Run a cell that must end well, and return the JSON in the last line that it printed."""
+        text = await self.run(code)
+        return json.loads(text.splitlines()[-1])
+
+    @asynccontextmanager
+    async def endless(self, code: str) -> AsyncIterator[None]:
+        """Have a cell run that never ends by itself; it is interrupted when the block ends.
+
+        Raises
+        ------
+        BenchmarkFailed
+            When it ended otherwise.
+        """
+        cell = asyncio.create_task(self.execute(code))
+        try:
+            yield
+        finally:
+            if not cell.done():
+                await self._request("POST", f"/api/kernels/{self.kernel_id}/interrupt")
+            reply = await cell
+        if reply.error is None or not reply.error.startswith("KeyboardInterrupt"):
+            raise BenchmarkFailed(f"an endless cell at {self.route.name} ended: {reply.error or 'just so'}")
+
+    async def _run(self, frame: bytes, message_id: str) -> Reply:
+        assert self._socket is not None
+        texts: list[str] = []
+        error: str | None = None
+        replied_at, idle = 0.0, False
+        sent_at = time.perf_counter()
+        await self._socket.write_message(frame, binary=True)
+        while not (replied_at and idle):
+            message_type, content = await self._next_about(message_id)
+            match message_type:
+                case "execute_reply":
+                    replied_at = time.perf_counter()
+                    if content["status"] != "ok":
+                        error = f"{content.get('ename', content['status'])}: {content.get('evalue', '')}"
+                case "status":
+                    idle = content["execution_state"] == "idle"
+                case "stream":
+                    texts.append(content["text"])
+        return Reply(
+            text="".join(texts),
+            error=error,
+            reply_seconds=replied_at - sent_at,
+            seconds=time.perf_counter() - sent_at,
+        )
+
+    async def _next_about(self, message_id: str) -> tuple[str, dict[str, Any]]:
+        """Return type and content of the next message that answers *message_id*."""
+        assert self._socket is not None
+        while True:
+            frame = await self._socket.read_message()
+            if frame is None:
+                raise BenchmarkFailed(f"{self.route.name} closed the websocket while a cell ran.")
+            assert isinstance(frame, bytes)
+            _, parts = from_websocket(frame)
+            if json.loads(parts[1]).get("msg_id") == message_id:
+                return json.loads(parts[0])["msg_type"], json.loads(parts[3])
+
+
+@asynccontextmanager
+async def open_notebook(route: Route) -> AsyncIterator[Notebook]:
+    """Give a notebook whose kernel is gone afterwards."""
+    notebook = Notebook(route)
+    try:
+        await notebook.start()
+        yield notebook
+    finally:
+        await notebook.close()
+
+
+def _execute_content(code: str) -> dict[str, Any]:
+    return {
+        "code": code,
+        "silent": False,
+        "store_history": True,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": True,
+    }
+
+
+def _sentence(error: Exception) -> str:
+    """Return what the server said, where it said anything."""
+    response = getattr(error, "response", None)
+    try:
+        return str(json.loads(response.body)["message"]) if response is not None else str(error)
+    except (ValueError, KeyError, TypeError):
+        return str(error)
