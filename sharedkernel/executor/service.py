@@ -279,6 +279,7 @@ class ExecutorService:
         self._incarnations[message.session] = incarnation
         process.session, process.user = message.session, message.limits.user
         process.notebook, process.client_key = message.notebook, message.client_key
+        process.cwd, process.env = message.cwd, message.env
         process.incarnation, process.limits = incarnation, message.limits
         process.assigned = asyncio.get_running_loop().create_future()
         self._sessions[message.session] = process

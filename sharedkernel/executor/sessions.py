@@ -29,6 +29,8 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
     notebook: str | None
     client_key: str | None
+    cwd: str | None
+    env: dict[str, str]
     incarnation: int
     limits: Limits | None
     attained: float
@@ -58,6 +60,8 @@ class SessionProcess:
     user: str | None = None
     notebook: str | None = None
     client_key: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
     incarnation: int = 0
     limits: Limits | None = None
     memory: Memory = field(default_factory=Memory)
@@ -98,6 +102,8 @@ class SessionProcess:
             user=self.user,
             notebook=self.notebook,
             client_key=self.client_key,
+            cwd=self.cwd,
+            env=self.env,
             incarnation=self.incarnation,
             pid=self.pid,
             connection=self.connection,
@@ -113,6 +119,8 @@ class SessionProcess:
             user=self.user,
             notebook=self.notebook,
             client_key=self.client_key,
+            cwd=self.cwd,
+            env=self.env,
             incarnation=self.incarnation,
             limits=self.limits,
             attained=attained,

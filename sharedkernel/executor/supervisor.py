@@ -109,6 +109,8 @@ class Supervisor:
                 user=kept.user,
                 notebook=kept.notebook,
                 client_key=kept.client_key,
+                cwd=kept.cwd,
+                env=kept.env,
                 incarnation=kept.incarnation,
                 limits=kept.limits,
                 connection=kept.connection,
