@@ -32,6 +32,8 @@ from sharedkernel.protocol import Limits, SessionDied, SessionRecord
 
 #: only these variables of a client's environment reach a session
 _ENVIRONMENT_PREFIX = "KERNEL_"
+#: most that they and the notebook's path may take, in characters: they travel in small messages
+_ENVIRONMENT_SIZE = 16 * 1024
 #: session states of the status document in which no cell is open
 _IDLE_STATES = ("idle", "offloaded", "dead")
 
@@ -153,6 +155,11 @@ class SessionKernels(AsyncMappingKernelManager):
             raise Refused(f"there is no kernel {kernel_name!r} here; choose {KERNEL_NAME!r}.", reason="no_such_kernel")
         env = {name: value for name, value in (env or {}).items() if name.startswith(_ENVIRONMENT_PREFIX)}
         env["KERNEL_USERNAME"] = user.username
+        if sum(map(len, (path or "", *env, *env.values()))) > _ENVIRONMENT_SIZE:
+            raise Refused(
+                f"`env` and `path` have more than {_ENVIRONMENT_SIZE} characters; pass data in files instead.",
+                reason="bad_request",
+            )
         client_key = env.get("KERNEL_CLIENT_KEY")
         start = partial(
             self._start,

@@ -275,6 +275,7 @@ def test_one_notebooks_place_has_one_session(stack: Stack) -> None:
         (b"[1]", 400, "no JSON object"),
         (b'{"name": 3}', 400, "`name` is 3"),
         (b'{"env": {"KERNEL_X": 1}}', 400, "write names and texts"),
+        (b'{"env": {"KERNEL_X": "' + b"x" * 20_000 + b'"}}', 400, "pass data in files"),
         (b'{"name": "python3"}', 404, "there is no kernel 'python3' here"),
     ],
 )

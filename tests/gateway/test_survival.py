@@ -1,0 +1,154 @@
+"""Nothing is lost: the gateway and the executor go and come back, sessions stay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run
+
+
+@pytest.fixture(scope="module")
+def own_stack() -> Iterator[Stack]:
+    """Run a stack whose services may be killed."""
+    with Stack(users=["ada", "grace"], capacity="2GiB", executor_arguments=["--spares", "0"]) as stack:
+        yield stack
+
+
+async def begin(client: Client, session_id: str, code: str) -> tuple[str, str]:
+    """Start a session, run *code* in it and leave; return the kernel id and what was printed."""
+    kernel = await client.start(KERNEL_CLIENT_KEY="place", KERNEL_NOTEBOOK="a.ipynb", KERNEL_WORKING_DIR="/usr")
+    async with client.attach(kernel, session_id) as channels:
+        return kernel, (await channels.run(code))["text"].strip()
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
+    """Killed or stopped and started again: same kernel id, same process, same variable, same place."""
+    grace = own_stack.client("grace")
+    code = "import os; x = 41; print(os.getpid())"
+    kernel, pid = asyncio.run(begin(grace, "me", code))
+    getattr(own_stack.gateway, how)()
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        assert [model["id"] for model in (await grace.request("GET", "/api/kernels")).body] == [kernel]
+        assert await grace.start(KERNEL_CLIENT_KEY="place") == kernel
+        async with grace.attach(kernel, "me") as channels:
+            assert (await channels.run("print(os.getpid(), x + 1)"))["text"].strip() == f"{pid} 42"
+            await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
+            await channels.until("stream", text="on\n")
+            assert (await grace.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
+            await channels.until("execute_reply", status="error")
+            assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
+            assert (await channels.run("import os; os.getcwd()"))["text"] == "'/usr'"
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own_stack: Stack) -> None:
+    """What is printed after the new gateway came waits for the user; the session is not taken for idle."""
+    grace = own_stack.client("grace")
+    code = (
+        "from pathlib import Path\nimport time\nprint('on')\nwhile not Path('/tmp/go-on').exists(): time.sleep(0.05)\n"
+    )
+
+    async def start() -> str:
+        kernel = await grace.start()
+        async with grace.attach(kernel, "me") as channels:
+            cell = code.replace("/tmp/go-on", str(own_stack.directory / "go-on")) + "print('ended')"
+            await channels.send("execute_request", {"code": cell, "silent": False})
+            await channels.until("stream", text="on\n")
+            own_stack.gateway.kill()
+        return kernel
+
+    kernel = asyncio.run(start())
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        path = f"/api/kernels/{kernel}"
+        assert (await grace.request("GET", path)).body["execution_state"] == "busy"
+        (own_stack.directory / "go-on").touch()
+        while (await grace.request("GET", path)).body["execution_state"] == "busy":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        async with grace.attach(kernel, "me") as channels:
+            await channels.until("stream", text="ended\n")
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_without_an_executor_there_is_a_sentence_and_with_the_next_one_the_sessions(own_stack: Stack) -> None:
+    """503 meanwhile, for what is unknown too; the next executor's sessions are the old ones."""
+    grace = own_stack.client("grace")
+    kernel, pid = asyncio.run(begin(grace, "me", "import os; x = 41; print(os.getpid())"))
+    own_stack.executor.kill()
+
+    async def without() -> None:
+        for method, path in (
+            ("POST", "/api/kernels"),
+            ("DELETE", f"/api/kernels/{kernel}"),
+            ("POST", f"/api/kernels/{kernel}/restart"),
+            ("POST", f"/api/kernels/{kernel}/interrupt"),
+            ("GET", "/sharedkernel/api/status"),
+        ):
+            answer = await grace.request(method, path)
+            assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable"), path
+            assert "sharedkernel executor" in answer.body["message"] or "try again" in answer.body["message"]
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("x + 1"))["text"] == "42"
+
+    run(without())
+    own_stack.gateway.kill()
+    own_stack.gateway.start()
+
+    async def unknown() -> None:
+        while True:  # until it serves
+            try:
+                answer = await grace.request("GET", f"/api/kernels/{kernel}")
+                break
+            except OSError:
+                await asyncio.sleep(0.02)
+        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+
+    run(unknown())
+    own_stack.executor.start()
+    own_stack.executor.wait_until_ready()
+    own_stack.gateway.wait_until_ready()
+
+    async def scenario() -> None:
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).status == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("print(os.getpid(), x + 1)"))["text"].strip() == f"{pid} 42"
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own_stack: Stack) -> None:
+    """The kernel id stays; the user reads that the variables are gone."""
+    grace = own_stack.client("grace")
+
+    async def scenario() -> None:
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            pid = (await channels.run("import os; x = 1; print(os.getpid())"))["text"].strip()
+            own_stack.executor.kill()
+            await channels.send("execute_request", {"code": "os._exit(1)", "silent": False})
+            while (await grace.request("GET", "/sharedkernel/api/status")).status != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            own_stack.executor.start()
+            told = (await channels.until("status", execution_state="restarting"))[-1]
+            assert "session" in told["content"]["message"]
+            while (await grace.request("GET", f"/api/kernels/{kernel}")).body.get("reason"):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert (await channels.run("import os; print(os.getpid(), 'x' in dir())"))["text"].strip() != f"{pid} True"
+        await grace.end(kernel)
+
+    run(scenario())
+    own_stack.executor.wait_until_ready()
