@@ -79,8 +79,10 @@ class Gate:
         self._asking = threading.Lock()
         self._wanting = False
         self._refusal: protocol.RefusedGrant | None = None
+        #: bound on torch's threads that came with the grant; 0: none
         self._threads_granted = 0
-        self._own_threads = torch.get_num_threads()
+        #: what the user had set when the bound took its place; 0: there is no bound
+        self._users_threads = 0
         self._sections = 0
         self._boundaries_before = 0
         self._disabled = False
@@ -202,9 +204,16 @@ class Gate:
                 self._acquire()
         if not main:
             return
-        threads = self._threads_granted or self._own_threads
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        self._bound_threads()
+
+    def _bound_threads(self) -> None:
+        """Keep to the threads granted while others run side by side; else leave the user's own setting alone."""
+        if self._threads_granted and not self._users_threads:
+            self._users_threads = torch.get_num_threads()
+            torch.set_num_threads(min(self._threads_granted, self._users_threads))
+        elif self._users_threads and not self._threads_granted:
+            torch.set_num_threads(self._users_threads)
+            self._users_threads = 0
 
     def _acquire(self) -> None:
         memory, data_bytes = self._meter.memory, self._meter.data_bytes()

@@ -155,7 +155,7 @@ class HostMeter:
         seen = max(0, self._peak - used)
         if self._ephemeral is None or seen >= self._ephemeral:
             self._ephemeral = seen
-        else:
+        elif self._quiet_samples < STABLE_AFTER:  # samples taken seldom miss peaks: they show no decline
             self._ephemeral = round(seen + (self._ephemeral - seen) * DECAY)
         self._words[Word.EPHEMERAL] = self._ephemeral
         self._words[Word.LIVE] = 0
@@ -192,11 +192,11 @@ class HostMeter:
                 last_tick = now
                 self.on_clock()
             used = self.used_bytes
-            if used > self._peak:
-                # A peak that is hardly higher is noise of the heap, no reason to look closely again.
-                if used > self._peak + (self._peak >> 6):
-                    self._quiet_samples = 0
-                self._peak = used
+            self._peak = max(self._peak, used)
+            # A peak that is hardly higher than those before is noise of the heap, no reason to look closely again.
+            known = self._persistent + (self._ephemeral or 0)
+            if used > known + (known >> 6):
+                self._quiet_samples = 0
             self._quiet_samples += 1
             self._words[Word.LIVE] = max(0, used - self._persistent)
             time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)
