@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from traitlets import Bool, Int, TraitError, validate
 
-from sharedkernel.bench import roundtrip, start
+from sharedkernel.bench import alone, fairness, interactive, roundtrip, start, switch
 from sharedkernel.bench.results import Conditions, Effort, Result
 from sharedkernel.commands.base import fail
 from sharedkernel.commands.stack_options import StackCommandApp
@@ -24,7 +24,11 @@ from sharedkernel.units import format_bytes
 #: every benchmark by its name, in the order of `--all`
 BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
     "start": start.run,
+    "alone": alone.run,
     "roundtrip": roundtrip.run,
+    "fairness": fairness.run,
+    "interactive": interactive.run,
+    "switch": switch.run,
 }
 
 Report = dict[str, Any]
