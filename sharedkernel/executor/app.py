@@ -118,12 +118,13 @@ class ExecutorApp(CommandApp):
 
     async def _serve(self, directory: Path, device: Device, config: SchedulerConfig) -> None:
         service = ExecutorService(directory, device, config, spares=self.spares)
-        await service.start()
-        log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
+        # Before the start, which leaves processes behind if it is cut short.
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, ended.set)
+        await service.start()
+        log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)
         waits = [asyncio.create_task(ended.wait()), asyncio.create_task(service.stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
