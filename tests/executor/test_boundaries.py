@@ -1,0 +1,154 @@
+"""Where iterations end, learned in real sessions from code that says nothing about it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.executor.harness import Executor, ExecutorProcess, until
+
+PREPARE = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+data = TensorDataset(torch.randn(512, 64), torch.randn(512, 64))
+loader = DataLoader(data, batch_size=32)
+inputs, targets = data.tensors
+"""
+LEARNED = "sys.modules['sharedkernel.session.process'].boundaries.learned"
+
+TRAINING = """
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+"""
+GAN = """
+generator, critic = nn.Linear(64, 64), nn.Linear(64, 1)
+optimizers = [torch.optim.SGD(net.parameters(), lr=0.01) for net in (generator, critic)]
+for _ in range(20):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        critic(generator(inputs)).mean().backward()
+        optimizer.step()
+"""
+INFERENCE = """
+with torch.no_grad():
+    for _ in range(3):
+        for x, y in loader:
+            model(x)
+"""
+BARE_LOOP = """
+a = torch.randn(256, 256)
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    a = torch.tanh(a @ a)
+"""
+FOREIGN_LOOP = """
+namespace = {}
+exec('''
+def infer(model, inputs, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        model(inputs)
+''', globals(), namespace)
+with torch.no_grad():
+    namespace["infer"](model, inputs, 1.5)
+"""
+SAID = """
+import sharedkernel
+for step in sharedkernel.iterations(range(20)):
+    torch.tanh(inputs @ inputs.T)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (TRAINING, "zero_grad"),
+        (GAN, "zero_grad"),
+        (INFERENCE, "dataloader"),
+        (BARE_LOOP, "loop"),
+        (FOREIGN_LOOP, "forward"),
+        (SAID, "iterations"),
+    ],
+    ids=["training", "gan", "inference", "bare-loop", "foreign-loop", "said"],
+)
+def test_the_boundary_is_learned(process: ExecutorProcess, code: str, kind: str) -> None:
+    """Each kind of loop gets the boundary it should, and its iterations are counted."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run(PREPARE + code + LEARNED)
+            assert outcome.text == repr(kind), outcome.message
+            assert (await executor.session(notebook))["iterations"] >= 10
+
+    asyncio.run(main())
+
+
+def test_plain_python_after_device_work_lets_the_device_go(process: ExecutorProcess) -> None:
+    """A cell that used the device once and computes on in Python gives the grant back though nobody asks."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            code = "import torch, time; x = torch.ones(3)\nend = time.monotonic() + 30\nn = 0\n"
+            cell = asyncio.create_task(notebook.run(code + "while time.monotonic() < end: n = max(n, 1) + 1"))
+
+            async def let_go() -> bool:
+                session = await executor.session(notebook)
+                return session["attained_service_seconds"] > 0 and session["state"] == "ready"
+
+            await until(let_go, "the grant is given back")
+            assert not cell.done()
+            await executor.client.signal_session(notebook.session, 2)
+            assert (await cell).error == "KeyboardInterrupt"
+
+    asyncio.run(main())
+
+
+def test_torch_compile_and_other_modes_work_under_the_gate(process: ExecutorProcess) -> None:
+    """Compiled functions, vmap, checkpointing, deepcopy and a user's own dispatch mode give the plain results."""
+    code = """
+    import copy, torch
+    from torch import nn
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import checkpoint
+
+    def f(x):
+        return torch.relu(x @ x).sum()
+
+    class Counting(TorchDispatchMode):
+        count = 0
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(8, 8)
+    plain = f(x)
+    linear = nn.Linear(2, 2)
+    checks = [
+        torch.allclose(torch.compile(f, backend="aot_eager")(x), plain),
+        torch.allclose(torch.vmap(f)(torch.stack([x, x]))[1], plain),
+        torch.allclose(checkpoint(f, x.requires_grad_(), use_reentrant=False), plain),
+        torch.equal(copy.deepcopy(linear).weight, linear.weight),
+    ]
+    with Counting() as counting:
+        checks.append(torch.allclose(f(x), plain))
+    checks.append(counting.count >= 3)
+    checks
+    """
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run("\n".join(line[4:] for line in code.splitlines()))
+            assert outcome.text == str([True] * 6), outcome.message
+
+    asyncio.run(main())
