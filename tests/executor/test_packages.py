@@ -26,7 +26,7 @@ def make_wheel(folder: Path) -> Path:
 def test_pip_installs_for_the_user_and_leaves_the_shared_environment_alone(
     process: ExecutorProcess, tmp_path: Path
 ) -> None:
-    """The package can be imported at once and in the user's next session, nowhere else; torch is not installed again."""
+    """The package can be imported at once, nowhere else; torch, which it needs, is not installed again."""
     wheel = make_wheel(tmp_path)
     home = f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}"
 
