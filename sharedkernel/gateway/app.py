@@ -65,8 +65,10 @@ class SharedKernelGateway(CommandApp, ServerApp):
         "debug": ({"Application": {"log_level": 10}}, "Log everything."),
     }
 
+    kernel_manager: SessionKernels
+
     # Only these of the server's own services are there; the rest of the routes is in handlers.py.
-    default_services = ("api", "kernelspecs")
+    default_services = ("api", "kernelspecs")  # type: ignore[assignment]
 
     runtime_dir = Unicode(help="Private directory where gateway and executor meet.").tag(config=True)
     identity = Enum(
@@ -144,7 +146,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     # --- start --------------------------------------------------------------------------------------------------------
 
-    def initialize(self, argv: list[str] | None = None, **_: Any) -> None:
+    def initialize(self, argv: list[str] | None = None, **_: Any) -> None:  # type: ignore[override]
         """Read the configuration and prepare to serve.
 
         Raises
@@ -154,7 +156,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         """
         super().initialize(argv, find_extensions=False)
 
-    def load_config_file(self, suppress_errors: bool = True) -> None:
+    def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]
         """Read the configuration file; unlike a notebook server's, it has to be right.
 
         Raises
@@ -214,18 +216,23 @@ class SharedKernelGateway(CommandApp, ServerApp):
                 ) from None
         super()._find_http_port()
 
-    def start_app(self) -> None:
-        """Say where the gateway is and how to use it."""
+    def start(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        self.start_ioloop()
+
+    async def _post_start(self) -> None:
+        self.executor.keep_connected()
+        self.kernel_manager.start_culling()
+        self._announce()
+
+    def _announce(self) -> None:
+        """Say where the gateway is and how to use it, now that it can be reached."""
         token = self.identity_provider.token if self.identity_provider.token_generated else "TOKEN"
         url = self.connection_url.rstrip("/")
         # Not logged: logs are kept, and the token is for this terminal.
         print(  # noqa: T201
             f"Serving on {url}; use it with: sharedkernel install --gateway-url {url} --token {token}", flush=True
         )
-
-    async def _post_start(self) -> None:
-        self.executor.keep_connected()
-        self.kernel_manager.start_culling()
 
     def reload(self) -> None:
         """Read quotas, groups and admins again; a file that cannot be used changes nothing."""

@@ -7,8 +7,9 @@ status and logged without a traceback, and starting a kernel takes the client's 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from jupyter_client.jsonutil import json_default
 from jupyter_server.auth.decorator import authorized
@@ -169,7 +170,7 @@ class QuotasHandler(GatewayHandler):
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
         if manager.executor.connected:  # else it is told when it is back
             await manager.configure_users()
-        await self.get()
+        await cast("Awaitable[None]", self.get())
 
 
 def read_body(handler: APIHandler, kinds: dict[str, type]) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.connect import port_names
 from jupyter_client.session import DELIM
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 from traitlets import Dict, Unicode
-from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.activity import Activity
@@ -25,6 +24,7 @@ from sharedkernel.gateway.backlog import Backlog
 from sharedkernel.protocol import SessionRecord
 
 if TYPE_CHECKING:
+    from sharedkernel.gateway.kernels import SessionKernels
     from sharedkernel.gateway.websocket import SessionWebsocket
 
 #: seconds that a session may take to confirm the subscription to its outputs; a busy one may not, and needs not
@@ -51,13 +51,18 @@ class SessionKernel(ServerKernelManager):
         self.attached: set[SessionWebsocket] = set()
         #: what nobody has heard yet
         self.backlog: Backlog | None = None
-        self.activity = Activity(self.parent.track_message_type)
+        self.activity = Activity(self._sessions.track_message_type)
         self.last_activity = self.activity.last
         self._alive = False
         self._changing = asyncio.Lock()
         #: its outputs' stream, while it has a process
-        self.outputs: ZMQStream | None = None
+        self.outputs: Any = None
         self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def _sessions(self) -> SessionKernels:
+        """All sessions: who knows the executor and everybody's limits."""
+        return cast("SessionKernels", self.parent)
 
     # --- the process --------------------------------------------------------------------------------------------------
 
@@ -67,15 +72,20 @@ class SessionKernel(ServerKernelManager):
         return self._alive
 
     @property
+    def incarnation(self) -> int:
+        """Which of the session's processes it follows; 0: none yet."""
+        return 0 if self.record is None else self.record.incarnation
+
+    @property
     def is_changing(self) -> bool:
         """Whether its process is being ended or replaced, so that news of its end is no surprise."""
         return self._changing.locked()
 
-    async def is_alive(self) -> bool:
+    async def is_alive(self) -> bool:  # type: ignore[override]  # the base class's are made synchronous
         """Whether its process lives; asked by Jupyter's restarter."""
         return self._alive
 
-    async def start_kernel(self, **_: Any) -> None:
+    async def start_kernel(self, **_: Any) -> None:  # type: ignore[override]
         """Have the executor start the session's process, and follow it.
 
         Raises
@@ -84,9 +94,9 @@ class SessionKernel(ServerKernelManager):
             When the executor refuses or is not there.
         """
         assert self.kernel_id is not None
-        record = await self.parent.executor.start_session(
+        record = await self._sessions.executor.start_session(
             self.kernel_id,
-            self.parent.limits(self.user),
+            self._sessions.limits(self.user),
             notebook=self.notebook,
             cwd=self.cwd,
             env=self.env,
@@ -94,7 +104,7 @@ class SessionKernel(ServerKernelManager):
         )
         self.follow(record)
 
-    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
+    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:  # type: ignore[override]
         """Have the executor end the session's process; returns once it is reaped.
 
         Raises
@@ -114,7 +124,9 @@ class SessionKernel(ServerKernelManager):
         for websocket in list(self.attached):
             websocket.say_goodbye()
 
-    async def restart_kernel(self, now: bool = False, newports: bool = False, **_: Any) -> None:
+    async def restart_kernel(  # type: ignore[override]
+        self, now: bool = False, newports: bool = False, **_: Any
+    ) -> None:
         """Replace the session's process by a new one, and have the clients' websockets follow.
 
         Raises
@@ -122,9 +134,9 @@ class SessionKernel(ServerKernelManager):
         SharedKernelError
             When the executor refuses or is not there.
         """
-        before = self.record
+        before = self.incarnation
         async with self._changing:
-            if self.record is not before:
+            if self.incarnation != before:
                 return  # somebody else has done it while this waited
             await self._end()
             try:
@@ -137,11 +149,11 @@ class SessionKernel(ServerKernelManager):
                 raise
         await self.wait_until_subscribed()
 
-    async def interrupt_kernel(self) -> None:
+    async def interrupt_kernel(self) -> None:  # type: ignore[override]
         """Interrupt what runs."""
         await self.signal_kernel(signal.SIGINT)
 
-    async def signal_kernel(self, signum: int) -> None:
+    async def signal_kernel(self, signum: int) -> None:  # type: ignore[override]
         """Send a signal to the session's process.
 
         Raises
@@ -149,13 +161,13 @@ class SessionKernel(ServerKernelManager):
         SharedKernelError
             When there is no such session, or no executor.
         """
-        await self.parent.executor.signal_session(self.kernel_id, signum)
+        await self._sessions.executor.signal_session(self.kernel_id, signum)
 
     async def _end(self) -> None:
         self.stop_restarter()
         if self._alive:
             with contextlib.suppress(SessionNotFound):
-                await self.parent.executor.end_session(self.kernel_id)
+                await self._sessions.executor.end_session(self.kernel_id)
         self._alive = False
 
     def follow(self, record: SessionRecord, *, busy: bool = False) -> None:

@@ -49,6 +49,8 @@ class SessionKernels(AsyncMappingKernelManager):
     executor: Any = Instance(ExecutorClient)
     quotas: Any = Instance(Quotas)
 
+    _kernels: dict[str, SessionKernel]
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         #: whether the executor was reached since this gateway started: before, no id can be called unknown
@@ -232,7 +234,8 @@ class SessionKernels(AsyncMappingKernelManager):
         ExecutorUnavailable
             When the executor is not there: the session runs on.
         """
-        await self.get_kernel(kernel_id).shutdown_kernel()
+        self._check_kernel_id(kernel_id)
+        await self._kernels[kernel_id].shutdown_kernel()
         self._handle_kernel_died(kernel_id)
         self.last_kernel_activity = utcnow()
 
@@ -244,7 +247,8 @@ class SessionKernels(AsyncMappingKernelManager):
         SharedKernelError
             When the executor refuses or is not there.
         """
-        await self.get_kernel(kernel_id).restart_kernel()
+        self._check_kernel_id(kernel_id)
+        await self._kernels[kernel_id].restart_kernel()
         self.log.info("kernel %s restarted", kernel_id)
 
     async def shutdown_all(self, now: bool = False) -> None:  # type: ignore[override]
@@ -252,7 +256,7 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def _handle_kernel_died(self, kernel_id: str) -> None:
         """Forget a session that is gone for good, and let its clients know."""
-        kernel = self.remove_kernel(kernel_id)
+        kernel = self._kernels.pop(kernel_id, None)
         if kernel is None:
             return
         self._kernel_connections.pop(kernel_id, None)
@@ -296,7 +300,7 @@ class SessionKernels(AsyncMappingKernelManager):
     def _adopt(self, record: SessionRecord, *, busy: bool) -> None:
         kernel = self._kernels.get(record.session)
         if kernel is not None:
-            if not kernel.is_changing and kernel.record.incarnation != record.incarnation:
+            if not kernel.is_changing and kernel.incarnation != record.incarnation:
                 kernel.follow(record, busy=busy)
             return
         if record.session in self._starting_ids:
@@ -317,7 +321,7 @@ class SessionKernels(AsyncMappingKernelManager):
     def on_died(self, news: SessionDied) -> None:
         """Meet the end of a session's process: unless it was asked for, another one is started."""
         kernel = self._kernels.get(news.session)
-        if kernel is None or kernel.is_changing or kernel.record.incarnation != news.incarnation:
+        if kernel is None or kernel.is_changing or kernel.incarnation != news.incarnation:
             return
         self.log.info("session %s of %s: %s", news.session, kernel.user, news.message)
         if news.reason == "asked":
@@ -348,8 +352,7 @@ class SessionKernels(AsyncMappingKernelManager):
             for stream in channels.values():
                 stream.close()
             return
-        kernel = self.get_kernel(kernel_id)
-        kernel.keep_backlog(Backlog(session_key, channels, limit_bytes=self.backlog_bytes))
+        self._kernels[kernel_id].keep_backlog(Backlog(session_key, channels, limit_bytes=self.backlog_bytes))
 
     # --- culling ------------------------------------------------------------------------------------------------------
 

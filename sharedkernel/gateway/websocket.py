@@ -45,7 +45,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         """Take this client's place, before the websocket is accepted; a stale connection of the same client goes."""
         await self._register_session()
 
-    def connect(self) -> asyncio.Future[None]:
+    def connect(self) -> asyncio.Future[None]:  # type: ignore[override]
         """Attach to the session; no message of the client is read before the result is there."""
         # A reply is several small frames: unasked, the network would hold the later ones back for 40 ms.
         self.websocket_handler.set_nodelay(True)
@@ -100,7 +100,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._send_status_message("dead")
         self.websocket_handler.close()
 
-    def disconnect(self) -> None:
+    def disconnect(self) -> None:  # type: ignore[override]
         """Detach; the last client's channels are kept for when it comes back."""
         self._closed = True
         self.kernel_manager.attached.discard(self)
@@ -126,6 +126,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     def _check(self, incoming: str | bytes) -> dict[str, Any]:
         """Return the header of a frame that Jupyter's own code can safely take apart."""
+        header: Any
         if self.subprotocol == WEBSOCKET_PROTOCOL:
             if isinstance(incoming, str):
                 raise ProtocolError("a text frame, where this protocol has binary ones.")
@@ -188,7 +189,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         content = {"execution_state": status, "message": self.kernel_manager.reason}
         self._send("iopub", "status", content, {})
 
-    def _on_zmq_reply(self, stream: ZMQStream, msg_list: Any) -> None:
+    def _on_zmq_reply(self, stream: Any, msg_list: Any) -> None:
         if self.subprotocol == WEBSOCKET_PROTOCOL:
             self._write(serialize_msg_to_ws_v1(msg_list, stream.channel))
             return

@@ -52,7 +52,7 @@ class Client:
         try:
             parsed = json.loads(response.body) if response.body else None
         except ValueError:
-            parsed = response.body.decode()
+            parsed = response.body.decode(errors="replace")
         return Answer(response.code, parsed, response.headers)
 
     async def start(self, **env: str) -> str:

@@ -67,7 +67,11 @@ class Stack(LocalStack):
 @pytest.fixture(scope="session")
 def whole_stack() -> Iterator[Stack]:
     with Stack(
-        users=["ada", "grace", "linus", "mary"], capacity="2GiB", quotas=QUOTAS, groups={"class": ["grace", "mary"]}
+        users=["ada", "grace", "linus", "mary"],
+        capacity="2GiB",
+        quotas=QUOTAS,
+        groups={"class": ["grace", "mary"]},
+        config="c.SessionKernels.cull_interval = 1",
     ) as stack:
         yield stack
 
