@@ -64,13 +64,13 @@ def report_view(report: Document, status: Document) -> RenderableType:
 
 def _conclusions(report: Document, status: Document) -> list[str]:
     jain = NOTHING if report["jain_index"] is None else f"{report['jain_index']:.3f}"
-    sessions = status["sessions"]
     persistent, framework = (
-        format_bytes(sum(session[f"{kind}_bytes"] for session in sessions)) for kind in ("persistent", "framework")
+        format_bytes(sum(session[f"{kind}_bytes"] for session in status["sessions"]))
+        for kind in ("persistent", "framework")
     )
     capacity = format_bytes(status["device"]["capacity_bytes"])
     return [
         f"{len(report['users'])} people shared one device for {format_seconds(report['wall_seconds'])}.",
-        f"What each got of their due while they wanted the device: Jain's index {jain} (1: all the same).",
-        f"Still resident: {len(sessions)} sessions with {persistent} persistent + {framework} framework of {capacity}.",
+        f"Of what was due to each while they wanted it: Jain's index {jain} (1 is perfectly fair).",
+        f"Resident at the end: {persistent} persistent + {framework} framework of {capacity}.",
     ]
