@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from sharedkernel.errors import ProtocolError
 from sharedkernel.relay.wire import read_object
+
+
+#: requests remembered that were sent and not yet worked on
+_MAX_ASKED = 256
 
 
 class Activity:
@@ -25,6 +30,8 @@ class Activity:
         self.last = datetime.datetime.now(datetime.UTC)
         #: headers of the requests being worked on, by message id; several at a time with subshells and comms
         self._running: dict[str, dict[str, Any]] = {}
+        #: headers of the cells that clients sent and that have not ended, by message id, oldest first
+        self._asked: dict[str, dict[str, Any]] = {}
         self._busy_elsewhere = False
 
     @property
@@ -34,15 +41,23 @@ class Activity:
 
     @property
     def running_cell(self) -> dict[str, Any]:
-        """The header of the request that runs code now, else of any request being worked on, else empty."""
-        for header in self._running.values():
-            if header.get("msg_type") == "execute_request":
-                return header
-        return next(iter(self._running.values()), {})
+        """The header of the cell that runs now, else of the next one, else of any request worked on, else empty.
+
+        A process can die of a cell before it says that it has begun it.
+        """
+        cells = (header for header in self._running.values() if header.get("msg_type") == "execute_request")
+        return next(chain(cells, self._asked.values(), self._running.values()), {})
+
+    def ask(self, header: dict[str, Any]) -> None:
+        """Take note that a client has sent a cell."""
+        self._asked[str(header.get("msg_id"))] = header
+        if len(self._asked) > _MAX_ASKED:
+            del self._asked[next(iter(self._asked))]
 
     def start(self, *, busy: bool = False) -> None:
         """Forget what ran: the session is another process now, or was found by a gateway (*busy*: in a cell)."""
         self._running.clear()
+        self._asked.clear()
         self._busy_elsewhere = busy
         self.last = datetime.datetime.now(datetime.UTC)
 
@@ -69,6 +84,7 @@ class Activity:
         message_id = str(parent.get("msg_id"))
         if state == "busy":
             self._running[message_id] = parent
-        elif state == "idle" and self._running.pop(message_id, None) is None:
-            # The end of what a gateway found running: its beginning was not heard.
-            self._busy_elsewhere = False
+        elif state == "idle":
+            self._asked.pop(message_id, None)
+            if self._running.pop(message_id, None) is None:
+                self._busy_elsewhere = False  # the end of what a gateway found running: its beginning was not heard

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
 import signal
@@ -245,11 +244,9 @@ class SharedKernelGateway(CommandApp, ServerApp):
             self.log.error("the configuration was not read again: %s", error)
             return
         self._settings = settings
-        self.kernel_manager.quotas = quotas
         self.admins = admins
+        self.kernel_manager.replace_quotas(quotas)
         self.log.info("the configuration was read again")
-        if self.executor.connected:
-            self._telling = asyncio.ensure_future(self.kernel_manager.configure_users())
 
     async def cleanup_kernels(self) -> None:
         """Leave the executor; its sessions run on."""

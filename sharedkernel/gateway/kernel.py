@@ -49,6 +49,8 @@ class SessionKernel(ServerKernelManager):
         self.record: SessionRecord | None = None
         #: websockets of its clients
         self.attached: set[SessionWebsocket] = set()
+        #: what the gateway has to say to the next client
+        self.untold: list[str] = []
         #: what nobody has heard yet
         self.backlog: Backlog | None = None
         self.activity = Activity(self._sessions.track_message_type)
@@ -164,11 +166,11 @@ class SessionKernel(ServerKernelManager):
         await self._sessions.executor.signal_session(self.kernel_id, signum)
 
     async def _end(self) -> None:
-        self.stop_restarter()
         if self._alive:
             with contextlib.suppress(SessionNotFound):
                 await self._sessions.executor.end_session(self.kernel_id)
         self._alive = False
+        self.stop_restarter()
 
     def follow(self, record: SessionRecord, *, busy: bool = False) -> None:
         """Speak to the process of *record* from now on (*busy*: it is in the middle of a cell)."""
@@ -257,9 +259,14 @@ class SessionKernel(ServerKernelManager):
         self.execution_state = self.activity.state
 
     def tell(self, sentence: str) -> None:
-        """Show *sentence* in the running cell, or wherever its clients show what belongs to no cell."""
+        """Show *sentence* in the running cell, or wherever its clients show what belongs to no cell.
+
+        While nobody is attached it waits for the next client.
+        """
         for websocket in list(self.attached):
             websocket.write_stderr(sentence, self.activity.running_cell)
+        if not self.attached:
+            self.untold.append(sentence)
 
     def keep_backlog(self, backlog: Backlog) -> None:
         """Keep what is published from now on, while nobody is attached."""

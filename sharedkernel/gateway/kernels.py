@@ -62,7 +62,6 @@ class SessionKernels(AsyncMappingKernelManager):
         #: starts under way that name a client's place, by (user, client key)
         self._starting: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._tasks: set[asyncio.Future[None]] = set()
-        self._culler: PeriodicCallback | None = None
 
     @default("kernel_manager_class")
     def _default_kernel_manager_class(self) -> str:
@@ -271,8 +270,20 @@ class SessionKernels(AsyncMappingKernelManager):
         device = self.executor.device
         return self.quotas.limits(user, None if device is None else device.capacity_bytes)
 
+    def replace_quotas(self, quotas: Quotas) -> None:
+        """Let *quotas* hold from now on, for running sessions too."""
+        self.quotas = quotas
+        if self.executor.connected:  # else it is told when it is back
+            self._spawn(self.configure_users())
+
     async def configure_users(self) -> None:
-        """Tell the executor what everybody may use."""
+        """Tell the executor what everybody may use.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When it is not there; it is told when it comes back.
+        """
         users = self.quotas.known_users() | self.owners()
         await self.executor.configure_users([self.limits(user) for user in sorted(users)])
 
@@ -340,7 +351,7 @@ class SessionKernels(AsyncMappingKernelManager):
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, SharedKernelError):
-            self.log.info("a session could not be started again: %s", error)
+            self.log.info("not done: %s", error)
         else:
             self.log.error("unexpected %s", type(error).__name__, exc_info=error)
 
@@ -358,8 +369,8 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def start_culling(self) -> None:
         """Look from now on, every `cull_interval` seconds, for sessions idle for longer than their users may."""
-        self._culler = PeriodicCallback(self.cull_kernels, 1000 * self.cull_interval)
-        self._culler.start()
+        culler = PeriodicCallback(self.cull_kernels, 1000 * self.cull_interval)
+        culler.start()
 
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:
         """Shut a session down if its user's `cull_after` has passed with nothing done and nobody connected."""

@@ -176,7 +176,7 @@ class TokenApp(CommandApp):
     examples = """
         sharedkernel token add ada        # prints a new token for ada, once
         sharedkernel token list
-        sharedkernel token remove ada     # all of ada's tokens stop working at once
+        sharedkernel token remove ada     # none of ada's tokens lets anybody in any more
     """
     accepts_arguments = True
 

@@ -67,6 +67,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         if backlog is not None:
             self._replay(backlog)
         self.kernel_manager.attached.add(self)
+        while self.kernel_manager.untold:
+            self.kernel_manager.tell(self.kernel_manager.untold.pop(0))
 
     def _replay(self, backlog: Backlog) -> None:
         if backlog.num_dropped:
@@ -119,6 +121,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                     f"{format_bytes(self.max_message_bytes)} (c.SessionWebsocket.max_message_bytes).",
                 )
                 return
+            if header.get("msg_type") == "execute_request":
+                self.kernel_manager.activity.ask(header)
             super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.log.info("a client of kernel %s sent what is no message: %r", self.kernel_id, error)

@@ -37,6 +37,19 @@ def test_busy_lasts_until_everything_begun_has_ended() -> None:
     assert states == [("busy", "1"), ("busy", "1"), ("busy", "1"), ("idle", None)]
 
 
+def test_a_cell_that_was_sent_is_the_one_when_nothing_was_heard_of_it() -> None:
+    """A process may die of a cell before it says that it has begun; one that has ended is not it."""
+    activity = new_activity()
+    activity.ask(CELL)
+    activity.ask({**CELL, "msg_id": "next"})
+    assert (activity.running_cell["msg_id"], activity.state) == ("1", "idle")
+    for state in ("busy", "idle"):
+        activity.hear(published("status", CELL, execution_state=state))
+    assert activity.running_cell["msg_id"] == "next"
+    activity.start()
+    assert activity.running_cell == {}
+
+
 def test_questions_of_clients_are_no_activity() -> None:
     """A client that only asks does not keep a session from being called idle."""
     activity = new_activity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -236,6 +237,30 @@ def test_a_crash_is_explained_in_its_cell_and_the_session_started_again(stack: S
                 await asyncio.sleep(0.02)  # until the new process serves
             assert (await channels.run("1 + 1"))["text"] == "2"
             assert (await neighbour.run("x + 1"))["text"] == "2"
+
+    run(scenario())
+
+
+def test_a_crash_while_nobody_is_connected_is_told_to_who_comes_next(stack: Stack, tmp_path: Path) -> None:
+    """Even a client that was not there reads why the variables are gone."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        kernel = await grace.start()
+        code = (
+            "import os, pathlib, time\nprint(os.getpid())\n"
+            f"while not pathlib.Path({str(tmp_path / 'crash')!r}).exists(): time.sleep(0.02)\nos._exit(3)"
+        )
+        async with grace.attach(kernel) as channels:
+            await channels.send("execute_request", {"code": code, "silent": False})
+            pid = (await channels.until("stream"))[-1]["content"]["text"].strip()
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).body["connections"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        (tmp_path / "crash").touch()
+        await until_idle(grace, kernel)
+        async with grace.attach(kernel) as channels:
+            assert "exited by itself with code 3" in await stderr(channels)
+            assert (await channels.run("import os; print(os.getpid())"))["text"].strip() != pid
 
     run(scenario())
 
