@@ -1,0 +1,141 @@
+"""What the executor does with peers that break the protocol, and with a command line it cannot use."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.errors import ExecutorUnavailable, ProtocolError
+from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.paths import EXECUTOR_SOCKET
+from tests.executor.harness import Executor, ExecutorProcess
+
+
+def say(process: ExecutorProcess, data: bytes) -> list[object]:
+    """Send raw bytes and return the answers until the executor hangs up."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(20)
+        peer.connect(str(process.runtime_directory / EXECUTOR_SOCKET))
+        peer.sendall(data)
+        decoder = protocol.Decoder(protocol.ToGateway)
+        answers: list[object] = []
+        while received := peer.recv(65536):
+            answers += decoder.feed(received)
+        return answers
+
+
+HELLO = protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command"))
+STRANGER = protocol.SessionHello(
+    version=protocol.PROTOCOL_VERSION, process="x", pid=1, connection={}, memory=protocol.Memory(), data_bytes=0
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (HELLO + b"\x00\x00\x00\x04junk", "not a control message"),
+        (HELLO + struct.pack(">I", 1 << 30), "longer than"),
+        (protocol.encode(protocol.Hello(version=99, role="command")), "install the same version"),
+        (protocol.encode(STRANGER), "not a session of this executor"),
+    ],
+    ids=["malformed", "oversized", "other-version", "stranger"],
+)
+def test_who_breaks_the_protocol_is_told_and_hung_up_on(process: ExecutorProcess, data: bytes, expected: str) -> None:
+    """One sentence, then the connection is closed; a session beside it goes on."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            *_, failed = await asyncio.to_thread(say, process, data)
+            assert isinstance(failed, protocol.Failed)
+            assert expected in failed.message
+            assert (await notebook.run("import torch; int(torch.ones(2).sum())")).text == "2"
+
+    asyncio.run(main())
+
+
+def test_without_a_greeting_nothing_is_done(process: ExecutorProcess) -> None:
+    """A request that comes before the greeting closes the connection."""
+    request = protocol.encode(protocol.StopExecutor(request=1, end_sessions=True))
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            assert await asyncio.to_thread(say, process, request) == []
+            assert (await executor.client.status())["device"]["kind"] == "host"
+
+    asyncio.run(main())
+
+
+def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> None:
+    """The client names the socket and the command that would help."""
+
+    async def main() -> None:
+        await ExecutorClient(tmp_path).connect()
+
+    with pytest.raises(ExecutorUnavailable, match="start one with `sharedkernel executor`"):
+        asyncio.run(main())
+
+
+def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:
+    """Nothing is sent of a message that the other end would not take."""
+    with pytest.raises(ProtocolError, match="too long"):
+        protocol.encode(protocol.Put(key="k", data=bytes(protocol.MAX_MESSAGE_BYTES)))
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "expected"),
+    [
+        (["--capacity", "8 Gb"], 2, "'8 Gb' is not an amount of memory"),
+        (["--capacity", "8Gb"], 2, "unknown unit"),
+        (["--capacity", "900TiB"], 2, "more than this machine's"),
+        (["--policy", "magic"], 2, "unknown policy 'magic'; choose one of fair, fifo"),
+        (["--quantum", "soon"], 2, "'soon' is not a duration"),
+        (["--device", "cuda:0"], 2, "the only one known is host"),
+        (["--spares", "-1"], 2, "at least 0"),
+        (["--no-such-option", "1"], 2, "unrecognized arguments: --no-such-option"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_sentence(options: list[str], status: int, expected: str, tmp_path: Path) -> None:
+    """Exit code and sentence, no traceback."""
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_one_executor_a_runtime_directory(process: ExecutorProcess) -> None:
+    """A second executor on the same directory says who is there, and disturbs nothing."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            command = [
+                sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(process.runtime_directory),
+            ]  # fmt: skip
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 1
+            assert f"another executor (process {process.process.pid}) serves" in done.stderr
+            assert (await executor.client.status())["device"]["kind"] == "host"
+
+    asyncio.run(main())
+
+
+def test_a_directory_open_to_others_is_not_used(tmp_path: Path) -> None:
+    """Sockets are not put where other users could reach them."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    directory.chmod(0o755)
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "is open to other users; run `chmod 700" in done.stderr

@@ -1,0 +1,59 @@
+"""The record of events: complete enough to replay, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.executor.event_log import EventLog
+from sharedkernel.paths import LOGS_DIRECTORY
+from sharedkernel.scheduling import events
+from sharedkernel.scheduling.model import SchedulerConfig, SessionId
+from sharedkernel.scheduling.scheduler import Scheduler
+from tests.executor.harness import Executor, ExecutorProcess
+
+
+def test_what_an_executor_recorded_can_be_replayed(fifo_process: ExecutorProcess) -> None:
+    """A scheduler that is told the recorded events at the recorded times ends where the executor's did."""
+
+    async def main() -> int:
+        async with Executor(fifo_process) as executor:
+            notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
+            code = "import torch\nfor i in range(50): x = torch.ones(64, 64) @ torch.ones(64, 64)"
+            await asyncio.gather(*(notebook.run(code) for notebook in notebooks))
+            status = await executor.client.status()
+            await executor.client.stop_executor(end_sessions=False)
+            fifo_process.process.wait()
+            return sum(session["attained_service_seconds"] > 0 for session in status["sessions"])
+
+    served = asyncio.run(main())
+    assert served == 2
+    scheduler = Scheduler(SchedulerConfig(capacity=4 << 30, policy="fifo"))
+    lines = (fifo_process.runtime_directory / LOGS_DIRECTORY / "events.jsonl").read_text().splitlines()
+    for line in lines:
+        plain = json.loads(line)
+        now = plain.pop("now")
+        scheduler.handle(events.from_dict(plain), now=now)
+        scheduler.validate()
+    sessions = scheduler.snapshot(now).sessions
+    assert [session.state for session in sessions] == ["idle", "idle"]
+    assert all(session.attained > 0 for session in sessions)
+
+
+def test_a_full_disk_stops_the_record_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """The loss is said once, with what to do; recording goes on without a word or an error."""
+
+    async def main() -> None:
+        log = EventLog(Path("/dev/full"))
+        for _ in range(2):
+            log.record(1.0, events.CellOpened(session=SessionId("s")))
+            log.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    (record,) = caplog.records
+    assert "no longer recorded in /dev/full (No space left on device); free some space" in record.getMessage()
