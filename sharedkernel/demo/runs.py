@@ -123,6 +123,11 @@ class NotebookRuns:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(manager.shutdown_kernel() for manager in self._managers), return_exceptions=True)
+        # nbclient watches its kernel in a task that it forgets when it is cancelled itself.
+        forgotten = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in forgotten:
+            task.cancel()
+        await asyncio.gather(*forgotten, return_exceptions=True)
 
     async def _run(self, run: Run) -> None:
         run.started_at = time.monotonic()

@@ -65,12 +65,14 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     demo = subprocess.Popen([*COMMAND, "demo"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: list(tmp_path.glob("sharedkernel-*/clients/ada*")), "the first kernel", 60)
+        # In the middle of cells: every session has written its log.
+        wait_until(lambda: len(list(tmp_path.glob("sharedkernel-*/run/logs/session-*"))) >= 3, "the sessions", 90)
         (directory,) = tmp_path.glob("sharedkernel-*")
         demo.send_signal(signal.SIGINT)
         output, _ = demo.communicate(timeout=60)
         assert demo.returncode == 130, output.decode()
         assert b"Traceback" not in output
+        assert b"destroyed" not in output
         assert list(tmp_path.iterdir()) == []
         wait_until(lambda: not processes_of(directory), "the end of the stack")
     finally:

@@ -29,7 +29,7 @@ def test_it_answers_and_goes_without_a_trace() -> None:
         spec = json.loads((stack.kernels_directory / "shared-gpu" / "kernel.json").read_text())
         assert "sharedkernel.relay" in spec["argv"]
     assert not directory.exists()
-    assert not processes_of(directory)
+    wait_until(lambda: not processes_of(directory), "the last process's exit")
     with pytest.raises(GatewayUnavailable):
         fetch_status(url, token)
 
@@ -40,7 +40,7 @@ def test_a_service_that_cannot_start_shows_its_log() -> None:
     with pytest.raises(SharedKernelError, match=r"(?s)the executor ended at its start:.*'no amount' is not an amount"):
         stack.start()
     assert not stack.directory.exists()
-    assert not processes_of(stack.directory)
+    wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
 
 
 def test_what_a_crashed_executor_left_is_ended_too() -> None:
@@ -49,8 +49,8 @@ def test_what_a_crashed_executor_left_is_ended_too() -> None:
     with stack:
         stack.executor.kill()
         assert processes_of(stack.directory)
-    assert not processes_of(stack.directory)
     assert not stack.directory.exists()
+    wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
 
 
 def test_it_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
