@@ -8,12 +8,12 @@ time; several notebooks run at once in one event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ from sharedkernel.relay.wire import WEBSOCKET_PROTOCOL, from_websocket, new_mess
 
 #: seconds that a kernel's start, or any cell, may take; far more than they do
 PATIENCE = 300.0
+#: seconds that a server may take to agree to a websocket's end
+_CLOSE_PATIENCE = 10.0
+#: seconds between two attempts to interrupt a cell
+_INTERRUPT_PAUSE = 2.0
 #: longest output of a cell: the timestamps of a long training
 _MAX_MESSAGE_BYTES = 256 * 1024**2
 
@@ -89,9 +93,9 @@ class Notebook:
 
     async def close(self) -> None:
         """Shut the kernel down; returns once the server says that it is."""
-        if self._socket is not None:
-            self._socket.close()
         try:
+            if self._socket is not None:
+                await _close(self._socket)
             if self.kernel_id:
                 await self._request("DELETE", f"/api/kernels/{self.kernel_id}")
         finally:
@@ -148,8 +152,8 @@ class Notebook:
         text = await self.run(code)
         return json.loads(text.splitlines()[-1])
 
-    @asynccontextmanager
-    async def endless(self, code: str) -> AsyncIterator[None]:
+    @contextlib.asynccontextmanager
+    async def endless(self, code: str) -> AsyncIterator[asyncio.Task[Reply]]:
         """Have a cell run that never ends by itself; it is interrupted when the block ends.
 
         Raises
@@ -159,11 +163,13 @@ class Notebook:
         """
         cell = asyncio.create_task(self.execute(code))
         try:
-            yield
+            yield cell
         finally:
-            if not cell.done():
+            while not cell.done():
+                # One that arrives before the cell has begun interrupts nothing.
                 await self._request("POST", f"/api/kernels/{self.kernel_id}/interrupt")
-            reply = await cell
+                await asyncio.wait([cell], timeout=_INTERRUPT_PAUSE)
+        reply = await cell
         if reply.error is None or not reply.error.startswith("KeyboardInterrupt"):
             raise BenchmarkFailed(f"an endless cell at {self.route.name} ended: {reply.error or 'just so'}")
 
@@ -216,7 +222,7 @@ class Notebook:
             connection.protocol.stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def open_notebook(route: Route) -> AsyncIterator[Notebook]:
     """Give a notebook whose kernel is gone afterwards."""
     notebook = Notebook(route)
@@ -225,6 +231,15 @@ async def open_notebook(route: Route) -> AsyncIterator[Notebook]:
         yield notebook
     finally:
         await notebook.close()
+
+
+async def _close(websocket: WebSocketClientConnection) -> None:
+    """Close a websocket; return once the other side has agreed, or takes too long."""
+    websocket.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_PATIENCE):
+            while await websocket.read_message() is not None:
+                pass
 
 
 def _execute_content(code: str) -> dict[str, Any]:

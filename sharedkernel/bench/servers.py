@@ -101,8 +101,8 @@ class StockServer:
             self.service.stop()  # it shuts its kernels down
             for kernel in kernels:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    log.warning("the server left its kernel %d running", kernel.pid)
                     kernel.kill()
+                    log.warning("the server left its kernel %d running", kernel.pid)
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -1,0 +1,103 @@
+"""The command `bench`: what it prints, refuses, and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.bench.app import BENCHMARKS
+from tests.commands.support import COMMAND, processes_of, wait_until
+
+
+@pytest.fixture
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give an empty directory for temporary files whose path is short enough for sockets in it."""
+    return tmp_path_factory.mktemp("b")
+
+
+def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [*COMMAND, "bench", *arguments], capture_output=True, text=True, timeout=110, env=os.environ | environment
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], f"which benchmark? There are {', '.join(BENCHMARKS)}; or run them --all."),
+        (["strat"], f"there is no benchmark 'strat'; there are {', '.join(BENCHMARKS)}."),
+        (["start", "--repeats", "-1"], "--repeats is a number of runs, 0 or more, not -1"),
+        (["start", "--repeats", "many"], "many"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
+    """Nothing is measured when what is asked for cannot be understood."""
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_help_names_the_benchmarks() -> None:
+    """What there is to measure is told, with an example."""
+    done = bench("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in BENCHMARKS)
+    assert "    sharedkernel bench " in done.stdout
+
+
+def test_a_benchmark_prints_one_document_of_figures(scratch: Path) -> None:
+    """The JSON is alone on standard output, with the fixed names; a missed target is no error."""
+    done = bench("roundtrip", "--repeats", "1", "--json", TMPDIR=str(scratch))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document.keys() == {"name", "results"}
+    assert document["name"] == "roundtrip"
+    assert [result["metric"] for result in document["results"]] == [
+        "gateway_p50", "gateway_p99", "relay_p50", "relay_p99",
+    ]  # fmt: skip
+    for result in document["results"]:
+        assert result.keys() == {"metric", "value", "unit", "target", "met", "how"}
+        assert result["unit"] == "ratio"
+        assert result["value"] > 0
+        assert isinstance(result["met"], bool)
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_cannot_be_run_is_said_and_1(scratch: Path) -> None:
+    """A device that is not there: the reason in the end, no figures, nothing left."""
+    done = bench("switch", "--device", "cuda:7", "--json", TMPDIR=str(scratch))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "the benchmark switch could not be run" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(scratch.iterdir()) == []
+
+
+def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
+    """Interrupted while two endless trainings run, it ends its processes and removes its files."""
+    command = subprocess.Popen(
+        [*COMMAND, "bench", "interactive"],
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        wait_until(lambda: list(scratch.glob("sharedkernel-*/run/s/*")), "the first session", 60)
+        (directory,) = scratch.glob("sharedkernel-*")
+        command.send_signal(signal.SIGINT)
+        output, _ = command.communicate(timeout=60)
+        assert command.returncode == 130, output.decode()
+        assert b"Traceback" not in output
+        assert list(scratch.iterdir()) == []
+        wait_until(lambda: not processes_of(directory), "the end of the stack")
+    finally:
+        command.kill()
+        command.wait()

@@ -1,0 +1,101 @@
+"""The stock side, and the client that talks to both sides, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from sharedkernel.bench.client import Notebook, Route, open_notebook
+from sharedkernel.bench.results import BenchmarkFailed
+from sharedkernel.bench.servers import StockServer, gateway_route
+from sharedkernel.bench.trainings import process_id
+from sharedkernel.local_stack import LocalStack
+from tests.commands.support import processes_of
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    """Run a stack."""
+    with LocalStack(capacity="2GiB") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def server(stack: LocalStack) -> Iterator[StockServer]:
+    """Run a stock server that has the stack's relay as well."""
+    with StockServer(stack) as server:
+        yield server
+
+
+@pytest.mark.parametrize("way", ["stock", "gateway", "relay"])
+def test_all_ways_lead_to_a_kernel(stack: LocalStack, server: StockServer, way: str) -> None:
+    """One client code for the three of them: text, values, errors, interrupts, and the kernel's end."""
+    route = {"stock": server.stock, "gateway": gateway_route(stack), "relay": server.relay}[way]
+
+    async def use() -> int:
+        async with open_notebook(route) as notebook:
+            assert await notebook.value("print('[1'); print('[1, 2]')") == [1, 2]
+            reply = await notebook.execute("1 + 1")
+            assert reply.error is None
+            assert 0 < reply.reply_seconds <= reply.seconds
+            with pytest.raises(BenchmarkFailed, match=r"failed: ZeroDivisionError: division by zero$"):
+                await notebook.run("1 / 0")
+            await endless_loop_is_interrupted(notebook)
+            return await process_id(notebook)
+
+    pid = asyncio.run(use())
+    assert not psutil.pid_exists(pid)
+
+
+async def endless_loop_is_interrupted(notebook: Notebook) -> None:
+    async with notebook.endless("begun = True\nwhile True: pass") as cell:
+        assert not cell.done()
+    assert await notebook.run("print(begun)") == "True\n"
+    with pytest.raises(BenchmarkFailed, match="ended: just so"):
+        async with notebook.endless("pass") as cell:
+            await cell
+
+
+def test_what_the_server_refuses_is_told(server: StockServer) -> None:
+    """A wrong token: the server's own word."""
+    stock = server.stock
+    route = Route(name="the stock server", url=stock.url, token="wrong", kernel=stock.kernel)
+
+    async def use() -> None:
+        async with open_notebook(route):
+            pass
+
+    with pytest.raises(BenchmarkFailed, match=r"POST /api/kernels at the stock server failed: .*_xsrf"):
+        asyncio.run(use())
+
+
+def test_the_stock_server_is_as_pip_gives_it(server: StockServer) -> None:
+    """No extension, and no configuration or kernel history of this machine's user."""
+
+    async def use() -> str:
+        async with open_notebook(server.stock) as notebook:
+            return await notebook.run("import os, sys; print(os.environ['IPYTHONDIR'], 'sharedkernel' in sys.modules)")
+
+    assert asyncio.run(use()).split() == [str(server.directory / "ipython"), "False"]
+    assert "jupyterlab" not in server.service.log_path.read_text()
+
+
+def test_the_stock_server_leaves_nothing_behind() -> None:
+    """Its kernels, its process and its files go with it, even when nobody shut the kernels down."""
+    server = StockServer()
+
+    async def use() -> int:
+        async with open_notebook(server.stock) as notebook:
+            pid = await process_id(notebook)
+            assert [process.pid for process in server.processes()] == [pid]
+            await asyncio.to_thread(server.stop)
+            assert not psutil.pid_exists(pid)
+        return pid
+
+    with server, pytest.raises(BenchmarkFailed, match=r"DELETE .* at the stock server failed"):
+        asyncio.run(use())
+    assert not server.directory.exists()
+    assert not processes_of(server.directory)
