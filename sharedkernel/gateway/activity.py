@@ -10,7 +10,6 @@ from typing import Any
 from sharedkernel.errors import ProtocolError
 from sharedkernel.relay.wire import read_object
 
-
 #: requests remembered that were sent and not yet worked on
 _MAX_ASKED = 256
 

@@ -253,9 +253,6 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
         await self.executor.close()
 
-    def write_server_info_file(self) -> None:
-        """Write none: it would hold the token, and nobody reads it."""
-
 
 def _is_loopback(ip: str) -> bool:
     try:

@@ -113,9 +113,10 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
         """Pass a message on to the session, or answer why not."""
         try:
-            header = self._check(incoming_msg)
+            channel, header = self._check(incoming_msg)
             if len(incoming_msg) > self.max_message_bytes:
                 self._refuse(
+                    channel,
                     header,
                     f"this message has {format_bytes(len(incoming_msg))}; the gateway accepts "
                     f"{format_bytes(self.max_message_bytes)} (c.SessionWebsocket.max_message_bytes).",
@@ -128,8 +129,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             self.log.info("a client of kernel %s sent what is no message: %r", self.kernel_id, error)
             self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})
 
-    def _check(self, incoming: str | bytes) -> dict[str, Any]:
-        """Return the header of a frame that Jupyter's own code can safely take apart."""
+    def _check(self, incoming: str | bytes) -> tuple[str, dict[str, Any]]:
+        """Return the channel and the header of a frame that Jupyter's own code can safely take apart."""
         header: Any
         if self.subprotocol == WEBSOCKET_PROTOCOL:
             if isinstance(incoming, str):
@@ -151,12 +152,11 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             raise ProtocolError(f"a message for the channel {channel!r}; clients send on {', '.join(_CHANNELS)}.")
         if not (isinstance(header, dict) and isinstance(header.get("msg_id"), str)):
             raise ProtocolError("a message without an id.")
-        return {**header, "channel": channel}
+        return channel, header
 
-    def _refuse(self, header: dict[str, Any], sentence: str) -> None:
+    def _refuse(self, channel: str, header: dict[str, Any], sentence: str) -> None:
         """Answer a request with an error, as the session would have: a client must not wait for ever."""
         self.log.info("refused a message for kernel %s: %s", self.kernel_id, sentence)
-        channel = header.pop("channel")
         message_type = str(header.get("msg_type"))
         error = {"ename": "MessageRefused", "evalue": sentence, "traceback": [f"MessageRefused: {sentence}"]}
         if message_type == "execute_request":

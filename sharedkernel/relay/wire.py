@@ -143,7 +143,7 @@ def read_object(part: bytes) -> dict[str, Any]:
     """
     try:
         value = json.loads(part)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ProtocolError("a message part that is no JSON object.")

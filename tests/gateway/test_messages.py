@@ -36,7 +36,9 @@ def test_a_cell_runs_and_can_be_interrupted(stack: Stack, legacy: bool) -> None:
         async with grace.attach(kernel, legacy=legacy) as channels:
             assert (await channels.run("print('a'); 1 + 1"))["text"] == "a\n2"
             for how in ("rest", "message"):
-                await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
+                # Or the kernel would drop the next cell, if that comes before it has done with the failure of this one.
+                cell = {"code": "print('on')\nwhile True: pass", "silent": False, "stop_on_error": False}
+                await channels.send("execute_request", cell)
                 await channels.until("stream", text="on\n")
                 if how == "rest":
                     assert (await grace.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
@@ -120,12 +122,14 @@ MALFORMED: dict[str, list[str | bytes]] = {
         "text",
         to_websocket("iopub", new_message("status", {}, session="x")),
         to_websocket("shell", [b"[]", b"{}", b"{}", b"{}"]),
+        to_websocket("shell", [b"[" * 100_000, b"{}", b"{}", b"{}"]),
         to_websocket("shell", [b"{}", b"{}", b"{}", b"{}"]),
     ],
     "legacy": [
         "",
         "{",
         "[]",
+        "[" * 100_000,
         "{}",
         '{"channel": "shell"}',
         '{"channel": "iopub", "header": {"msg_id": "1"}}',
