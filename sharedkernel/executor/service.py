@@ -141,7 +141,8 @@ class ExecutorService:
     # --- adoption -----------------------------------------------------------------------------------------------------
 
     def _adopt(self, process: SessionProcess, attained: float) -> None:
-        if process.session is None:
+        if not process.session:
+            process.session = None  # whoever took this spare is gone
             return
         self._grants.resume(process)  # the executor before this may have stopped it
         self._incarnations[process.session] = process.incarnation
@@ -283,9 +284,8 @@ class ExecutorService:
         )
         self._want_spares()
         if spare is None:
-            spare = await self._supervisor.fork()
-        # Taken at once, before anybody else looks for one.
-        spare.session = ""
+            return await self._supervisor.fork(taken=True)
+        spare.take()
         return spare
 
     def _want_spares(self) -> None:
@@ -320,7 +320,7 @@ class ExecutorService:
         if not process.ready.done():
             process.ready.set_result(None)
             self._supervisor.keep(process)
-        if process.session is None:
+        if not process.session:
             return
         if process.process in self._adopting:
             self._hellos.append((peer, hello))

@@ -55,7 +55,7 @@ class SessionProcess:
     #: its control connection, while there is one
     transport: asyncio.WriteTransport | None = None
     connection: dict[str, Any] | None = None
-    #: None: a spare
+    #: None: a spare; empty: a spare that is taken, about to get a session
     session: str | None = None
     user: str | None = None
     notebook: str | None = None
@@ -86,6 +86,10 @@ class SessionProcess:
     #: sends it views, while it watches
     watch: asyncio.Task[None] | None = None
     pidfd: int | None = None
+
+    def take(self) -> None:
+        """Keep others from taking this spare, before its session is known to all."""
+        self.session = ""
 
     def send(self, *messages: protocol.Message) -> None:
         """Send to the session, if it is connected."""

@@ -158,8 +158,8 @@ class Supervisor:
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
-    async def fork(self) -> SessionProcess:
-        """Fork a spare and return it once it is ready.
+    async def fork(self, *, taken: bool = False) -> SessionProcess:
+        """Fork a spare and return it once it is ready; one that is *taken* is nobody else's from the start.
 
         Raises
         ------
@@ -170,6 +170,8 @@ class Supervisor:
         process = SessionProcess(
             process=name, page=Page.create(f"sharedkernel-{name}"), ready=asyncio.get_running_loop().create_future()
         )
+        if taken:
+            process.take()
         self.processes[name] = process
         fork = protocol.Fork(
             process=name, connection_file=str(self._connection_file(name)), log_file=str(self._log_file(name))
