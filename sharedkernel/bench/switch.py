@@ -54,7 +54,7 @@ async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
         for _ in range(conditions.effort.repeats or 1):
             code = _TRAIN.format(seconds=seconds)
             one, other = await asyncio.gather(*(notebook.value(code) for notebook in notebooks))
-            switches += [*_switches(one[0], other), *_switches(other[0], one)]
+            switches += [*hand_overs(one[0], other), *hand_overs(other[0], one)]
     if not switches:
         raise BenchmarkFailed("the device never changed hands; is it slower than the trainings are long?")
     return [
@@ -71,7 +71,7 @@ async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
     ]
 
 
-def _switches(giver: Sequence[float], taker: tuple[Sequence[float], Sequence[float]]) -> list[float]:
+def hand_overs(giver: Sequence[float], taker: tuple[Sequence[float], Sequence[float]]) -> list[float]:
     """Return how long each hand-over took from the session that passed the boundaries *giver* to *taker*.
 
     *taker* holds the times of its own boundaries and of the operations after them. An operation that waited got the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sharedkernel.bench.results import Effort, Result, Target, brief, median_ratio, percentile
-from sharedkernel.bench.switch import _switches
+from sharedkernel.bench.switch import hand_overs
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_a_switch_is_a_wait_that_ends_at_the_others_boundary() -> None:
     boundaries = [0.0051, 0.0215, 0.040]
     operations = [0.0204, 0.0216, 0.045]
     # waited over two boundaries of the giver's / did not wait / waited, but the giver passed no boundary
-    assert _switches(giver, (boundaries, operations)) == pytest.approx([0.0004])
+    assert hand_overs(giver, (boundaries, operations)) == pytest.approx([0.0004])
