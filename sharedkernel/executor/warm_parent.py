@@ -38,6 +38,7 @@ def preload() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for module in PRELOAD:
         importlib.import_module(module)
+    importlib.import_module("sharedkernel.session.kernel").note_imported_files()
 
 
 class WarmParent:
