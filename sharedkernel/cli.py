@@ -20,7 +20,7 @@ from sharedkernel.errors import SharedKernelError
 
 #: what each extra brings, by the module that shows that it is there
 _EXTRAS = {
-    "host": ("ipykernel", "jupyter_server", "msgspec", "numpy", "prometheus_client", "psutil", "torch"),
+    "host": ("ipykernel", "jupyter_server", "msgspec", "numpy", "psutil", "torch"),
     "lab": ("ipykernel", "jupyter_server", "msgspec", "torch", "jupyterlab", "nbclient", "sklearn"),
 }
 

@@ -29,7 +29,7 @@ class LabApp(StackCommandApp):
     """
     examples = """
         sharedkernel lab
-        sharedkernel lab --device cuda:0 --capacity 20GiB
+        sharedkernel lab --capacity 8GiB
         sharedkernel lab -- --no-browser --port 9000
     """
     accepts_arguments = True

@@ -19,7 +19,7 @@ class StackCommandApp(CommandApp):
         "capacity": "StackCommandApp.capacity",
     }
 
-    device = Unicode("host", help="The device to share: host, or cuda:N.").tag(config=True)
+    device = Unicode("host", help="The device to share: `host`, the processor.").tag(config=True)
     capacity = Unicode(
         "4GiB", help='How much of the device\'s memory to share, such as "8GiB"; empty: what the device has.'
     ).tag(config=True)
