@@ -24,6 +24,8 @@ from sharedkernel.session.page import Page, Word
 YOUNG_INTERVAL, STABLE_INTERVAL = 0.002, 0.05
 #: seconds between calls of `on_clock`
 CLOCK_INTERVAL = 0.1
+#: seconds after the last grant until framework memory is measured anew
+SETTLE_INTERVAL = 2.0
 #: samples without a new peak after which a profile is stable
 STABLE_AFTER = 100
 #: how much of the distance to a smaller peak the ephemeral figure keeps at each release
@@ -87,6 +89,8 @@ class HostMeter:
         self._framework = 0
         self._peak = 0
         self._quiet_samples = 0
+        #: a grant was held since framework memory was measured
+        self._is_unsettled = False
         self._held_since = 0.0
         self._cpu_since = 0.0
         self._holding = threading.Event()
@@ -168,11 +172,6 @@ class HostMeter:
         """Measure between cells, when everything in use is persistent."""
         self._set_persistent(self.used_bytes)
 
-    def measure_framework(self) -> None:
-        """Measure what the process keeps apart from tensors (a few milliseconds; between cells)."""
-        self._framework = max(0, private_bytes() - self._persistent)
-        self._words[Word.FRAMEWORK] = self._framework
-
     def utilisation(self) -> float | None:
         """Return processor-seconds per second held and processor since the grant began; None if held too briefly."""
         held = time.monotonic() - self._held_since
@@ -184,10 +183,19 @@ class HostMeter:
         self._persistent = used
         self._words[Word.PERSISTENT] = used
 
+    def _measure_framework(self) -> None:
+        """Measure what the process keeps apart from tensors (a few milliseconds, so only while nothing runs)."""
+        self._is_unsettled = False
+        self._framework = max(0, private_bytes() - self.used_bytes)
+        self._words[Word.FRAMEWORK] = self._framework
+
     def _sample(self) -> None:
         last_tick = 0.0
         while True:
-            self._holding.wait()
+            if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
+                self._measure_framework()
+                continue
+            self._is_unsettled = True
             if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:
                 last_tick = now
                 self.on_clock()
