@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ from sharedkernel.bench.results import BenchmarkFailed
 from sharedkernel.bench.servers import StockServer, gateway_route
 from sharedkernel.bench.trainings import process_id
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import processes_of
+from tests.commands.support import processes_of, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +44,17 @@ def test_all_ways_lead_to_a_kernel(stack: LocalStack, server: StockServer, way: 
             assert 0 < reply.reply_seconds <= reply.seconds
             with pytest.raises(BenchmarkFailed, match=r"failed: ZeroDivisionError: division by zero$"):
                 await notebook.run("1 / 0")
-            await endless_loop_is_interrupted(notebook)
+            await endless_loop_is_interrupted(notebook, server.directory / f"begun-{way}")
             return await process_id(notebook)
 
     pid = asyncio.run(use())
     assert not psutil.pid_exists(pid)
 
 
-async def endless_loop_is_interrupted(notebook: Notebook) -> None:
-    async with notebook.endless("begun = True\nwhile True: pass") as cell:
+async def endless_loop_is_interrupted(notebook: Notebook, begun: Path) -> None:
+    async with notebook.endless(f"open({str(begun)!r}, 'w').close()\nwhile True: pass") as cell:
+        await asyncio.to_thread(wait_until, begun.exists, "the loop's begin")
         assert not cell.done()
-    assert await notebook.run("print(begun)") == "True\n"
     with pytest.raises(BenchmarkFailed, match="ended: just so"):
         async with notebook.endless("pass") as cell:
             await cell
