@@ -67,10 +67,9 @@ class Driver:
 
     def _handle_one(self, event: events.Event) -> None:
         now = self._loop.time()
-        decided = self.scheduler.handle(event, now=now)
-        self._log.record(now, event)
-        for action in decided:
+        for action in self.scheduler.handle(event, now=now):
             self._target.act(action)
+        self._log.record(now, event)  # after the grants: nobody waits for the record
 
     def _set_timer(self) -> None:
         if self._timer is not None:

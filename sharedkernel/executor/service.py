@@ -28,7 +28,7 @@ from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.grants import Grants
 from sharedkernel.executor.sessions import SessionProcess, describe_end
 from sharedkernel.executor.supervisor import Supervisor, send_signal
-from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, make_private_directory
+from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, LONGEST_RUNTIME_DIRECTORY, make_private_directory
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model import SchedulerConfig
 
@@ -85,6 +85,11 @@ class ExecutorService:
         ConfigError
             When the directory cannot be used, or another executor serves it.
         """
+        if len(os.fsencode(self.directory)) > LONGEST_RUNTIME_DIRECTORY:
+            raise ConfigError(
+                f"{self.directory} is too long a path for sockets; name one of at most {LONGEST_RUNTIME_DIRECTORY} "
+                "characters with --runtime-dir."
+            )
         make_private_directory(self.directory)
         self._take_directory()
         make_private_directory(self.directory / LOGS_DIRECTORY)

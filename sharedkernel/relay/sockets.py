@@ -89,6 +89,8 @@ class ClientSockets:
         self._on_message = on_message
         self._context = zmq.Context()
         self._streams: dict[str, ZMQStream] = {}
+        #: content of the status message published last
+        self._last_status: bytes | None = None
         try:
             for channel in ("shell", "control", "stdin"):
                 self._bind(connection, channel, zmq.ROUTER).on_recv(self._receiver(channel))
@@ -105,6 +107,8 @@ class ClientSockets:
 
     def publish(self, parts: Sequence[bytes]) -> None:
         """Send a message to every subscriber of iopub."""
+        if b'"status"' in parts[0]:
+            self._last_status = parts[3]
         # Clients subscribe to everything: they tell messages apart by their headers, not by this topic.
         self.send("iopub", [b"sharedkernel"], parts)
 
@@ -154,3 +158,8 @@ class ClientSockets:
             topic = event[1:]
             content = {"subscription": topic.decode("utf-8", "replace")}
             self.send("iopub", [topic] if topic else [], wire.new_message("iopub_welcome", content, session="relay"))
+            # One that comes after the answers to its client's first questions would otherwise not know that the kernel
+            # lives until somebody asks again: half a second later, in Jupyter's server.
+            if self._last_status is not None:
+                status = wire.new_message("status", {}, session="relay")
+                self.send("iopub", [b"sharedkernel"], [*status[:3], self._last_status])

@@ -271,19 +271,21 @@ class Gate:
                 return
             self._wanting = False
             self._words[Word.TURN] = Turn.READY
+            if isinstance(message, protocol.RefusedGrant):
+                self._refusal = message
             if granted:
                 self._threads_granted = message.threads
-                self._begin_grant()
-            elif isinstance(message, protocol.RefusedGrant):
-                self._refusal = message
+                self.holding = True
+            # The waiting thread wakes up while the rest is done; it needs the lock to end what begins here.
             self._answered.set()
+            if granted:
+                self._begin_grant()
 
     def _begin_grant(self) -> None:
         self.release_due = False
         self._boundaries_before = self._words[Word.ITERATIONS]
         self._words[Word.TURN] = Turn.HOLDING
         self._meter.grant_began()
-        self.holding = True
         self.on_turn(True)
 
     # --- boundaries and release ---------------------------------------------------------------------------------------

@@ -139,3 +139,11 @@ def test_a_directory_open_to_others_is_not_used(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "is open to other users; run `chmod 700" in done.stderr
+
+
+def test_a_path_too_long_for_sockets_is_refused_at_once(tmp_path: Path) -> None:
+    """The sentence says how long it may be, instead of a failure at the first session."""
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / ("long" * 20))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "too long a path for sockets" in done.stderr
