@@ -1,4 +1,4 @@
-"""Short text for people from the status document (DESIGN.md §6): shared by the terminal tables and the widgets.
+"""Short text for people from the status document, shared by the terminal tables and the widgets.
 
 Names of users and notebooks come from other people: everything shown passes :func:`safe_text` first.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from sharedkernel.errors import Refused, SharedKernelError
 
-#: the document of DESIGN.md §6
+#: the status document, see `executor/status.py`
 STATUS_PATH = "/sharedkernel/api/status"
 
 

@@ -177,7 +177,7 @@ class Sessions(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Answer to :class:`GetStatus`: the document of DESIGN.md §6."""
+    """Answer to :class:`GetStatus`: the status document."""
 
     request: int
     status: dict[str, Any]

@@ -57,7 +57,7 @@ class Result:
         return self.target.is_met(self.value)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as DESIGN.md §8 has it."""
+        """Return it under the names that are a contract with whoever reads the JSON."""
         return {
             "metric": self.metric,
             "value": self.value,

@@ -63,7 +63,7 @@ def jain_index(values: Sequence[float]) -> float:
 
 
 def make_report(runs: Sequence[Run], status: Document, *, wall_seconds: float, jain: float | None) -> dict[str, Any]:
-    """Return the report (DESIGN.md §8).
+    """Return the report; its names are a contract with whoever reads the JSON.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The status document (DESIGN: fixed names), and what of it a user may see.
+"""The status document, whose names are a contract, and what of it a user may see.
 
 It is built from three sources: the core's snapshot, what the executor remembers of sessions and users, and the words
 that each session writes into its shared page, which are newer than what it last reported.

@@ -1,4 +1,4 @@
-"""Status documents (DESIGN.md §6) as an executor would send them."""
+"""Status documents as an executor would send them."""
 
 from __future__ import annotations
 
