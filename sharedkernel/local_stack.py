@@ -175,7 +175,7 @@ class LocalStack:
         self._settings = {"quotas": quotas, "groups": groups, "admins": set(self.users[:1])}
         self._extra_config = config
         #: holds everything; short, because a unix socket's path holds at most 107 bytes
-        self.directory = Path(tempfile.mkdtemp(prefix="sharedkernel-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
         self.port = port if port is not None else free_port()
         self.gateway_url = f"http://127.0.0.1:{self.port}"
         self._tokens: dict[str, str] = {}

@@ -19,8 +19,8 @@ WARM_PARENT_SOCKET = "warm.sock"
 SESSIONS_DIRECTORY = "s"
 #: logs of the executor's processes and sessions
 LOGS_DIRECTORY = "logs"
-#: most bytes of a runtime directory's path: a session's sockets add up to 24, and a unix socket's path holds 107
-LONGEST_RUNTIME_DIRECTORY = 83
+#: most bytes of a runtime directory's path: a session's sockets add 21, and a unix socket's path holds 107
+LONGEST_RUNTIME_DIRECTORY = 86
 
 
 def default_runtime_directory() -> Path:

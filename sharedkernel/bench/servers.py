@@ -41,7 +41,7 @@ class StockServer:
     """
 
     def __init__(self, stack: LocalStack | None = None) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="sharedkernel-stock-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="sk-stock-"))
         self._stack = stack
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"

@@ -90,8 +90,8 @@ def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
         stderr=subprocess.STDOUT,
     )
     try:
-        wait_until(lambda: list(scratch.glob("sharedkernel-*/run/s/*")), "the first session", 60)
-        (directory,) = scratch.glob("sharedkernel-*")
+        wait_until(lambda: list(scratch.glob("sk-*/run/s/*")), "the first session", 60)
+        (directory,) = scratch.glob("sk-*")
         command.send_signal(signal.SIGINT)
         output, _ = command.communicate(timeout=60)
         assert command.returncode == 130, output.decode()

@@ -66,8 +66,8 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     demo = subprocess.Popen([*COMMAND, "demo"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         # In the middle of cells: every session has written its log.
-        wait_until(lambda: len(list(tmp_path.glob("sharedkernel-*/run/logs/session-*"))) >= 3, "the sessions", 90)
-        (directory,) = tmp_path.glob("sharedkernel-*")
+        wait_until(lambda: len(list(tmp_path.glob("sk-*/run/logs/session-*"))) >= 3, "the sessions", 90)
+        (directory,) = tmp_path.glob("sk-*")
         demo.send_signal(signal.SIGINT)
         output, _ = demo.communicate(timeout=60)
         assert demo.returncode == 130, output.decode()

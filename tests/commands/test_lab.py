@@ -60,7 +60,7 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, signum:
         assert specs["default"] == "shared-gpu"
         assert specs["kernelspecs"]["shared-gpu"]["spec"]["display_name"] == "Shared GPU (PyTorch)"
         assert ask(f"{url}/api/kernels", {"name": "shared-gpu"})["id"]
-        (stack,) = directory.glob("sharedkernel-*")
+        (stack,) = directory.glob("sk-*")
         assert processes_of(stack)
         lab.send_signal(signum)
         lab.wait(60)
