@@ -43,12 +43,6 @@ class QuotaExceeded(Refused):
     reason = "quota"
 
 
-class NoLaneFits(Refused):
-    """An iteration needs more memory than the device could ever give it."""
-
-    reason = "no_lane_fits"
-
-
 class SessionNotFound(SharedKernelError):
     """No session of that id is known here."""
 

@@ -57,8 +57,6 @@ class ExecutorClient:
         self.on_connected = on_connected
         #: what the executor serves; None until it was first reached
         self.device: protocol.Device | None = None
-        #: process id of the executor last reached
-        self.executor_pid: int | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -99,7 +97,7 @@ class ExecutorClient:
         if not isinstance(welcome, protocol.Welcome):
             writer.close()
             raise ProtocolError(getattr(welcome, "message", "the executor did not greet."))
-        self.device, self.executor_pid = welcome.device, welcome.pid
+        self.device = welcome.device
         self._writer = writer
         self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
         if self.on_connected is not None:

@@ -56,6 +56,8 @@ class Notebook:
     def __init__(self, record: SessionRecord) -> None:
         self.record = record
         self.session = record.session
+        #: set once a cell has displayed anything
+        self.displayed = asyncio.Event()
         self.client = AsyncKernelClient()
         self.client.load_connection_info({**record.connection, "key": record.connection["key"].encode()})
         self.client.start_channels()
@@ -70,6 +72,7 @@ class Notebook:
             if kind == "stream":
                 outcome.text += content["text"]
             elif kind in ("execute_result", "display_data", "update_display_data"):
+                self.displayed.set()
                 outcome.displays.append(content["data"].get("text/plain", ""))
                 if kind == "execute_result":
                     outcome.text += content["data"]["text/plain"]

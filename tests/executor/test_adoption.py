@@ -6,8 +6,29 @@ import asyncio
 import os
 import signal
 
-from tests.executor.harness import Executor, ExecutorProcess, until
+import msgspec
+
+from sharedkernel import protocol
+from sharedkernel.executor.packets import connect
+from sharedkernel.executor.sessions import KeptSession
+from sharedkernel.paths import KEEPER_SOCKET
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.test_sessions import FOREVER, TRAIN
+
+
+async def kept_service(executor: Executor, notebook: Notebook) -> float:
+    """Return the device-seconds that the keeper would tell the next executor of a notebook's session."""
+    keeper = connect(str(executor.process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
+    keeper.send(protocol.GetAll())
+    found = 0.0
+    while isinstance((answer := keeper.receive())[0], protocol.Kept):
+        for descriptor in answer[1]:
+            os.close(descriptor)
+        kept = msgspec.msgpack.decode(answer[0].data, type=KeptSession)
+        if kept.session == notebook.session:
+            found = kept.attained
+    keeper.close()
+    return found
 
 
 def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> None:
@@ -30,15 +51,14 @@ def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> No
                 return (await executor.session(waiting))["queue_position"] == 1
 
             await until(waits, "the other waits")
-            await asyncio.sleep(2.5)  # past the interval at which attained service is kept
-            served = (await executor.session(running))["attained_service_seconds"]
+            served = await until(lambda: kept_service(executor, running), "the keeper has its service")
             await executor.replace()
             assert {record.session: record.pid for record in await executor.client.sessions()} == {
                 notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
             }
             await until(runs, "the training runs under the new executor")
             await until(waits, "and the other waits again")
-            assert (await executor.session(running))["attained_service_seconds"] >= served - 2.5
+            assert (await executor.session(running))["attained_service_seconds"] >= served
             await executor.client.signal_session(running.session, signal.SIGINT)
             assert (await endless).error == "KeyboardInterrupt"
             assert (await queued).text == "3"

@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel.errors import SessionNotFound
 from sharedkernel.protocol import Limits
-from tests.executor.harness import SECRET, Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import PATIENCE, SECRET, Executor, ExecutorProcess, Notebook, until
 
 TRAIN = """
 import torch
@@ -133,7 +133,7 @@ def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_process: Ex
                 return session["state"] == "queued" and session["queue_position"] == 1
 
             await until(queued, "the other waits")
-            await asyncio.sleep(0.5)  # long enough that the wait is told in the notebook
+            await asyncio.wait_for(waiter.displayed.wait(), PATIENCE)  # the wait is told in the notebook
             await executor.client.signal_session(waiter.session, signal.SIGINT)
             outcome = await waiting
             assert outcome.error == "KeyboardInterrupt"
