@@ -33,7 +33,7 @@ def _unaware_of_modules() -> Iterator[None]:
     """Keep ipykernel from looking at every imported module while it makes a kernel.
 
     It does so for its debugger's list of files. Each look counts a reference, which writes to a page that all sessions
-    share: 14 MiB of copies a session, of 36. The list is made once instead, by :func:`note_imported_files`.
+    share: about 10 MiB of copies a session, of 36. The list is made once instead, by :func:`note_imported_files`.
     """
     real = ipkernel.sys
     ipkernel.sys = SimpleNamespace(modules={}, platform=sys.platform)  # type: ignore[assignment]
