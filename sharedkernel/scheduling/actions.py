@@ -11,7 +11,7 @@ from typing import Literal
 from sharedkernel.scheduling.model import LaneId, SessionId
 
 #: why a wanted grant will never come as things are
-RefusalReason = Literal["quota", "no_lane_fits"]
+RefusalReason = Literal["quota", "no_lane_fits", "memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,20 @@ class Revoke(Action):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForceYield(Action):
     """Demand the revoked grant by a signal: the session reached no boundary in time."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload(Action):
+    """Ask an idle session to move its device memory away; it stays charged until the session says that it is free."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore(Action):
+    """Let the session bring back what it moved away: there is room, and it is charged from now on."""
 
     session: SessionId
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from sharedkernel.scheduling.model import MemoryProfile, SessionId, UserId
+from sharedkernel.scheduling.model import MemoryProfile, PolicyName, SessionId, UserId
 
 #: where a grant was given back: at an iteration boundary, at the end of the cell, or in the middle of an iteration
 ReleasePoint = Literal["boundary", "cell", "yield"]
@@ -35,12 +35,47 @@ class UserConfigured(Event):
     share: float = 1.0
     #: bytes of persistent memory over all sessions plus one session's ephemeral memory; None: not limited
     quota: int | None = None
+    #: seconds that a session must be idle before it is offloaded for others; None: never for others
+    offload_after: float | None = 30.0
+    #: class, larger first; counts under the policy `priority`
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if not (self.share > 0 and math.isfinite(self.share)):
             raise ValueError(f"the share of user {self.user} is {self.share}; it must be a number greater than 0.")
         if self.quota is not None and self.quota < 0:
             raise ValueError(f"the quota of user {self.user} is {self.quota} bytes; it cannot be negative.")
+        if self.offload_after is not None and not (self.offload_after >= 0 and math.isfinite(self.offload_after)):
+            raise ValueError(f"offload_after of user {self.user} is {self.offload_after}; give seconds, or none.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfigured(Event):
+    """Another policy ranks from now on. Grants that are held stay held until it revokes them."""
+
+    #: a :class:`.PolicyName`
+    policy: str
+    #: for ``fifo``, see :attr:`.SchedulerConfig.backfill`
+    backfill: bool = False
+
+    def __post_init__(self) -> None:
+        if self.policy not in list(PolicyName):
+            raise ValueError(f"unknown policy {self.policy!r}; choose one of {', '.join(PolicyName)}.")
+        if self.backfill and self.policy != PolicyName.FIFO:
+            raise ValueError(f"backfill belongs to the policy fifo, not to {self.policy}; leave it out.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfMeasured(Event):
+    """What a user's shelf holds; it counts to the user's quota, and outlives all of the user's sessions."""
+
+    user: UserId
+    #: all of it, not what was added
+    bytes: int
+
+    def __post_init__(self) -> None:
+        if self.bytes < 0:
+            raise ValueError(f"the shelf of user {self.user} holds {self.bytes} bytes; it cannot be negative.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +107,32 @@ class SessionStarted(SessionEvent):
 class CellOpened(SessionEvent):
     """User code began to run; it may or may not come to want the device."""
 
+    #: the same for each run of the same source (a hash of it); None: not known
+    source: str | None = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWanted(SessionEvent):
     """User code waits for a grant; its profile comes along where it was measured."""
 
     memory: MemoryProfile | None = None
+    #: bytes that its interrupted iteration, or its cell, needs beyond what it has; the grant promises them
+    growth: int = 0
+    #: iterations that are left in its cell, as the notebook shows them; None: it says nothing new
+    remaining_iterations: int | None = None
+    #: what an iteration is predicted to take, seconds, until that is measured; None: nothing new
+    iteration_seconds: float | None = None
+    #: how busy it is predicted to keep the device alone (0 to 1), until that is measured; None: nothing new
+    utilisation: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.growth < 0:
+            raise ValueError(f"session {self.session} wants to grow by {self.growth} bytes; it cannot be negative.")
+        _check_remaining(self.session, self.remaining_iterations)
+        if self.iteration_seconds is not None and not 0 <= self.iteration_seconds < math.inf:
+            raise ValueError(f"session {self.session} predicted iterations of {self.iteration_seconds} seconds.")
+        if self.utilisation is not None and not 0 <= self.utilisation <= 1:
+            raise ValueError(f"session {self.session} predicted a utilisation of {self.utilisation}; it is 0 to 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +152,8 @@ class GrantReleased(SessionEvent):
     iterations: int = 0
     #: how busy it kept the device while it held the grant (0 to 1); None: not measured
     utilisation: float | None = None
+    #: iterations that are left in its cell, as the notebook shows them; None: it says nothing new
+    remaining_iterations: int | None = None
 
     #: accepted values of `at`
     POINTS: ClassVar[tuple[str, ...]] = ("boundary", "cell", "yield")
@@ -106,6 +163,7 @@ class GrantReleased(SessionEvent):
             raise ValueError(f"a grant is released at one of {', '.join(self.POINTS)}, not at {self.at!r}.")
         if self.live_bytes < 0 or self.iterations < 0:
             raise ValueError(f"session {self.session} reported negative live bytes or iterations.")
+        _check_remaining(self.session, self.remaining_iterations)
         if self.utilisation is not None and not 0 <= self.utilisation <= 1:
             raise ValueError(f"session {self.session} reported a utilisation of {self.utilisation}; it is 0 to 1.")
 
@@ -125,6 +183,40 @@ class CellClosed(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadRequested(SessionEvent):
+    """A person wants an idle session to be offloaded, whether anybody waits for its memory or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offloaded(SessionEvent):
+    """The session's memory was moved away as far as it can be; comes unasked from a session that is taken over."""
+
+    #: what stayed
+    memory: MemoryProfile
+    #: bytes that were moved away
+    offloaded: int
+
+    def __post_init__(self) -> None:
+        if self.offloaded < 0:
+            raise ValueError(f"session {self.session} offloaded {self.offloaded} bytes; it cannot be negative.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadDeclined(SessionEvent):
+    """The session was asked to offload and keeps its memory. It is not asked again before a cell of it closed."""
+
+    #: it had no time, which says nothing about the next time
+    for_now: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(SessionEvent):
+    """All that was offloaded is back; the cell goes on."""
+
+    memory: MemoryProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded(SessionEvent):
     """The session's process is gone, and all that it held."""
 
@@ -133,10 +225,16 @@ class SessionEnded(SessionEvent):
 EVENTS: dict[str, type[Event]] = {
     event.__name__: event
     for event in (
-        Tick, UserConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn, GrantReleased,
-        MemoryMeasured, CellClosed, SessionEnded,
+        Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
+        GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
+        SessionEnded, ShelfMeasured,
     )
 }  # fmt: skip
+
+
+def _check_remaining(session: SessionId, iterations: int | None) -> None:
+    if iterations is not None and iterations < 0:
+        raise ValueError(f"session {session} has {iterations} iterations left; it cannot be negative.")
 
 
 def to_dict(event: Event) -> dict[str, Any]:

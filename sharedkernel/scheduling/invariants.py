@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharedkernel.scheduling.model import ACTIVE_STATES, HOLDING_STATES, Lane, Session, SessionState
+from sharedkernel.scheduling.model import (
+    ACTIVE_STATES,
+    HOLDING_STATES,
+    LINE_STATES,
+    OPEN_STATES,
+    Lane,
+    LaneId,
+    Session,
+    SessionState,
+)
 from sharedkernel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,6 +29,10 @@ def check(scheduler: Scheduler) -> None:
     for session in scheduler.sessions.values():
         _check_session(scheduler, session)
     _check_grants(scheduler)
+    _check_order(scheduler)
+    idle = [session.idle_since for session in scheduler.offloading.idle.values()]
+    _require(idle == sorted(idle), "idle sessions are out of order")
+    _require(not scheduler.is_stuck(), "somebody waits to grow and nothing else will ever happen")
 
 
 def _require(holds: bool, message: str) -> None:
@@ -30,6 +43,7 @@ def _require(holds: bool, message: str) -> None:
 def _check_sums(scheduler: Scheduler) -> None:
     ledger, sessions, lanes = scheduler.ledger, scheduler.sessions.values(), scheduler.lanes.by_id.values()
     _require(ledger.resident == sum(session.memory.resident for session in sessions), "resident memory is miscounted")
+    _require(ledger.shelf == sum(user.shelf for user in scheduler.users.values()), "the shelves are miscounted")
     _require(ledger.parked == sum(session.parked for session in sessions), "parked memory is miscounted")
     _require(ledger.lanes == sum(lane.size for lane in lanes), "lane memory is miscounted")
     for domain, total in ledger.lanes_by_domain.items():
@@ -38,7 +52,7 @@ def _check_sums(scheduler: Scheduler) -> None:
         )
     for user in scheduler.users.values():
         persistent = sum(session.memory.persistent for session in user.sessions.values())
-        _require(user.persistent == persistent, f"memory of user {user.id} is miscounted")
+        _require(user.persistent == persistent + user.shelf, f"memory of user {user.id} is miscounted")
         _require(user.attained >= 0 and user.virtual >= 0, f"service of user {user.id} is negative")
 
 
@@ -53,6 +67,9 @@ def _check_safety(scheduler: Scheduler) -> None:
 def _check_lane(lane: Lane) -> None:
     _require(bool(lane.sessions), f"lane {lane.id} has no session")
     _require(lane.size >= 0, f"lane {lane.id} has a negative size")
+    sessions = lane.sessions.values()
+    _require(lane.need == max(session.need for session in sessions), f"the need of lane {lane.id} is wrong")
+    _require(lane.is_open != all(session.is_measured for session in sessions), f"lane {lane.id} is wrongly open")
     for session in lane.sessions.values():
         _require(session.lane is lane and session.domain == lane.domain, f"session {session.id} is in a wrong lane")
         is_inside = session in (lane.holder, lane.occupant)
@@ -75,12 +92,32 @@ def _check_session(scheduler: Scheduler, session: Session) -> None:
     _require((state in ACTIVE_STATES) == (name in session.user.active), f"session {name} is wrongly counted as active")
     if session.lane is not None:
         _require(session.lane.sessions.get(name) is session, f"session {name} is not in its lane")
-        _require(state not in (SessionState.IDLE, SessionState.WAITING), f"session {name} is {state} and has a lane")
+        may_have = state in OPEN_STATES and (state not in LINE_STATES or session.growth > 0)
+        _require(may_have, f"session {name} is {state} and has a lane")
     else:
         _require(state not in ACTIVE_STATES, f"session {name} is {state} and has no lane")
         _require(session.parked == session.live, f"session {name} has unparked live bytes and no lane")
     _require(0 <= session.parked <= session.live, f"session {name} has more parked than is live")
-    _require(state is not SessionState.IDLE or not session.live, f"session {name} is idle and has live bytes")
+    _require(0 <= session.grown <= session.parked, f"session {name} grew by more than is parked")
+    _check_away(scheduler, session)
+
+
+def _check_away(scheduler: Scheduler, session: Session) -> None:
+    """Check what is true of sessions that are idle, offloaded or restoring, and of those that are not."""
+    state, name, is_in_line = session.state, session.id, session.id in scheduler.admission.waiting
+    is_open, is_restoring = state in OPEN_STATES, state is SessionState.RESTORING
+    is_away = is_restoring or state is SessionState.OFFLOADED
+    _require(is_open == (name in scheduler.claims.open), f"session {name} is {state}; its cell is wrongly noted")
+    _require((is_open and not is_restoring) or not session.live, f"session {name} is {state} and has live bytes")
+    _require(is_away or not session.offloaded, f"session {name} is {state} and has bytes moved away")
+    _require(is_restoring or not (session.is_cut_short or session.lacked), f"session {name} is {state} and cut short")
+    _require(not (is_away and session.is_asked_to_offload), f"session {name} is {state} and asked to move away")
+    _require(is_in_line or state is not SessionState.WAITING, f"session {name} waits outside the line")
+    _require(not is_in_line or state in LINE_STATES, f"session {name} is {state} and in line")
+    _require(not session.growth or state is SessionState.WAITING, f"session {name} is {state} and wants to grow")
+    if session.is_returning:
+        _require(is_restoring and not is_in_line, f"session {name} is {state} and on its way back")
+        _require(session.memory.persistent >= session.returning, f"what {name} restores is not charged")
 
 
 def _check_grants(scheduler: Scheduler) -> None:
@@ -98,3 +135,15 @@ def _check_grants(scheduler: Scheduler) -> None:
                 and not scheduler.lanes.can_park(lane, scheduler.ledger.free)
             )
             _require(is_blocked, f"the device is free and session {session.id} is queued")
+
+
+def _check_order(scheduler: Scheduler) -> None:
+    """Check that the first of each lane are those that ranking every queued session anew makes the first."""
+    lanes, rank = scheduler.lanes, scheduler.policy.rank
+    firsts: dict[LaneId, Session] = {}
+    for session in sorted(scheduler.queued.values(), key=rank):
+        lane = session.lane
+        if lane is not None and (lane.occupant in (None, session) or lanes.can_park(lane, lanes.ledger.free)):
+            firsts.setdefault(lane.id, session)
+    kept = [session for _, session in scheduler.order.firsts(scheduler.clock.holders.values())]
+    _require(kept == list(firsts.values()), "those who want the device are out of order")

@@ -17,7 +17,7 @@ are returned to the scheduler.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sharedkernel.scheduling.actions import Action, CreateLane, RemoveLane, ResizeLane
@@ -52,6 +52,8 @@ class Lanes:
         self._by_domain: dict[str, dict[LaneId, Lane]] = {}
         self._actions = actions
         self._numbers = itertools.count(1)
+        #: sessions whose lane was merged into another, since somebody asked last
+        self.moved: list[Session] = []
         #: lanes whose size may not be right
         self._stale: dict[LaneId, Lane] = {}
 
@@ -71,22 +73,53 @@ class Lanes:
         """
         if session.live and not self.by_id:
             # Others came to keep more while its iteration was parked. It must be able to end, so it has what there is.
-            self._join(session, self._create(session.domain, max(need, session.need)))
+            self._create(session.domain, max(need, session.need)).join(session)
             return True
         if self.ledger.free < 0:
             return False
         if not session.is_measured:
             opened = [lane for lane in self.of_domain(session.domain) if lane.is_open]
             if opened:
-                self._join(session, max(opened, key=_size))
+                max(opened, key=_size).join(session)
                 return True
             if need < 1:
                 return False
+        return self.fit(session, need)
+
+    def fit(self, session: Session, need: int) -> bool:
+        """Give *session* a lane of at least *need* bytes, its need being known; return whether it has one now."""
+        if self.ledger.free < 0:
+            return False
         lane = self._find(session.domain, need) or self._compact(session.domain, need)
         if lane is None:
             return False
-        self._join(session, lane)
+        lane.join(session)
         return True
+
+    def make_room(self, amount: int, *, keep: Lane | None = None) -> bool:
+        """Cut empty open lanes, but for *keep*, or merge empty ones so that *amount* bytes are free, if that can be.
+
+        Returns
+        -------
+        bool
+            Whether they are free now.
+        """
+        missing = amount - self.ledger.free
+        wide = [lane for lane in self.by_id.values() if lane is not keep and _spare(lane) > 0]
+        if self.ledger.free >= 0 and sum(map(_spare, wide)) >= missing:
+            for lane in wide:
+                taken = max(0, min(_spare(lane), missing))
+                self._resize(lane, lane.size - taken)
+                missing -= taken
+            return True
+        merged = self._merges(amount)
+        for lane in merged or ():
+            self._merge(lane, None)
+        return merged is not None
+
+    def can_make_room(self, amount: int, *, emptied: Lane) -> bool:
+        """Return whether :meth:`make_room` could, once *emptied*, in which something runs, is empty."""
+        return self._merges(amount, emptied=emptied) is not None
 
     def largest_now(self, domain: str) -> int:
         """Return how large a lane of *domain* can be now, an existing one or one that is grown or made, bytes."""
@@ -128,28 +161,41 @@ class Lanes:
         emptied
             A lane to be taken for empty although something runs in it: would its next boundary make room?
         """
-        free = self.ledger.free
-        if emptied is not None:
-            free += emptied.size - emptied.settled_size
-        if free < 0:
-            return None
-        empty = [lane for lane in self.by_id.values() if lane.is_empty or lane is emptied]
-
-        def size(lane: Lane) -> tuple[int, int]:
-            return (lane.settled_size, lane.id) if lane is emptied else _size(lane)
-
-        movable = [lane for lane in empty if any(size(other) > size(lane) for other in self.of_domain(lane.domain))]
-        merged = _least_merges(movable, need - free)
+        free = self._free_after(emptied)
+        merged = self._merges(need, emptied=emptied)
         if merged is not None:
             return Compaction(target=None, merged=merged)
+        if free < 0:
+            return None
+        empty, movable = self._empty(emptied), self._movable(emptied)
         own = [lane for lane in empty if lane.domain == domain]
         if not own:
             return None
         # All other empty lanes of the domain can move into the one that grows, the largest too.
-        target = max(own, key=size)
+        target = max(own, key=_size_after(emptied))
         others = [lane for lane in empty if lane is not target and (lane.domain == domain or lane in movable)]
         merged = _least_merges(others, need - free - target.settled_size)
         return None if merged is None else Compaction(target=target, merged=merged)
+
+    def _merges(self, amount: int, *, emptied: Lane | None = None) -> tuple[Lane, ...] | None:
+        """Return the fewest lanes to merge into larger ones so that *amount* bytes are free; None: all do not help."""
+        free = self._free_after(emptied)
+        return None if free < 0 else _least_merges(self._movable(emptied), amount - free)
+
+    def _free_after(self, emptied: Lane | None) -> int:
+        return self.ledger.free + (0 if emptied is None else emptied.size - emptied.settled_size)
+
+    def _empty(self, emptied: Lane | None) -> list[Lane]:
+        return [lane for lane in self.by_id.values() if lane.is_empty or lane is emptied]
+
+    def _movable(self, emptied: Lane | None) -> list[Lane]:
+        """Return the empty lanes beside which their domain has a larger one."""
+        size = _size_after(emptied)
+        return [
+            lane
+            for lane in self._empty(emptied)
+            if any(size(other) > size(lane) for other in self.of_domain(lane.domain))
+        ]
 
     # --- when facts change -----------------------------------
 
@@ -158,12 +204,7 @@ class Lanes:
         lane = session.lane
         if lane is None:
             return
-        session.lane = None
-        del lane.sessions[session.id]
-        if lane.holder is session:
-            lane.holder = None
-        if lane.occupant is session:
-            lane.occupant = None
+        lane.drop(session)
         self._stale[lane.id] = lane
 
     def remeasured(self, session: Session) -> bool:
@@ -178,6 +219,11 @@ class Lanes:
             return True
         self.leave(session)
         return False
+
+    def close(self, lane: Lane) -> None:
+        """Cut *lane*, if it is empty and open no more: the needs of all its sessions are known, and it meets them."""
+        if lane.is_empty:
+            self._tidy(lane)
 
     def settle(self) -> list[Session]:
         """Set the sizes of empty lanes right, and give lanes up while more is held than there is.
@@ -240,9 +286,11 @@ class Lanes:
     def _tidy(self, lane: Lane) -> list[Session]:
         self._stale.pop(lane.id, None)
         size = lane.size + max(0, self.ledger.free)
-        left = [session for session in lane.sessions.values() if session.need > size]
-        for session in left:
-            self.leave(session)
+        left: list[Session] = []
+        if lane.need > size:
+            left = [session for session in lane.sessions.values() if session.need > size]
+            for session in left:
+                self.leave(session)
         self._stale.pop(lane.id, None)
         if not lane.sessions:
             self._remove(lane)
@@ -261,8 +309,9 @@ class Lanes:
                 session
                 for lane in self.by_id.values()
                 if lane.is_empty
+                for need in (lane.need,)
                 for session in lane.sessions.values()
-                if not session.live and (not session.is_measured or session.need == lane.need)
+                if not session.live and (not session.is_measured or session.need == need)
             ]
             if not deciding:
                 break
@@ -281,10 +330,6 @@ class Lanes:
             self._resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
 
     # --- the changes themselves -----------------------------------
-
-    def _join(self, session: Session, lane: Lane) -> None:
-        session.lane = lane
-        lane.sessions[session.id] = session
 
     def _create(self, domain: str, size: int) -> Lane:
         lane = Lane(id=LaneId(next(self._numbers)), domain=domain, size=0)
@@ -311,13 +356,24 @@ class Lanes:
         if target is None:
             target = min((other for other in self.of_domain(lane.domain) if _size(other) > _size(lane)), key=_size)
         for session in lane.sessions.values():
-            self._join(session, target)
+            target.join(session)
+            self.moved.append(session)
         lane.sessions.clear()
         self._remove(lane)
 
 
 def _size(lane: Lane) -> tuple[int, int]:
     return (lane.size, lane.id)
+
+
+def _size_after(emptied: Lane | None) -> Callable[[Lane], tuple[int, int]]:
+    """Return the size of lanes, *emptied* being empty."""
+    return lambda lane: (lane.settled_size, lane.id) if lane is emptied else _size(lane)
+
+
+def _spare(lane: Lane) -> int:
+    """Return what an empty open lane has beyond what is known to be needed, but for a last byte, so that it stays."""
+    return lane.size - max(lane.need, 1) if lane.is_empty and lane.is_open else 0
 
 
 def _least_merges(lanes: list[Lane], amount: int) -> tuple[Lane, ...] | None:

@@ -1,13 +1,13 @@
 """The only accounting of one device's memory.
 
 Every byte that the scheduler promises or is told of is charged here and nowhere else: what sessions hold (persistent
-and framework memory), what is parked of interrupted iterations, and the lanes. It keeps sums so that each question
-costs the same however many sessions there are; it decides nothing.
+and framework memory), what is on users' shelves, what is parked of interrupted iterations, and the lanes. It keeps sums
+so that each question costs the same however many sessions there are; it decides nothing.
 """
 
 from __future__ import annotations
 
-from sharedkernel.scheduling.model import Lane, MemoryProfile, Session, SessionId
+from sharedkernel.scheduling.model import Lane, MemoryProfile, Session, SessionId, User
 
 
 class Ledger:
@@ -26,6 +26,8 @@ class Ledger:
         self.reserve = reserve
         #: persistent and framework memory of all sessions
         self.resident = 0
+        #: bytes on all users' shelves
+        self.shelf = 0
         #: parked bytes of all sessions
         self.parked = 0
         #: all and only the sessions that have any
@@ -38,7 +40,12 @@ class Ledger:
     @property
     def free(self) -> int:
         """What can still be promised; negative while measured facts exceed what was foreseen."""
-        return self.capacity - self.reserve - self.resident - self.parked - self.lanes
+        return self.capacity - self.reserve - self.used
+
+    @property
+    def used(self) -> int:
+        """All that is charged, without the reserve."""
+        return self.resident + self.shelf + self.parked + self.lanes
 
     def room(self, domain: str) -> int:
         """Return what one lane could have if it were the only one of *domain*; negative when there is none."""
@@ -56,12 +63,25 @@ class Ledger:
             )
         self.resident += memory.resident - session.memory.resident
         session.user.persistent += memory.persistent - session.memory.persistent
+        is_other = memory.ephemeral != session.memory.ephemeral
         session.memory = memory
+        if is_other and session.lane is not None:
+            session.lane.note_need(session)
+
+    def set_shelf(self, user: User, size: int) -> None:
+        """Charge *user* for *size* bytes on the shelf, instead of what was there before."""
+        self.shelf += size - user.shelf
+        user.persistent += size - user.shelf
+        user.shelf = size
 
     def set_parked(self, session: Session, parked: int) -> None:
         """Charge *session* for *parked* bytes, instead of what was parked of it before."""
+        if parked == session.parked:
+            return
         self.parked += parked - session.parked
         session.parked = parked
+        if session.lane is not None:
+            session.lane.note_need(session)
         if parked:
             self.parked_sessions[session.id] = session
         else:

@@ -6,11 +6,12 @@ Bytes are integers, times are seconds on one monotonic axis. The records are mut
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 from sharedkernel.errors import ConfigError
 
@@ -37,12 +38,22 @@ class SessionState(StrEnum):
     RUNNING = "running"
     #: holds a grant that was revoked; lane and memory stay charged until it is released
     PREEMPTING = "preempting"
+    #: no cell is open; its device memory is moved away as far as it can be
+    OFFLOADED = "offloaded"
+    #: a cell is open; its memory waits for room or is on its way back, and the cell for its memory
+    RESTORING = "restoring"
     #: not known to the scheduler (not started yet, or ended and forgotten)
     DEAD = "dead"
 
 
 #: states in which a session takes part in the competition for lanes
 ACTIVE_STATES = frozenset({SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING})
+#: states in which a session may be in line for memory
+LINE_STATES = frozenset({SessionState.WAITING, SessionState.RESTORING})
+#: states in which a cell is open
+OPEN_STATES = frozenset(
+    {SessionState.READY, SessionState.WAITING, SessionState.QUEUED, SessionState.RESTORING, *ACTIVE_STATES}
+)
 #: states in which a session holds a grant
 HOLDING_STATES = frozenset({SessionState.RUNNING, SessionState.PREEMPTING})
 
@@ -52,6 +63,15 @@ class PolicyName(StrEnum):
 
     FAIR = "fair"
     FIFO = "fifo"
+    SRTF = "srtf"
+    PACK = "pack"
+    PRIORITY = "priority"
+    LAS = "las"
+    GITTINS = "gittins"
+
+
+#: where it is known from how much more a cell needs, see `predictions.py`
+PredictionOrigin = Literal["declared", "earlier", "residual"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +117,8 @@ class SchedulerConfig:
     preempt_patience: float = 0.05
     #: seconds that a session waits for memory behind others before it is put before them
     overtake_patience: float = 5.0
+    #: seconds that an interrupted iteration waits for memory it came to need, before it is refused
+    growth_patience: float = 30.0
     #: most lanes that run at once
     parallel_lanes: int = 1
     #: a second lane starts only while the solo utilisations of all that run then sum to at most this
@@ -114,7 +136,7 @@ class SchedulerConfig:
             )
         if self.policy not in list(PolicyName):
             raise ConfigError(f"unknown policy {self.policy!r}; choose one of {', '.join(PolicyName)}.")
-        for name in ("quantum", "preempt_patience", "overtake_patience", "utilisation_limit"):
+        for name in ("quantum", "preempt_patience", "overtake_patience", "growth_patience", "utilisation_limit"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} is {value}; it must be a number greater than 0.")
@@ -133,8 +155,14 @@ class User:
     share: float = 1.0
     #: most bytes of persistent memory over all sessions plus one session's ephemeral memory; None: not limited
     quota: int | None = None
-    #: persistent bytes over all of the user's sessions; kept by the ledger
+    #: seconds that a session must be idle before it is offloaded for others; None: never for others
+    offload_after: float | None = 30.0
+    #: class, larger first; counts under the policy `priority`
+    priority: int = 0
+    #: persistent bytes over all of the user's sessions and on the shelf; kept by the ledger
     persistent: int = 0
+    #: bytes on the user's shelf, which outlive sessions; kept by the ledger
+    shelf: int = 0
     #: device-seconds held under grants by all sessions, ended ones too; never lifted
     attained: float = 0.0
     #: service over share, lifted when the user becomes active: what fairness compares
@@ -174,6 +202,8 @@ class Session:
     started: bool = False
     #: since when it waits for memory
     waiting_since: float = 0.0
+    #: since when it is queued, or when it was last
+    queued_since: float = 0.0
     #: when a later arrival was first admitted past it; None: not overtaken
     overtaken_at: float | None = None
 
@@ -190,10 +220,46 @@ class Session:
     #: when it last stopped being active
     rested_since: float = -math.inf
 
+    #: what tells its present cell's source from others; None: not known
+    source: str | None = None
+    #: device-seconds it had attained when its present cell was opened, or its last one
+    attained_before: float = 0.0
+    #: iterations left in its cell, as it declared last, and what it had attained then; None: it declared nothing
+    declared: int | None = None
+    declared_at: float = 0.0
+    #: whether its cell had more service than was foreseen: nothing is believed until it ends
+    is_misjudged: bool = False
+    #: device-seconds that its cell was expected to need when it came for the device last
+    remaining: float = 0.0
+
     #: bytes of an interrupted iteration that are still live; the iteration goes on at its next grant
     live: int = 0
     #: bytes of `live` that are kept out of the lane, and charged beside it, so that others may run in it
     parked: int = 0
+
+    #: bytes that its want needs beyond what it has, while it waits for them
+    growth: int = 0
+    #: bytes of `parked` that were given for growth; what it needs its lane for does not fall before its next boundary
+    grown: int = 0
+
+    #: bytes that are moved away; while it is restoring they may be back already
+    offloaded: int = 0
+    #: whether it is restoring, and there is room for it, which is charged as persistent memory
+    is_returning: bool = False
+    #: whether it was asked to offload and has not answered yet
+    is_asked_to_offload: bool = False
+    #: whether it gave way in the middle of its cell: its iteration, and what it lacked, come back with the rest
+    is_cut_short: bool = False
+    #: bytes that it lacked when it gave way; room is made for them as well
+    lacked: int = 0
+    #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not
+    rest: int | None = None
+    #: whether it kept its memory when it was asked to offload, since its last cell closed
+    declined: bool = False
+    #: when it may be asked again that just had no time for it
+    ask_again_at: float = -math.inf
+    #: since when no cell of it is open
+    idle_since: float = 0.0
 
     #: when its revoked grant is demanded by a signal (again); infinite: it is not
     force_at: float = math.inf
@@ -208,10 +274,14 @@ class Session:
     iterations: int = 0
     #: decayed mean of device time per iteration; None: none reported yet
     iteration_seconds: float | None = None
+    #: what an iteration was predicted to take beforehand, seconds; None: nothing was
+    predicted_iteration_seconds: float | None = None
     #: device-seconds held since the last reported iteration
     unreported: float = 0.0
-    #: decayed mean of its utilisation while it ran alone (0 to 1); None: not known
-    utilisation: float | None = None
+    #: decayed mean of its utilisation while it ran alone (0 to 1); None: not measured yet
+    measured_utilisation: float | None = None
+    #: what was predicted of it beforehand (0 to 1); None: nothing
+    predicted_utilisation: float | None = None
     #: whether no other lane has run since its present grant began
     alone: bool = True
 
@@ -227,6 +297,33 @@ class Session:
     def need(self) -> int:
         """Bytes that it needs a lane for: its ephemeral memory but for what is parked; 0 while that is not known."""
         return max(0, (self.memory.ephemeral or 0) - self.parked)
+
+    @property
+    def wanted(self) -> int | None:
+        """Ephemeral bytes, parked ones included, that its want is for; None: not measured yet."""
+        if self.growth:
+            return max(self.memory.ephemeral or 0, self.live) + self.growth
+        return self.memory.ephemeral
+
+    @property
+    def cell_service(self) -> float:
+        """Device-seconds that its present cell was given, or its last one."""
+        return self.attained - self.attained_before
+
+    @property
+    def expected_iteration_seconds(self) -> float | None:
+        """Device time of its next iteration, as measured lately, else predicted; None: not known."""
+        return self.predicted_iteration_seconds if self.iteration_seconds is None else self.iteration_seconds
+
+    @property
+    def utilisation(self) -> float | None:
+        """How busy it keeps the device alone (0 to 1), measured, else predicted; None: not known."""
+        return self.predicted_utilisation if self.measured_utilisation is None else self.measured_utilisation
+
+    @property
+    def returning(self) -> int:
+        """Bytes that restoring it takes."""
+        return self.offloaded + self.lacked
 
     @property
     def unparked(self) -> int:
@@ -247,6 +344,10 @@ class Lane:
     holder: Session | None = None
     #: the session whose interrupted iteration is live in it; while that runs, the holder
     occupant: Session | None = None
+    #: what its sessions need, negative, the most first; and what some needed before
+    _needs: list[tuple[int, SessionId]] = field(default_factory=list)
+    #: all and only its sessions whose need is not measured
+    _unmeasured: set[SessionId] = field(default_factory=set)
 
     @property
     def is_empty(self) -> bool:
@@ -256,12 +357,13 @@ class Lane:
     @property
     def is_open(self) -> bool:
         """Whether it has a session whose need is not measured yet."""
-        return any(not session.is_measured for session in self.sessions.values())
+        return bool(self._unmeasured)
 
     @property
     def need(self) -> int:
         """Largest known need among its sessions, bytes."""
-        return max((session.need for session in self.sessions.values()), default=0)
+        self._drop_outdated()
+        return -self._needs[0][0] if self._needs else 0
 
     @property
     def settled_size(self) -> int:
@@ -271,8 +373,47 @@ class Lane:
     @property
     def parking_size(self) -> int:
         """Least size it can have once its occupant's live bytes are parked."""
-        needs = [
-            max(0, session.need - session.unparked) if session is self.occupant else session.need
-            for session in self.sessions.values()
-        ]
-        return min(self.size, max(needs)) if not self.is_open else min(self.size, max(*needs, 1))
+        need = self.need
+        occupant = self.occupant
+        if occupant is not None and need == occupant.need:
+            while self._needs and self._needs[0][1] == occupant.id:
+                heapq.heappop(self._needs)
+                self._drop_outdated()
+            need = max(self.need, occupant.need - occupant.unparked)
+            self.note_need(occupant)
+        return min(self.size, max(need, 1) if self.is_open else need)
+
+    def join(self, session: Session) -> None:
+        """Take *session* in."""
+        session.lane = self
+        self.sessions[session.id] = session
+        self.note_need(session)
+
+    def drop(self, session: Session) -> None:
+        """Let *session* go."""
+        session.lane = None
+        del self.sessions[session.id]
+        self._unmeasured.discard(session.id)
+        if self.holder is session:
+            self.holder = None
+        if self.occupant is session:
+            self.occupant = None
+
+    def note_need(self, session: Session) -> None:
+        """Take note of what *session*, which is in it, needs now."""
+        if session.is_measured:
+            self._unmeasured.discard(session.id)
+        else:
+            self._unmeasured.add(session.id)
+        heapq.heappush(self._needs, (-session.need, session.id))
+        if len(self._needs) > 2 * len(self.sessions) + 16:
+            self._needs = [(-other.need, other.id) for other in self.sessions.values()]
+            heapq.heapify(self._needs)
+
+    def _drop_outdated(self) -> None:
+        while self._needs:
+            need, id = self._needs[0]
+            session = self.sessions.get(id)
+            if session is not None and session.need == -need:
+                break
+            heapq.heappop(self._needs)

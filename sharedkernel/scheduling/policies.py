@@ -1,66 +1,30 @@
-"""Policies: who should be served before whom.
+"""The policies, but for those that go by what cells need (`service_policies.py`), and all by their names.
 
-A policy only ranks; the scheduler enforces, and may serve another while the first one's memory or lane is not free.
-Ties end in arrival number, so that the same events always lead to the same order.
+Starvation, by policy, with cells that never end:
+
+fair
+    nobody starves: whoever is behind in service is served next.
+fifo, pack
+    one such cell keeps all others waiting, on as many lanes as may run. By design: nothing is revoked. Where cells end,
+    fifo serves all in turn, and pack passes one over for `overtake_patience` at most.
+priority
+    lower classes starve while higher ones want the device. By design. Inside a class nobody does.
+srtf, las, gittins
+    see `service_policies.py`.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import ClassVar
 
-from sharedkernel.scheduling.model import PolicyName, SchedulerConfig, Session, SessionState
+from sharedkernel.scheduling.model import PolicyName, Session, SessionState, User
+from sharedkernel.scheduling.policy import Policy, Rank
+from sharedkernel.scheduling.service_policies import Gittins, Las, Srtf
 
-#: what sessions are sorted by, smaller first
-Rank = tuple[float, ...]
+__all__ = ["POLICIES", "Fair", "Fifo", "Pack", "Policy", "Priority", "Rank"]
 
 #: seconds of service that do not count: sums of times are not exact
 _ROUNDING = 1e-9
-
-
-class Policy(ABC):
-    """A ranking of the sessions that want the device.
-
-    Parameters
-    ----------
-    config
-        The scheduler's configuration.
-    """
-
-    #: whether grants and lanes are ever taken from those who have them; decides what else the scheduler asks
-    is_preemptive: ClassVar[bool]
-    #: whether :meth:`keeps_place` is ever true
-    reserves: ClassVar[bool]
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.config = config
-
-    @abstractmethod
-    def rank(self, session: Session) -> Rank:
-        """Return *session*'s place in the order of service.
-
-        Asked of every queued session when a lane may change hands; holders' service is accrued up to that moment.
-        """
-
-    @abstractmethod
-    def line(self, session: Session) -> Rank:
-        """Return *session*'s place in the line for memory. It does not change while the session waits."""
-
-    def may_overtake(self) -> bool:
-        """Return whether a later session may be admitted while an earlier one's memory does not fit yet."""
-        return True
-
-    def keeps_place(self, session: Session) -> bool:
-        """Return whether *session*, which is ready, keeps its place against those ranked after it."""
-        return False
-
-    def due_in(self, holder: Session, first: Session) -> float:
-        """Return in how many seconds *holder* must give way to *first*, who is first in line for its place.
-
-        0: now; infinity: not as long as nothing changes. Asked with service accrued up to now.
-        """
-        return math.inf
 
 
 class Fair(Policy):
@@ -72,12 +36,14 @@ class Fair(Policy):
     """
 
     is_preemptive = True
-    reserves = False
 
-    def rank(self, session: Session) -> Rank:
-        """See :meth:`Policy.rank`."""
-        user = session.user
-        return (user.virtual, not user.fresh, session.virtual, not session.fresh, session.arrival)
+    def user_rank(self, user: User) -> Rank:
+        """See :meth:`Policy.user_rank`."""
+        return (user.virtual, not user.fresh)
+
+    def session_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.session_rank`."""
+        return (session.virtual, not session.fresh, session.arrival)
 
     def line(self, session: Session) -> Rank:
         """See :meth:`Policy.line`: in the order in which memory was wanted."""
@@ -111,8 +77,8 @@ class Fifo(Policy):
     is_preemptive = False
     reserves = True
 
-    def rank(self, session: Session) -> Rank:
-        """See :meth:`Policy.rank`: cells that have begun, then the others, in the order in which they were opened.
+    def session_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.session_rank`: cells that have begun, then the others, in the order of their opening.
 
         A cell that has begun and then lost its lane ranks with the others: those that hold the memory it waits for must
         be able to end.
@@ -133,6 +99,51 @@ class Fifo(Policy):
         return session.started
 
 
+class Pack(Policy):
+    """In the order of arrival, each cell to its end, on as many lanes as are bearable: for throughput (Salus §4, PACK).
+
+    Whoever would overload the device beside what runs is passed over by later ones who would not, for
+    `overtake_patience` at most; then nobody starts before it. A cell in which plain Python runs keeps no place.
+    """
+
+    is_preemptive = False
+
+    def session_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.session_rank`: cells that have begun, then the others, in the order of their opening."""
+        return (not session.started, session.cell)
+
+    def line(self, session: Session) -> Rank:
+        """See :meth:`Policy.line`: in the order in which cells were opened."""
+        return (session.cell,)
+
+    def may_pass(self, session: Session, now: float) -> bool:
+        """See :meth:`Policy.may_pass`."""
+        return now < session.queued_since + self.config.overtake_patience
+
+
+class Priority(Fair):
+    """The user's class first, larger before smaller, then `fair` inside the class.
+
+    A holder gives way to a higher class at its next boundary, and to a lower one never (Salus has such a number for
+    each session; here it is the user's, set by an admin).
+    """
+
+    def user_rank(self, user: User) -> Rank:
+        """See :meth:`Policy.user_rank`."""
+        return (-user.priority, *super().user_rank(user))
+
+    def line(self, session: Session) -> Rank:
+        """See :meth:`Policy.line`: by class, then in the order in which memory was wanted."""
+        return (-session.user.priority, session.arrival)
+
+    def due_in(self, holder: Session, first: Session) -> float:
+        """See :meth:`Policy.due_in`."""
+        mine, theirs = holder.user.priority, first.user.priority
+        if mine != theirs:
+            return math.inf if mine > theirs else 0.0
+        return super().due_in(holder, first)
+
+
 def _reached_in(missing: float, rate: float) -> float:
     """Return in how many seconds something that grows at *rate* per second has grown by *missing*."""
     if missing <= _ROUNDING:
@@ -141,4 +152,12 @@ def _reached_in(missing: float, rate: float) -> float:
 
 
 #: every policy by its name in the configuration
-POLICIES: dict[str, type[Policy]] = {PolicyName.FAIR: Fair, PolicyName.FIFO: Fifo}
+POLICIES: dict[str, type[Policy]] = {
+    PolicyName.FAIR: Fair,
+    PolicyName.FIFO: Fifo,
+    PolicyName.SRTF: Srtf,
+    PolicyName.PACK: Pack,
+    PolicyName.PRIORITY: Priority,
+    PolicyName.LAS: Las,
+    PolicyName.GITTINS: Gittins,
+}

@@ -14,7 +14,50 @@ would otherwise win every tie, and each iteration would switch.
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
 from sharedkernel.scheduling.model import Session, User, UserId
+
+
+class _Least:
+    """The least virtual service among those who take part, without looking at all of them.
+
+    Virtual service only ever grows: whoever has grown is put in the right place once it comes to the top.
+
+    Parameters
+    ----------
+    active
+        Those who take part, as they come and go.
+    """
+
+    def __init__(self, active: Mapping[Any, User | Session]) -> None:
+        self._active = active
+        self._heap: list[tuple[float, int, User | Session]] = []
+        #: all and only those in the heap; some may take part no longer
+        self._inside: set[User | Session] = set()
+        self._numbers = itertools.count()
+
+    def add(self, member: User | Session) -> None:
+        """Take note that *member* takes part from now on."""
+        if member not in self._inside:
+            self._inside.add(member)
+            heapq.heappush(self._heap, (member.virtual, next(self._numbers), member))
+
+    def virtual(self, default: float) -> float:
+        """Return the least virtual service; *default* when nobody takes part."""
+        while self._heap:
+            virtual, number, member = self._heap[0]
+            if self._active.get(member.id) is not member:
+                heapq.heappop(self._heap)
+                self._inside.discard(member)
+            elif member.virtual > virtual:
+                heapq.heapreplace(self._heap, (member.virtual, number, member))
+            else:
+                return virtual
+        return default
 
 
 class ServiceClock:
@@ -36,6 +79,9 @@ class ServiceClock:
         self.active: dict[UserId, User] = {}
         #: where a user starts who becomes active alone
         self.floor = 0.0
+        self._least = _Least(self.active)
+        #: the same for each user's sessions
+        self._least_of: dict[UserId, _Least] = {}
 
     def accrue(self, now: float) -> None:
         """Count what was held until *now*."""
@@ -56,14 +102,17 @@ class ServiceClock:
         """Let *session* take part from now on, lifted to those who take part already."""
         user = session.user
         if not user.active:
-            floor = min((other.virtual for other in self.active.values()), default=self.floor)
-            user.virtual = max(user.virtual, floor)
+            user.virtual = max(user.virtual, self._least.virtual(self.floor))
             user.fresh = not session.started or self.now - user.rested_since >= self.quantum
             self.active[user.id] = user
-        floor = min((other.virtual for other in user.active.values()), default=user.floor)
-        session.virtual = max(session.virtual, floor)
+            self._least.add(user)
+        least = self._least_of.get(user.id)
+        if least is None:
+            least = self._least_of[user.id] = _Least(user.active)
+        session.virtual = max(session.virtual, least.virtual(user.floor))
         session.fresh = not session.started or self.now - session.rested_since >= self.quantum
         user.active[session.id] = session
+        least.add(session)
 
     def deactivate(self, session: Session) -> None:
         """Let *session* take part no longer."""

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Literal
 
 from sharedkernel.scheduling.model import (
     HOLDING_STATES,
+    OPEN_STATES,
     LaneId,
+    PredictionOrigin,
+    Session,
     SessionId,
     SessionState,
     UserId,
 )
 
 if TYPE_CHECKING:
+    from sharedkernel.scheduling.predictions import Estimate
     from sharedkernel.scheduling.scheduler import Scheduler
 
 #: what a session that does not run waits for
-WaitingFor = Literal["memory", "lane"]
+WaitingFor = Literal["memory", "lane", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +45,12 @@ class UserView:
     id: UserId
     share: float
     quota: int | None
+    #: the shelf included, as it counts to the quota
     persistent: int
     ephemeral: int
     framework: int
+    #: bytes on the shelf
+    shelf: int
     #: device-seconds held under grants
     attained: float
 
@@ -65,6 +72,8 @@ class SessionView:
     framework: int
     #: bytes charged for an interrupted iteration beside its lane
     parked: int
+    #: bytes that are moved away
+    offloaded: int
     iterations: int
     #: mean device time per iteration lately, seconds; None: none reported yet
     iteration_seconds: float | None
@@ -73,6 +82,9 @@ class SessionView:
     #: place in the order in which those that want the device would be served now, from 1; None: wants no grant
     queue_position: int | None
     waiting_for: WaitingFor | None
+    #: device-seconds that its open cell may be expected to need, and where that is known from; None: no cell is open
+    remaining_seconds: float | None = None
+    remaining_from: PredictionOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +95,18 @@ class Snapshot:
     now: float
     #: bytes charged: what sessions hold, lanes and what is parked, without the reserve
     used: int
+    #: bytes on all shelves, in `used` too
+    shelf: int
     lanes: tuple[LaneView, ...]
     users: tuple[UserView, ...]
     sessions: tuple[SessionView, ...]
 
 
-_WAITING_FOR: dict[SessionState, WaitingFor] = {SessionState.WAITING: "memory", SessionState.QUEUED: "lane"}
+_WAITING_FOR: dict[SessionState, WaitingFor] = {
+    SessionState.WAITING: "memory",
+    SessionState.QUEUED: "lane",
+    SessionState.RESTORING: "restore",
+}
 
 
 def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
@@ -117,6 +135,7 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             persistent=user.persistent,
             ephemeral=sum(session.memory.ephemeral or 0 for session in user.sessions.values()),
             framework=sum(session.memory.framework for session in user.sessions.values()),
+            shelf=user.shelf,
             attained=user.attained + elapsed * user.num_grants,
         )
         for user in scheduler.users.values()
@@ -132,19 +151,27 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             ephemeral=session.memory.ephemeral,
             framework=session.memory.framework,
             parked=session.parked,
+            offloaded=session.offloaded,
             iterations=session.iterations,
             iteration_seconds=session.iteration_seconds,
             attained=session.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
             waiting_for=_WAITING_FOR.get(session.state),
+            remaining_seconds=None if (estimate := _estimate(scheduler, session)) is None else estimate.seconds,
+            remaining_from=None if estimate is None else estimate.origin,
         )
         for session in scheduler.sessions.values()
     ]
     ledger = scheduler.ledger
     return Snapshot(
         now=now,
-        used=ledger.resident + ledger.parked + ledger.lanes,
+        used=ledger.used,
+        shelf=ledger.shelf,
         lanes=tuple(lanes),
         users=tuple(users),
         sessions=tuple(sessions),
     )
+
+
+def _estimate(scheduler: Scheduler, session: Session) -> Estimate | None:
+    return scheduler.predictions.estimate(session) if session.state in OPEN_STATES else None

@@ -15,6 +15,10 @@ from sharedkernel.scheduling.events import (
     DeviceWantWithdrawn,
     GrantReleased,
     MemoryMeasured,
+    OffloadDeclined,
+    Offloaded,
+    OffloadRequested,
+    Restored,
     SessionEnded,
     SessionEvent,
     SessionStarted,
@@ -23,13 +27,16 @@ from sharedkernel.scheduling.model import SessionState
 
 _IDLE, _WAITING, _READY = SessionState.IDLE, SessionState.WAITING, SessionState.READY
 _QUEUED, _RUNNING, _PREEMPTING = SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING
+_OFFLOADED, _RESTORING = SessionState.OFFLOADED, SessionState.RESTORING
 _DEAD = SessionState.DEAD
-_LIVE = (_IDLE, _READY, _WAITING, _QUEUED, _RUNNING, _PREEMPTING)
+_RESIDENT = (_IDLE, _READY, _WAITING, _QUEUED, _RUNNING, _PREEMPTING)
+_LIVE = (*_RESIDENT, _OFFLOADED, _RESTORING)
 
 #: (state, event) → state in which the event itself leaves the session, before decisions
 TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     (_DEAD, SessionStarted): _IDLE,
     (_IDLE, CellOpened): _READY,
+    (_OFFLOADED, CellOpened): _RESTORING,
     (_READY, DeviceWanted): _WAITING,
     # A withdrawal may cross with a refusal or a grant on its way: there is nothing left to withdraw.
     (_READY, DeviceWantWithdrawn): _READY,
@@ -42,6 +49,17 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     (_READY, CellClosed): _IDLE,
     (_WAITING, CellClosed): _IDLE,
     (_QUEUED, CellClosed): _IDLE,
+    # What is being restored is all back, or nothing of it.
+    (_RESTORING, CellClosed): _OFFLOADED,
+    (_RESTORING, Restored): _READY,
+    (_IDLE, OffloadRequested): _IDLE,
+    (_OFFLOADED, OffloadRequested): _OFFLOADED,
+    (_IDLE, Offloaded): _OFFLOADED,
+    (_OFFLOADED, Offloaded): _OFFLOADED,
+    # It gave way in the middle of its cell, where it waited in line.
+    (_WAITING, Offloaded): _RESTORING,
+    # The answer may cross with a cell that opens.
+    **{(state, OffloadDeclined): state for state in _RESIDENT},
     **{(state, MemoryMeasured): state for state in _LIVE},
     **{(state, SessionEnded): _DEAD for state in _LIVE},
 }
@@ -50,6 +68,8 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
 DECISIONS: dict[str, tuple[SessionState, SessionState]] = {
     "admit": (_WAITING, _QUEUED),
     "refuse": (_WAITING, _READY),
+    "restore": (_RESTORING, _RESTORING),
+    "refuse to restore": (_RESTORING, _RESTORING),
     "grant": (_QUEUED, _RUNNING),
     "revoke": (_RUNNING, _PREEMPTING),
     "send back": (_QUEUED, _WAITING),

@@ -1,8 +1,8 @@
 """Whose turn it is: which queued sessions are granted the device now, and whose grants are revoked for them.
 
 In each lane one session runs at a time; the first of each lane's queue are considered in the policy's order. The first
-that may not start for want of a running place stops all behind it, so that it is not passed by smaller ones for ever;
-one that waits for its own lane stops nobody.
+that may not start for want of a running place stops all behind it, so that it is not passed by smaller ones for ever,
+unless the policy lets it be passed for a while; one that waits for its own lane stops nobody.
 
 An interrupted iteration keeps its lane: others start there only once the bytes that are live in it can be parked, which
 is charged beside all lanes. Until then only the interrupted session itself is considered for that lane.
@@ -10,14 +10,14 @@ is charged beside all lanes. Until then only the interrupted session itself is c
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.lanes import Lanes
-from sharedkernel.scheduling.model import LaneId, SchedulerConfig, Session
-from sharedkernel.scheduling.policies import Policy, Rank
+from sharedkernel.scheduling.model import SchedulerConfig, Session
+from sharedkernel.scheduling.order import ServiceOrder
+from sharedkernel.scheduling.policies import Policy
 
 #: utilisation that does not count: sums are not exact
 _ROUNDING = 1e-9
@@ -32,6 +32,8 @@ class Turns:
     revocations: list[Session] = field(default_factory=list)
     #: when a holder's turn will be over; None: never, as things are
     deadline: float | None = None
+    #: whether to ask again, once these have their grants, when their turns will be over
+    is_unfinished: bool = False
 
 
 def choose(
@@ -39,7 +41,7 @@ def choose(
     config: SchedulerConfig,
     policy: Policy,
     lanes: Lanes,
-    queued: Iterable[Session],
+    order: ServiceOrder,
     keepers: Iterable[Session],
     holders: Iterable[Session],
     now: float,
@@ -50,8 +52,8 @@ def choose(
     ----------
     config, policy, lanes
         The scheduler's.
-    queued
-        Sessions that want a grant and have a lane.
+    order
+        The sessions that want a grant and have a lane.
     keepers
         Sessions that want none now but keep their place, see :meth:`.Policy.keeps_place`.
     holders
@@ -61,15 +63,9 @@ def choose(
     """
     turns = Turns()
     free = lanes.ledger.free
-    firsts = _first_of_each_lane(queued, policy, lanes)
-    if not firsts:
-        return turns
     running = list(holders)
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
-    in_order = list(firsts.values())
-    heapq.heapify(in_order)  # of many lanes only the first few matter; ranks are never equal
-    while in_order:
-        rank, session = heapq.heappop(in_order)
+    for rank, session in order.firsts(running):
         lane = session.lane
         assert lane is not None
         ahead = [keeper for place, keeper in places if place < rank]
@@ -87,23 +83,9 @@ def choose(
         else:
             if all(holder.force_at == math.inf for holder in running) and not ahead:
                 _contest(turns, _first_due(running, session, policy), session, policy=policy, now=now)
-            break
+            if len(running) >= config.parallel_lanes or not policy.may_pass(session, now):
+                break
     return turns
-
-
-def _first_of_each_lane(queued: Iterable[Session], policy: Policy, lanes: Lanes) -> dict[LaneId, tuple[Rank, Session]]:
-    firsts: dict[LaneId, tuple[Rank, Session]] = {}
-    for session in queued:
-        lane = session.lane
-        assert lane is not None
-        rank = policy.rank(session)
-        first = firsts.get(lane.id)
-        if first is not None and first[0] < rank:
-            continue
-        occupant = lane.occupant
-        if occupant is None or occupant is session or lanes.can_park(lane, lanes.ledger.free):
-            firsts[lane.id] = (rank, session)
-    return firsts
 
 
 def _is_bearable(session: Session, running: list[Session], config: SchedulerConfig) -> bool:
@@ -124,6 +106,9 @@ def _contest(turns: Turns, holder: Session, first: Session, *, policy: Policy, n
     """Revoke *holder*'s grant if its turn is over, or note when it will be."""
     if holder.force_at < math.inf or holder in turns.revocations:
         return  # its turn is over already
+    if holder in turns.grants:
+        turns.is_unfinished = True  # its turn begins with the grant: only then can be said when it will be over
+        return
     due = policy.due_in(holder, first)
     if due <= 0:
         turns.revocations.append(holder)

@@ -12,9 +12,15 @@ from sharedkernel.scheduling.events import (
     Event,
     GrantReleased,
     MemoryMeasured,
+    OffloadDeclined,
+    Offloaded,
+    OffloadRequested,
+    PolicyConfigured,
     ReleasePoint,
+    Restored,
     SessionEnded,
     SessionStarted,
+    ShelfMeasured,
     Tick,
     UserConfigured,
 )
@@ -24,6 +30,7 @@ class Desk:
     """Sends events and checks every invariant after each. The user of a session named "ada1" is "ada"."""
 
     def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
         self.scheduler = Scheduler(config)
         self.now = 0.0
         #: all events handled, with their times
@@ -39,8 +46,25 @@ class Desk:
         self.scheduler.validate()
         return actions
 
-    def user(self, user: str, *, share: float = 1.0, quota: int | None = None) -> list[Action]:
-        return self.send(UserConfigured(user=UserId(user), share=share, quota=quota))
+    def user(
+        self,
+        user: str,
+        *,
+        share: float = 1.0,
+        quota: int | None = None,
+        offload_after: float | None = 30.0,
+        priority: int = 0,
+    ) -> list[Action]:
+        return self.send(
+            UserConfigured(user=UserId(user), share=share, quota=quota, offload_after=offload_after, priority=priority)
+        )
+
+    def policy(self, policy: str, *, backfill: bool = False) -> list[Action]:
+        """Let another policy rank from now on."""
+        return self.send(PolicyConfigured(policy=policy, backfill=backfill))
+
+    def shelve(self, user: str, size: int) -> list[Action]:
+        return self.send(ShelfMeasured(user=UserId(user), bytes=size))
 
     def start(self, *names: str, domain: str = "all", framework: int = 0) -> None:
         for name in names:
@@ -48,9 +72,9 @@ class Desk:
             self.send(SessionStarted(session=SessionId(name), user=user, domain=domain, framework=framework))
             self._memory[name] = MemoryProfile(framework=framework)
 
-    def open(self, *names: str) -> None:
+    def open(self, *names: str, source: str | None = None) -> None:
         for name in names:
-            assert self.send(CellOpened(session=SessionId(name))) == []
+            assert self.send(CellOpened(session=SessionId(name), source=source)) == []
 
     def profile(self, name: str, *, persistent: int | None = None, ephemeral: int | None = None) -> MemoryProfile:
         """Return the session's last profile with the given changes, and remember it."""
@@ -62,9 +86,31 @@ class Desk:
         )
         return self._memory[name]
 
-    def want(self, name: str, ephemeral: int | None = None, *, persistent: int | None = None) -> list[Action]:
-        memory = self.profile(name, ephemeral=ephemeral, persistent=persistent)
-        return self.send(DeviceWanted(session=SessionId(name), memory=memory))
+    def want(
+        self,
+        name: str,
+        ephemeral: int | None = None,
+        *,
+        persistent: int | None = None,
+        growth: int = 0,
+        remaining: int | None = None,
+        iteration_seconds: float | None = None,
+        utilisation: float | None = None,
+    ) -> list[Action]:
+        return self.send(
+            DeviceWanted(
+                session=SessionId(name),
+                memory=self.profile(name, ephemeral=ephemeral, persistent=persistent),
+                growth=growth,
+                remaining_iterations=remaining,
+                iteration_seconds=iteration_seconds,
+                utilisation=utilisation,
+            )
+        )
+
+    def grow(self, name: str, growth: int, *, live: int = 0) -> list[Action]:
+        """Interrupt the session's iteration with *live* bytes of it because it needs *growth* more."""
+        return self.release(name, "yield", live=live) + self.want(name, growth=growth)
 
     def withdraw(self, name: str) -> list[Action]:
         return self.send(DeviceWantWithdrawn(session=SessionId(name)))
@@ -79,6 +125,7 @@ class Desk:
         live: int = 0,
         iterations: int = 0,
         utilisation: float | None = None,
+        remaining: int | None = None,
     ) -> list[Action]:
         return self.send(
             GrantReleased(
@@ -88,6 +135,7 @@ class Desk:
                 live_bytes=live,
                 iterations=iterations,
                 utilisation=utilisation,
+                remaining_iterations=remaining,
             )
         )
 
@@ -97,6 +145,27 @@ class Desk:
 
     def close(self, name: str, *, persistent: int | None = None) -> list[Action]:
         return self.send(CellClosed(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
+
+    def request_offload(self, name: str) -> list[Action]:
+        return self.send(OffloadRequested(session=SessionId(name)))
+
+    def offload(self, name: str, *, stays: int = 0) -> list[Action]:
+        """Report that the session's memory and what is live was moved away, but for what *stays*."""
+        away = self._memory[name].persistent - stays + self.scheduler.sessions[SessionId(name)].live
+        memory = self.profile(name, persistent=stays)
+        return self.send(Offloaded(session=SessionId(name), memory=memory, offloaded=away))
+
+    def decline(self, name: str) -> list[Action]:
+        return self.send(OffloadDeclined(session=SessionId(name)))
+
+    def restored(self, name: str) -> list[Action]:
+        """Report that what was moved away is back."""
+        persistent = self._memory[name].persistent + self.view(name).offloaded
+        return self.send(Restored(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
+
+    def reopen(self, name: str) -> list[Action]:
+        """Open a cell of a session that is offloaded."""
+        return self.send(CellOpened(session=SessionId(name)))
 
     def end(self, name: str) -> list[Action]:
         return self.send(SessionEnded(session=SessionId(name)))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling import SchedulerConfig, SessionId
-from sharedkernel.scheduling.actions import Action, ForceYield, Grant, Refuse, Revoke
+from sharedkernel.scheduling.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke
 from sharedkernel.scheduling.events import CellOpened
 from tests.scheduling.desk import Desk
 
@@ -23,6 +23,8 @@ class Cell:
     ephemeral: int = 10
     #: what the session keeps when the cell is done
     persistent: int = 0
+    #: what its first iteration comes to need more, half-way
+    growth: int = 0
     #: plain Python before the first iteration, after the pause
     prelude: float = 0.0
     #: time until the cell is sent, after the one before is done
@@ -40,6 +42,8 @@ class Notebook:
     has_boundaries: bool = True
     #: whether it answers signals
     yields: bool = True
+    #: whether it keeps its memory when it is asked to offload
+    declines: bool = False
     done_iterations: int = 0
     #: device time left in the present iteration
     left: float = 0.0
@@ -49,27 +53,57 @@ class Notebook:
     wanted_at: float = 0.0
     #: for each cell, from wanting the device first to having it
     waits: list[float] = field(default_factory=list)
+    is_open: bool = False
+    #: whether the present cell has what it needs more
+    has_grown: bool = False
+    #: how often it was offloaded, and how often in the middle of a cell
+    num_offloads: int = 0
+    num_cut_short: int = 0
+    num_resumed: int = 0
+    #: why its cells were refused something
+    refusals: list[Refuse] = field(default_factory=list)
     #: counts grants, so that what was planned under an older one is not done
     turn: int = 0
 
 
-class Device:
-    """Runs notebooks against a scheduler until a time or until all are done."""
+#: seconds that moving memory away, or back, takes
+MOVING = 0.02
 
-    def __init__(self, config: SchedulerConfig, notebooks: list[Notebook], *, is_measured: bool = True) -> None:
+
+class Device:
+    """Runs notebooks against a scheduler until a time or until all are done.
+
+    A notebook that is refused something ends there, unless *may_refuse* is False: then it is a mistake.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        notebooks: list[Notebook],
+        *,
+        is_measured: bool = True,
+        may_refuse: bool = False,
+        offload_after: float | None = 30.0,
+    ) -> None:
         self.desk = Desk(config)
         self.notebooks = {notebook.name: notebook for notebook in notebooks}
         self.is_measured = is_measured
+        self.may_refuse = may_refuse
         self.num_switches = 0
         self._plan: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         for notebook in notebooks:
             self.desk.start(notebook.name, domain=notebook.domain)
+            self.desk.user(notebook.name.rstrip("0123456789"), offload_after=offload_after)
             self._next_cell(notebook)
 
     @property
     def is_done(self) -> bool:
         return not any(notebook.cells for notebook in self.notebooks.values())
+
+    def switch(self, policy: str) -> None:
+        """Let another policy rank from now on."""
+        self._do(self.desk.policy(policy))
 
     def run(self, until: float = 1e9, *, most_events: int = 200_000) -> None:
         """Let time pass until *until*, or until all cells are done."""
@@ -93,24 +127,60 @@ class Device:
         heapq.heappush(self._plan, (self.desk.now + delay, next(self._numbers), what))
 
     def _next_cell(self, notebook: Notebook) -> None:
-        cell = notebook.cells[0]
-
         def opened() -> None:
+            notebook.is_open = True
+            is_away = self.desk.state(notebook.name) == "offloaded"
             self._do(self.desk.send(CellOpened(session=SessionId(notebook.name))))
-            self._at(cell.prelude, wanted)
+            if not is_away:
+                self._begin(notebook)
+
+        self._at(notebook.cells[0].pause, opened)
+
+    def _begin(self, notebook: Notebook) -> None:
+        cell = notebook.cells[0]
 
         def wanted() -> None:
             notebook.done_iterations = notebook.reported = 0
             notebook.left = cell.seconds
+            notebook.has_grown = not cell.growth
             notebook.wanted_at = self.desk.now
             notebook.waits.append(float("nan"))
             self._want(notebook)
 
-        self._at(cell.pause, opened)
+        self._at(cell.prelude, wanted)
 
-    def _want(self, notebook: Notebook) -> None:
+    def _want(self, notebook: Notebook, growth: int = 0) -> None:
         ephemeral = notebook.cells[0].ephemeral if self.is_measured else None
-        self._do(self.desk.want(notebook.name, ephemeral))
+        self._do(self.desk.want(notebook.name, ephemeral, growth=growth))
+
+    def _on_offload(self, notebook: Notebook) -> None:
+        def answered() -> None:
+            is_waiting = self.desk.state(notebook.name) == "waiting"
+            if (notebook.is_open and not is_waiting) or notebook.declines:
+                self._do(self.desk.decline(notebook.name))
+            else:
+                notebook.num_cut_short += is_waiting
+                notebook.num_offloads += 1
+                self._do(self.desk.offload(notebook.name))
+
+        self._at(MOVING, answered)
+
+    def _on_restore(self, notebook: Notebook) -> None:
+        def restored() -> None:
+            is_in_cell = notebook.num_cut_short > notebook.num_resumed
+            self._do(self.desk.restored(notebook.name))
+            if is_in_cell:
+                notebook.num_resumed += 1
+                self._want(notebook)
+            else:
+                self._begin(notebook)
+
+        self._at(MOVING, restored)
+
+    def _on_refuse(self, notebook: Notebook, refusal: Refuse) -> None:
+        assert self.may_refuse, refusal.message
+        notebook.refusals.append(refusal)
+        self._at(0.0, lambda: self._close(notebook, is_refused=True))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -121,8 +191,12 @@ class Device:
                     self.notebooks[session].is_revoked = True
                 case ForceYield(session=session) if self.notebooks[session].yields:
                     self._at(0.0, lambda notebook=self.notebooks[session]: self._yield(notebook))
-                case Refuse(message=message):
-                    raise AssertionError(message)
+                case Offload(session=session):
+                    self._on_offload(self.notebooks[session])
+                case Restore(session=session):
+                    self._on_restore(self.notebooks[session])
+                case Refuse(session=session):
+                    self._on_refuse(self.notebooks[session], action)
 
     def _on_grant(self, notebook: Notebook) -> None:
         self.num_switches += 1
@@ -135,7 +209,19 @@ class Device:
 
     def _plan_boundary(self, notebook: Notebook) -> None:
         turn = notebook.turn
-        self._at(notebook.left, lambda: self._boundary(notebook) if turn == notebook.turn else None)
+        half = notebook.cells[0].seconds / 2
+        if not notebook.has_grown and notebook.left >= half:
+            self._at(notebook.left - half, lambda: self._grow(notebook) if turn == notebook.turn else None)
+        else:
+            self._at(notebook.left, lambda: self._boundary(notebook) if turn == notebook.turn else None)
+
+    def _grow(self, notebook: Notebook) -> None:
+        """Interrupt the iteration at its half, and go on once there is more memory."""
+        cell = notebook.cells[0]
+        notebook.left = cell.seconds / 2
+        notebook.has_grown = True
+        self._release(notebook, "yield", live=cell.ephemeral)
+        self._want(notebook, cell.growth)
 
     def _boundary(self, notebook: Notebook) -> None:
         cell = notebook.cells[0]
@@ -143,37 +229,55 @@ class Device:
         notebook.left = cell.seconds
         notebook.running_since = self.desk.now
         if notebook.done_iterations >= cell.iterations:
-            self._release(notebook, "cell")
-            self._do(self.desk.close(notebook.name, persistent=cell.persistent))
-            del notebook.cells[0]
-            if notebook.cells:
-                self._next_cell(notebook)
+            self._release(notebook, "cell", persistent=cell.persistent)
+            self._close(notebook)
         elif notebook.is_revoked and notebook.has_boundaries:
-            self._release(notebook, "boundary")
+            self._release(notebook, "boundary", persistent=cell.persistent if cell.growth else None)
             self._want(notebook)
         else:
             self._plan_boundary(notebook)
+
+    def _close(self, notebook: Notebook, *, is_refused: bool = False) -> None:
+        cell = notebook.cells.pop(0)
+        notebook.is_open = False
+        self._do(self.desk.close(notebook.name, persistent=None if is_refused else cell.persistent))
+        if is_refused:
+            notebook.cells.clear()
+        if notebook.cells:
+            self._next_cell(notebook)
 
     def _yield(self, notebook: Notebook) -> None:
         if notebook.running_since is None:
             return
         notebook.left = max(0.0, notebook.left - (self.desk.now - notebook.running_since))
-        self._release(notebook, "yield", live=notebook.cells[0].ephemeral // 2)
+        cell = notebook.cells[0]
+        grown = cell.growth if notebook.has_grown and not notebook.done_iterations else 0
+        self._release(notebook, "yield", live=cell.ephemeral // 2 + grown)
         self._want(notebook)
 
-    def _release(self, notebook: Notebook, at: str, *, live: int = 0) -> None:
+    def _release(self, notebook: Notebook, at: str, *, live: int = 0, persistent: int | None = None) -> None:
         notebook.running_since = None
         notebook.turn += 1
         iterations = notebook.done_iterations - notebook.reported
         notebook.reported = notebook.done_iterations
         ephemeral = notebook.cells[0].ephemeral if iterations or self.is_measured else None
-        actions = self.desk.release(notebook.name, at, live=live, iterations=iterations, ephemeral=ephemeral)  # type: ignore[arg-type]
+        actions = self.desk.release(
+            notebook.name,
+            at,  # type: ignore[arg-type]
+            live=live,
+            iterations=iterations,
+            ephemeral=ephemeral,
+            persistent=persistent,
+        )
         self._do(actions)
 
 
-def run(notebooks: list[Notebook], *, until: float = 1e9, **config: object) -> Device:
+def run(
+    notebooks: list[Notebook], *, until: float = 1e9, offload_after: float | None = 30.0, **config: object
+) -> Device:
     """Run *notebooks* on a device of 1000 bytes, or as configured."""
-    device = Device(SchedulerConfig(**{"capacity": 1000, **config}), notebooks)  # type: ignore[arg-type]
+    values = {"capacity": 1000, **config}
+    device = Device(SchedulerConfig(**values), notebooks, offload_after=offload_after)  # type: ignore[arg-type]
     device.run(until)
     return device
 

@@ -12,9 +12,11 @@ from sharedkernel.scheduling.actions import (
     CreateLane,
     ForceYield,
     Grant,
+    Offload,
     Refuse,
     RemoveLane,
     ResizeLane,
+    Restore,
     Revoke,
 )
 from sharedkernel.scheduling.events import (
@@ -25,32 +27,48 @@ from sharedkernel.scheduling.events import (
     Event,
     GrantReleased,
     MemoryMeasured,
+    OffloadDeclined,
+    Offloaded,
+    OffloadRequested,
+    PolicyConfigured,
+    Restored,
     SessionEnded,
     SessionEvent,
     SessionStarted,
+    ShelfMeasured,
     Tick,
     UserConfigured,
 )
+from sharedkernel.scheduling.policies import POLICIES
 from sharedkernel.scheduling.transitions import TRANSITIONS
 
-CAPACITY, RESERVE = 100, 5
+MIB = 1 << 20
+CAPACITY, RESERVE = 100 * MIB, 5 * MIB
 
 configs = st.builds(
     lambda policy, **values: SchedulerConfig(
         capacity=CAPACITY, reserve=RESERVE, policy=policy[0], backfill=policy[1], **values
     ),
-    policy=st.sampled_from([("fair", False), ("fair", False), ("fifo", False), ("fifo", True)]),
+    policy=st.sampled_from([("fair", False), ("fifo", True), *((name, False) for name in POLICIES)]),
     quantum=st.sampled_from([0.05, 1.0]),
     preempt_patience=st.sampled_from([0.05, 0.5]),
     overtake_patience=st.sampled_from([0.5, 5.0]),
+    growth_patience=st.sampled_from([0.3, 30.0]),
     parallel_lanes=st.integers(1, 3),
     utilisation_limit=st.sampled_from([1.0, 2.0, 9.0]),
 )
+
+
+def mebibytes(least: int, most: int) -> st.SearchStrategy[int]:
+    """Return amounts of memory, mostly whole mebibytes."""
+    return st.builds(lambda whole, more: whole * MIB + more, st.integers(least, most), st.sampled_from([0, 0, 1, 5]))
+
+
 memories = st.builds(
     MemoryProfile,
-    persistent=st.integers(0, 30),
-    ephemeral=st.none() | st.integers(0, 60),
-    framework=st.integers(0, 3),
+    persistent=mebibytes(0, 30),
+    ephemeral=st.none() | mebibytes(0, 60),
+    framework=mebibytes(0, 3),
 )
 picks = st.integers(0, 99)
 
@@ -67,13 +85,21 @@ class Machine(RuleBasedStateMachine):
         #: lane sizes and granted sessions, as the actions made them
         self.lanes: dict[int, int] = {}
         self.granted: dict[str, int] = {}
+        #: sessions that were asked to offload and have not answered, and those that may restore
+        self.asked: set[str] = set()
+        self.restoring: set[str] = set()
 
     # --- what the caller sees of the actions -----------------------------------
 
     def send(self, event: Event) -> None:
         if isinstance(event, GrantReleased | SessionEnded):
             self.granted.pop(event.session, None)
+        if isinstance(event, Offloaded | OffloadDeclined | SessionEnded):
+            self.asked.discard(event.session)
+        if isinstance(event, Restored | CellClosed | SessionEnded):
+            self.restoring.discard(event.session)
         for action in self.scheduler.handle(event, now=self.now):
+            self.may_revoke = self.scheduler.policy.is_preemptive
             self.carry_out(action)
 
     def carry_out(self, action: Action) -> None:
@@ -96,7 +122,16 @@ class Machine(RuleBasedStateMachine):
                 assert parallel <= self.config.parallel_lanes
             case Revoke(session=session) | ForceYield(session=session):
                 assert session in self.granted
-                assert self.config.policy == "fair", "fifo took a grant back"
+                has_asked = self.may_revoke or self.scheduler.sessions[session].state is SessionState.PREEMPTING
+                assert has_asked, f"{self.scheduler.config.policy} took a grant back"
+            case Offload(session=session):
+                assert self.scheduler.sessions[session].state in (SessionState.IDLE, SessionState.WAITING)
+                assert session not in self.asked
+                self.asked.add(session)
+            case Restore(session=session):
+                assert self.scheduler.sessions[session].state is SessionState.RESTORING
+                assert session not in self.restoring
+                self.restoring.add(session)
             case Refuse(message=message):
                 assert message.endswith(".")
 
@@ -124,26 +159,52 @@ class Machine(RuleBasedStateMachine):
         self.now = max(self.now, deadline)
         self.send(Tick())
 
+    @rule(policy=st.sampled_from(list(POLICIES)))
+    def switch(self, policy: str) -> None:
+        """Let another policy rank from now on: nothing is taken from anybody who holds a grant by that alone."""
+        held = dict(self.granted)
+        self.send(PolicyConfigured(policy=policy))
+        assert held.items() <= self.granted.items()
+
     @precondition(lambda self: len(self.scheduler.sessions) < 7)
-    @rule(user=st.sampled_from("uvw"), domain=st.sampled_from("xxy"), framework=st.integers(0, 3))
+    @rule(user=st.sampled_from("uvw"), domain=st.sampled_from("xxy"), framework=mebibytes(0, 3))
     def start(self, user: str, domain: str, framework: int) -> None:
         self.num_sessions += 1
         name = SessionId(f"s{self.num_sessions}")
         self.send(SessionStarted(session=name, user=UserId(user), domain=domain, framework=framework))
 
-    @rule(user=st.sampled_from("uvw"), share=st.sampled_from([0.5, 1.0, 4.0]), quota=st.none() | st.integers(0, 90))
-    def configure(self, user: str, share: float, quota: int | None) -> None:
-        self.send(UserConfigured(user=UserId(user), share=share, quota=quota))
+    @rule(
+        user=st.sampled_from("uvw"),
+        share=st.sampled_from([0.5, 1.0, 4.0]),
+        quota=st.none() | mebibytes(0, 90),
+        offload_after=st.sampled_from([None, 0.0, 0.3, 30.0]),
+        priority=st.sampled_from([0, 0, -1, 3]),
+    )
+    def configure(self, user: str, share: float, quota: int | None, offload_after: float | None, priority: int) -> None:
+        event = UserConfigured(
+            user=UserId(user), share=share, quota=quota, offload_after=offload_after, priority=priority
+        )
+        self.send(event)
+
+    @rule(user=st.sampled_from("uvw"), size=mebibytes(0, 20))
+    def shelve(self, user: str, size: int) -> None:
+        self.send(ShelfMeasured(user=UserId(user), bytes=size))
 
     @precondition(lambda self: self.allowing(CellOpened))
-    @rule(number=picks)
-    def open(self, number: int) -> None:
-        self.send(CellOpened(session=self.pick(self.allowing(CellOpened), number)))
+    @rule(number=picks, source=st.sampled_from([None, "a", "b"]))
+    def open(self, number: int, source: str | None) -> None:
+        self.send(CellOpened(session=self.pick(self.allowing(CellOpened), number), source=source))
 
     @precondition(lambda self: self.allowing(DeviceWanted))
-    @rule(number=picks, memory=st.none() | memories)
-    def want(self, number: int, memory: MemoryProfile | None) -> None:
-        self.send(DeviceWanted(session=self.pick(self.allowing(DeviceWanted), number), memory=memory))
+    @rule(
+        number=picks,
+        memory=st.none() | memories,
+        growth=st.just(0) | mebibytes(0, 40),
+        remaining=st.sampled_from([None, None, 0, 2, 50]),
+    )
+    def want(self, number: int, memory: MemoryProfile | None, growth: int, remaining: int | None) -> None:
+        session = self.pick(self.allowing(DeviceWanted), number)
+        self.send(DeviceWanted(session=session, memory=memory, growth=growth, remaining_iterations=remaining))
 
     @precondition(lambda self: self.allowing(DeviceWantWithdrawn))
     @rule(number=picks)
@@ -155,7 +216,7 @@ class Machine(RuleBasedStateMachine):
         number=picks,
         at=st.sampled_from(["boundary", "boundary", "cell", "yield"]),
         memory=memories,
-        live=st.integers(0, 40),
+        live=mebibytes(0, 40),
         utilisation=st.none() | st.sampled_from([0.0, 0.3, 0.7, 1.0]),
     )
     def release(self, number: int, at: str, memory: MemoryProfile, live: int, utilisation: float | None) -> None:
@@ -179,6 +240,48 @@ class Machine(RuleBasedStateMachine):
     @rule(number=picks, memory=memories)
     def close(self, number: int, memory: MemoryProfile) -> None:
         self.send(CellClosed(session=self.pick(self.allowing(CellClosed), number), memory=memory))
+
+    @precondition(lambda self: self.holders())
+    @rule(number=picks, live=mebibytes(0, 40), growth=mebibytes(0, 40))
+    def grow(self, number: int, live: int, growth: int) -> None:
+        """Interrupt an iteration that came to need more than it has."""
+        session = self.pick(self.holders(), number)
+        memory = self.scheduler.sessions[session].memory
+        self.send(GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
+        self.send(DeviceWanted(session=session, memory=memory, growth=growth))
+
+    def holders(self) -> list[SessionId]:
+        return self.sessions(SessionState.RUNNING, SessionState.PREEMPTING)
+
+    def movable(self) -> list[SessionId]:
+        """Return the sessions that were asked to move away and can, else those that are idle."""
+        asked = [session for session in self.allowing(Offloaded) if session in self.asked]
+        return asked or self.sessions(SessionState.IDLE)
+
+    @precondition(lambda self: self.allowing(OffloadRequested))
+    @rule(number=picks)
+    def request_offload(self, number: int) -> None:
+        self.send(OffloadRequested(session=self.pick(self.allowing(OffloadRequested), number)))
+
+    @precondition(lambda self: self.movable())
+    @rule(number=picks, stays=st.sampled_from([0.0, 0.0, 0.5]))
+    def offload(self, number: int, stays: float) -> None:
+        """Let a session answer by moving away; some come unasked, as from a session that is taken over."""
+        session = self.pick(self.movable(), number)
+        memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].live
+        kept = int(memory.persistent * stays)
+        left = MemoryProfile(persistent=kept, ephemeral=memory.ephemeral, framework=memory.framework)
+        self.send(Offloaded(session=session, memory=left, offloaded=memory.persistent - kept + live))
+
+    @precondition(lambda self: self.asked)
+    @rule(number=picks)
+    def decline(self, number: int) -> None:
+        self.send(OffloadDeclined(session=SessionId(sorted(self.asked)[number % len(self.asked)])))
+
+    @precondition(lambda self: self.restoring)
+    @rule(number=picks, memory=memories)
+    def restored(self, number: int, memory: MemoryProfile) -> None:
+        self.send(Restored(session=SessionId(sorted(self.restoring)[number % len(self.restoring)]), memory=memory))
 
     @precondition(lambda self: self.allowing(SessionEnded))
     @rule(number=picks)
@@ -209,10 +312,11 @@ class Machine(RuleBasedStateMachine):
             self.send(SessionEnded(session=session))
         self.scheduler.validate()
         snapshot = self.scheduler.snapshot(self.now)
-        assert (snapshot.used, snapshot.lanes, snapshot.sessions) == (0, (), ())
+        assert (snapshot.used, snapshot.lanes, snapshot.sessions) == (snapshot.shelf, (), ())
         assert self.scheduler.next_deadline() is None
         assert self.lanes == {}
         assert self.granted == {}
+        assert self.asked == self.restoring == set()
 
 
 TestMachine = Machine.TestCase

@@ -16,6 +16,10 @@ from sharedkernel.scheduling.events import (
     DeviceWantWithdrawn,
     GrantReleased,
     MemoryMeasured,
+    OffloadDeclined,
+    Offloaded,
+    OffloadRequested,
+    Restored,
     SessionEnded,
     SessionEvent,
     SessionStarted,
@@ -33,6 +37,10 @@ EVENTS: list[SessionEvent] = [
     GrantReleased(session=ADA, at="boundary", memory=SMALL),
     MemoryMeasured(session=ADA, memory=SMALL),
     CellClosed(session=ADA, memory=SMALL),
+    OffloadRequested(session=ADA),
+    Offloaded(session=ADA, memory=SMALL, offloaded=5),
+    OffloadDeclined(session=ADA),
+    Restored(session=ADA, memory=SMALL),
     SessionEnded(session=ADA),
 ]
 
@@ -80,8 +88,22 @@ def preempting(desk: Desk) -> None:
     desk.begin("bob", ephemeral=10)
 
 
+def offloaded(desk: Desk) -> None:
+    """Let it report that its memory was moved away."""
+    idle(desk)
+    desk.send(Offloaded(session=ADA, memory=SMALL, offloaded=5))
+
+
+def restoring(desk: Desk) -> None:
+    """Open its cell after that."""
+    offloaded(desk)
+    desk.send(CellOpened(session=ADA))
+
+
 PREPARE: dict[SessionState, Callable[[Desk], None]] = {
     SessionState.DEAD: dead,
+    SessionState.OFFLOADED: offloaded,
+    SessionState.RESTORING: restoring,
     SessionState.IDLE: idle,
     SessionState.READY: ready,
     SessionState.WAITING: waiting,

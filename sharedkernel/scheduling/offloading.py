@@ -1,0 +1,161 @@
+"""Whose memory is moved away for whom: idle sessions give way to those in line.
+
+A session can be asked while it is idle, if it keeps at least a mebibyte and has not declined since its last cell. It
+is asked only while somebody in line lacks memory that no lane could give, or lacks it in the middle of an iteration;
+only after it was idle for its user's `offload_after`; the longest idle first, and no more of them than are missing.
+Nobody is asked in vain: where all that could be asked would not do, nobody is. What is on its way already counts as
+coming; it stays charged until its session says that it is gone.
+
+Where nobody idle can help, those in line may: a session that waits in the middle of its cell can be moved away whole,
+and come back when there is room for all that it has and lacks. So those who hold a part each of what all of them need
+take turns instead of waiting for each other. Only sessions that others' `offload_after` could reach are asked, idle
+ones first, then the latest to come, and only if that lets an earlier one go on.
+
+Two things are done at once, however short a session was idle: what a person asks for, and moving away a user's own
+idle sessions where restoring another of theirs would exceed their quota.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from sharedkernel.scheduling.claims import Claims
+from sharedkernel.scheduling.model import Session, SessionId, SessionState, User
+from sharedkernel.scheduling.refusals import over_quota_by
+
+#: persistent memory below which moving a session's away is not worth it, bytes
+LEAST_OFFLOAD = 1 << 20
+
+
+class Offloading:
+    """Chooses idle sessions to move away.
+
+    Parameters
+    ----------
+    claims
+        The scheduler's.
+    """
+
+    def __init__(self, claims: Claims) -> None:
+        self.claims = claims
+        #: all and only sessions that are `idle`, the longest idle first
+        self.idle: dict[SessionId, Session] = {}
+        #: when a session that is needed will have been idle for long enough; None: none is needed
+        self.ripe_at: float | None = None
+        #: those in line who would fit if idle memory that can be moved away was
+        self.helped: set[Session] = set()
+
+    def forget(self) -> None:
+        """Take note that nobody is in line."""
+        self.ripe_at = None
+        self.helped.clear()
+
+    def is_coming(self) -> bool:
+        """Return whether memory is being moved away, or will be without anybody doing anything."""
+        if self.ripe_at is not None:
+            return True
+        return any(s.is_asked_to_offload for some in (self.idle, self.claims.open) for s in some.values())
+
+    def own(self, user: User) -> int:
+        """Return how many bytes *user*'s idle sessions can move away, or are moving."""
+        idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
+        return sum(session.memory.persistent for session in idle if session.is_asked_to_offload or _can_ask(session))
+
+    def choose(self, line: list[Session], now: float) -> list[Session]:
+        """Return whom to ask for the sake of *line*, first in line first, at *now*, seconds."""
+        self.forget()
+        over = [session for session in line if _is_over_quota(session)]
+        chosen = [other for session in over for other in self._for_quota(session)]
+        chosen = list(dict.fromkeys(chosen))
+        wanting = [(session, self.claims.missing(session)) for session in line if not _is_over_quota(session)]
+        if any(missing > 0 or self.claims.kept(session) for session, missing in wanting):
+            chosen += self._for_room(wanting, chosen, now)
+        return chosen
+
+    def who_gives_way(self, line: list[Session], queued: Iterable[Session], now: float) -> list[Session]:
+        """Return whom to move away, some in the middle of their cells, so that one in *line* can go on.
+
+        To be asked while nobody runs nor may come to run: those *queued* are kept from their lanes.
+        """
+        idle = [session for session in self.idle.values() if _can_ask(session) and _ripe_at(session) <= now]
+        for position, session in enumerate(line):
+            waiting = [other for other in (*line[position + 1 :], *queued) if keeps_enough(other)]
+            waiting.sort(key=lambda other: other.arrival, reverse=True)
+            missing = self.claims.missing(session)
+            candidates = [*idle, *(other for other in waiting if not other.declined)]
+            if 0 < missing <= sum(map(_gives, candidates)):
+                return _first(candidates, missing)
+        return []
+
+    def _for_quota(self, session: Session) -> list[Session]:
+        """Return the idle sessions of *session*'s user whose memory its quota lacks room for."""
+        own = [other for other in self.idle.values() if other.user is session.user]
+        missing = over_quota_by(session) - _sum(other for other in own if other.is_asked_to_offload)
+        return _first([other for other in own if _can_ask(other)], missing)
+
+    def _for_room(self, wanting: list[tuple[Session, int]], chosen: list[Session], now: float) -> list[Session]:
+        """Return the idle sessions whose memory those *wanting* lack, as pairs with what they lack."""
+        coming = _sum(session for session in self.idle.values() if session.is_asked_to_offload) + _sum(chosen)
+        ripening = {
+            session: _ripe_at(session)
+            for session in self.idle.values()
+            if session.user.offload_after is not None and _can_ask(session) and session not in chosen
+        }
+        missing = self._missing(wanting, coming + _sum(ripening)) - coming
+        ripe = _first([session for session, when in ripening.items() if when <= now], missing)
+        if missing > _sum(ripe):
+            self.ripe_at = min((when for when in ripening.values() if when > now), default=None)
+        return ripe
+
+    def _missing(self, wanting: list[tuple[Session, int]], supply: int) -> int:
+        """Return how many bytes are to be moved away so that all can be helped whom *supply* bytes can help."""
+        most = kept = 0
+        for session, missing in wanting:
+            if missing + kept > supply:
+                continue
+            if missing > 0:
+                self.helped.add(session)
+            most = max(most, missing + kept)
+            kept += self.claims.kept(session)
+        return most
+
+
+def _can_ask(session: Session) -> bool:
+    return not (session.declined or session.is_asked_to_offload) and session.memory.persistent >= LEAST_OFFLOAD
+
+
+def keeps_enough(session: Session) -> bool:
+    """Return whether *session*, which waits, keeps what can be moved away, now or after its cell."""
+    may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.is_asked_to_offload
+    return may_wait and session.user.offload_after is not None and _gives(session) >= LEAST_OFFLOAD
+
+
+def _gives(session: Session) -> int:
+    """Return how many bytes are free once *session*, idle or waiting in the middle of its cell, was moved away."""
+    return session.memory.persistent + session.live
+
+
+def _ripe_at(session: Session) -> float:
+    """Return from when on *session*, which is idle, may be asked to move away for others."""
+    after = session.user.offload_after
+    return math.inf if after is None else max(session.idle_since + after, session.ask_again_at)
+
+
+def _is_over_quota(session: Session) -> bool:
+    return session.state is SessionState.RESTORING and over_quota_by(session) > 0
+
+
+def _first(sessions: list[Session], missing: int) -> list[Session]:
+    """Return the first of *sessions* that give *missing* bytes together; all, if they do not."""
+    chosen = []
+    for session in sessions:
+        if missing <= 0:
+            break
+        chosen.append(session)
+        missing -= _gives(session)
+    return chosen
+
+
+def _sum(sessions: Iterable[Session]) -> int:
+    return sum(session.memory.persistent for session in sessions)

@@ -1,0 +1,223 @@
+"""Which of several devices a session or a job gets.
+
+A rule is told what is wanted and how the devices are, and answers with devices or with None: nothing suits now. It
+changes nothing; what it is told is its caller's to keep. Memory is never promised twice: a device whose free memory is
+less than what is wanted is out of the question for every rule.
+
+least-loaded
+    The device with the least to do: fewest active sessions for its speed, then most free memory.
+tiresias
+    For jobs on several devices (NSDI'19 §4.4). A model whose largest tensor makes up much of it loses by being spread
+    over nodes, so it is *consolidated* on as few as possible, and waits if they are not free; others take what is left
+    over on the fullest nodes, so that whole nodes stay free for those.
+allox
+    For devices of unlike speed: where what is waiting there now, and then this, ends soonest. It is the matching of
+    `matching.py` for a single newcomer that must be placed at once.
+horus
+    For sessions that share devices (TPDS 2022): least predicted interference. The published cost formula is not to be
+    had; ours is the sum of predicted utilisations beyond what the device can give, then the misfit of memory, both in
+    parts of the device. Utilisation is a session's on its own, predicted from its iterations, corrected by measurement.
+
+Not covered: when to place (`matching.py`, `job_policies.py`), and moving what runs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+DeviceId = NewType("DeviceId", str)
+
+
+class PlacementName(StrEnum):
+    """Rules by their names in the configuration."""
+
+    LEAST_LOADED = "least-loaded"
+    TIRESIAS = "tiresias"
+    ALLOX = "allox"
+    HORUS = "horus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """One device as placement sees it.
+
+    Raises
+    ------
+    ValueError
+        When its capacity or its speed is not greater than 0.
+    """
+
+    id: DeviceId
+    #: the machine that it is in
+    node: str = ""
+    #: devices of the same kind are alike in speed
+    kind: str = ""
+    #: memory, bytes
+    capacity: int
+    #: memory not promised to anybody, bytes
+    free: int
+    #: sessions on it that have work, jobs that run on it
+    active: int = 0
+    #: how fast it is, relative to others
+    speed: float = 1.0
+    #: sum of its active sessions' utilisations on their own (1: a session that keeps it busy all the time)
+    utilisation: float = 0.0
+    #: seconds until what waits and runs on it is done
+    backlog: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.capacity > 0 and self.speed > 0):
+            raise ValueError(f"device {self.id} has capacity {self.capacity} and speed {self.speed}; neither can be 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What is to be placed."""
+
+    #: bytes it will need on each device
+    memory: int = 0
+    #: devices it needs, all at once
+    devices: int = 1
+    #: predicted utilisation of a device on its own, 0 to 1
+    utilisation: float = 1.0
+    #: its largest tensor's part of the model, 0 to 1: how much it loses by being spread over nodes
+    skew: float = 0.0
+    #: seconds it needs by kind of device; empty: not known, and in inverse proportion to speed
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class PlacementRule(ABC):
+    """Chooses devices."""
+
+    @abstractmethod
+    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
+        """Return the devices for *demand*, as many as it needs, or None when nothing suits now.
+
+        Called by whoever starts sessions, once for each, with all devices as they are then. Ties end in the order in
+        which the devices come.
+        """
+
+
+class LeastLoaded(PlacementRule):
+    """The devices with the least to do."""
+
+    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
+        """See :meth:`PlacementRule.place`."""
+        order = sorted(fitting(demand, devices), key=lambda device: (device.active / device.speed, -device.free))
+        return _first(order, demand.devices)
+
+
+class Consolidating(PlacementRule):
+    """Tiresias: skewed models on as few nodes as possible, others where they leave whole nodes free.
+
+    Parameters
+    ----------
+    skew_threshold
+        Part of a model that its largest tensor makes up, from which on the model is consolidated. VGG and AlexNet
+        (0.7 and more) are, ResNet and Inception (less than 0.1) are not.
+    """
+
+    def __init__(self, *, skew_threshold: float = 0.3) -> None:
+        self._skew_threshold = skew_threshold
+
+    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
+        """See :meth:`PlacementRule.place`: devices that are not shared, those with nothing to do."""
+        idle: dict[str, list[DeviceState]] = {}
+        sizes: dict[str, int] = {}
+        for device in devices:
+            sizes[device.node] = sizes.get(device.node, 0) + 1
+        for device in fitting(demand, devices):
+            if not device.active:
+                idle.setdefault(device.node, []).append(device)
+        enough = [node for node, free in idle.items() if len(free) >= demand.devices]
+        if enough:
+            # The node that it fills best, so that larger holes stay.
+            return _first(idle[min(enough, key=lambda node: len(idle[node]))], demand.devices)
+        fullest_first = sorted(idle, key=lambda node: len(idle[node]))
+        if demand.skew < self._skew_threshold:
+            return _first([device for node in fullest_first for device in idle[node]], demand.devices)
+        nodes = self._fewest_nodes(demand.devices, sizes)
+        chosen = sorted(idle, key=lambda node: -len(idle[node]))[:nodes]
+        return _first([device for node in chosen for device in idle[node]], demand.devices)
+
+    @staticmethod
+    def _fewest_nodes(wanted: int, sizes: Mapping[str, int]) -> int:
+        """Return over how many nodes *wanted* devices must be spread, were all of them free."""
+        nodes = 0
+        for size in sorted(sizes.values(), reverse=True):
+            if wanted <= 0:
+                break
+            wanted -= size
+            nodes += 1
+        return nodes
+
+
+class SoonestDone(PlacementRule):
+    """AlloX for one newcomer: where it ends soonest, after what waits there and as fast as that kind of device is."""
+
+    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
+        """See :meth:`PlacementRule.place`."""
+
+        def done_in(device: DeviceState) -> float:
+            seconds = demand.seconds.get(device.kind, math.inf) if demand.seconds else 1 / device.speed
+            return device.backlog + seconds
+
+        able = [device for device in fitting(demand, devices) if done_in(device) < math.inf]
+        return _first(sorted(able, key=lambda device: (done_in(device), device.active)), demand.devices)
+
+
+class LeastInterference(PlacementRule):
+    """Horus: least utilisation beyond what a device can give, then the tightest fit of memory.
+
+    Parameters
+    ----------
+    tolerance
+        Utilisation beyond 1 that is borne; a device that would have more is not shared. Infinite: any is borne.
+    """
+
+    def __init__(self, *, tolerance: float = math.inf) -> None:
+        self._tolerance = tolerance
+
+    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
+        """See :meth:`PlacementRule.place`."""
+        able = [
+            device
+            for device in fitting(demand, devices)
+            if not device.active or excess(demand, device) <= self._tolerance
+        ]
+
+        def cost(device: DeviceState) -> tuple[float, float]:
+            misfit = (device.free - demand.memory) / device.capacity
+            return (excess(demand, device) / device.speed, misfit)
+
+        return _first(sorted(able, key=cost), demand.devices)
+
+
+def excess(demand: Demand, device: DeviceState) -> float:
+    """Return by how much the predicted utilisations on *device* exceed what it can give, once *demand* is there."""
+    return max(0.0, device.utilisation + demand.utilisation - 1.0)
+
+
+def fitting(demand: Demand, devices: Sequence[DeviceState]) -> list[DeviceState]:
+    """Return the devices that have the memory for *demand*."""
+    return [device for device in devices if device.free >= demand.memory]
+
+
+def _first(devices: Sequence[DeviceState], count: int) -> tuple[DeviceId, ...] | None:
+    if len(devices) < count:
+        return None
+    return tuple(device.id for device in devices[:count])
+
+
+#: every rule by its name
+PLACEMENTS: Mapping[str, type[PlacementRule]] = {
+    PlacementName.LEAST_LOADED: LeastLoaded,
+    PlacementName.TIRESIAS: Consolidating,
+    PlacementName.ALLOX: SoonestDone,
+    PlacementName.HORUS: LeastInterference,
+}
