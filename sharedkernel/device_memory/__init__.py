@@ -1,0 +1,69 @@
+"""Device memory: lanes whose bytes several sessions share by turns, and private memory that can be taken away.
+
+The executor owns physical memory, in *units*; it needs no context on the device and maps nothing. Sessions own
+addresses: each maps units where its own tensors are, and changes what is mapped without any tensor noticing. Units
+travel as descriptors over a unix socket.
+
+Who does what, from below:
+
+========================  ==========================================================================================
+`driver`                  the calls that everything is built from, and their rules
+`memfd`, `cuda`           two drivers: memory files with CUDA's refusals, and CUDA
+`layout`                  how a lane and private memory are cut into units
+`store`                   the executor's side: creates and counts units, every one in exactly one account
+`arena`                   a session's page table: what each address shows
+`offload`, `shelter`      page-wise away and back, at unchanged addresses
+`torch_pool`              torch's allocator over addresses of ours
+`segments`                where torch's segments come from, and what becomes of them
+`lane_memory`             a session's whole: iterations, hand-over, headroom, offload
+========================  ==========================================================================================
+
+A turn of a session in a lane:
+
+1. The executor has created the lane (:meth:`LaneStore.create_lane`), told the session its units
+   (:meth:`LaneStore.share_lane`, :meth:`LaneStore.exported`), and the session has them (:meth:`LaneMemory.set_lane`).
+2. It grants: :meth:`LaneStore.begin_turn` says whether the lane has to be scrubbed, which is passed to
+   :meth:`LaneMemory.begin_turn`. The lane is occupied.
+3. The session calls :meth:`LaneMemory.begin_iteration`, and :meth:`LaneMemory.next_iteration` at each boundary that it
+   passes without being asked to stop.
+4. It is asked: :meth:`LaneMemory.hand_over` moves what survives to private pages, and the executor, told so, calls
+   :meth:`LaneStore.end_turn`.
+
+Private units are asked for through a :class:`Supplier`: :meth:`LaneStore.give_private` and
+:meth:`LaneStore.exported` answer it, :meth:`LaneStore.confirm` takes note that the session has them, and
+:meth:`LaneStore.take_back` that it has let go. :meth:`LaneStore.session_gone` is for those that ended.
+
+Nothing here is imported into the executor that imports torch: `store`, `driver`, `memfd`, `cuda`, `layout`.
+"""
+
+from __future__ import annotations
+
+from sharedkernel.device_memory.errors import (
+    ArenaBroken,
+    DeviceLost,
+    DeviceMemoryError,
+    DriverUnavailable,
+    HandOverPostponed,
+    InvalidMapping,
+    LaneOccupied,
+    OutOfDeviceMemory,
+)
+from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo, lane_bytes
+from sharedkernel.device_memory.store import Account, LaneStore
+
+__all__ = [
+    "Account",
+    "ArenaBroken",
+    "DeviceLost",
+    "DeviceMemoryError",
+    "DriverUnavailable",
+    "GivenUnit",
+    "HandOverPostponed",
+    "InvalidMapping",
+    "LaneLayout",
+    "LaneOccupied",
+    "LaneStore",
+    "OutOfDeviceMemory",
+    "UnitInfo",
+    "lane_bytes",
+]

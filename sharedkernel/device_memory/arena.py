@@ -1,0 +1,526 @@
+"""A session's addresses on the device, and what is mapped at each: its page table.
+
+The arena reserves one range of addresses for life. It is used in *slots*, each as large as the unit mapped in it. A
+slot is unmapped, or shows a unit of the *lane*, which other sessions write at their turns, or a *private* one, or its
+bytes are *away*. Torch's allocator knows addresses only: whatever changes under them, an address that holds a tensor
+keeps both its place and its bytes. The changes are
+
+- :meth:`Arena.make_private`: slots in which something survives the iteration get private units, with the bytes;
+- :meth:`Arena.rejoin`: private slots in which nothing lives show the lane again;
+- :meth:`Arena.clear`: slots that nobody will touch are unmapped;
+- offloading and restoring, for which see :mod:`sharedkernel.device_memory.offload`.
+
+Each is done as a whole or not at all, also when the driver refuses something half-way or an interrupt comes. Units'
+numbers and sizes are the executor's, which creates them; what a change sets free is told by
+:meth:`Arena.take_freed`. One lane's units may be seen at several places at once. Nothing here locks: its callers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from sharedkernel.device_memory.driver import Driver, Handle
+from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.interrupts import uninterrupted
+from sharedkernel.device_memory.layout import UNIT_SIZES, GivenUnit, UnitInfo
+from sharedkernel.device_memory.ranges import FreeRanges
+
+log = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+
+#: addresses at which units are seen for a moment, to copy or fill them
+_SCRATCH = 4 * UNIT_SIZES[-1]
+#: addresses of an arena, in bytes; they cost nothing
+ADDRESSES = 1 << 42
+
+
+class SlotState(StrEnum):
+    """What a slot shows."""
+
+    UNMAPPED = "unmapped"
+    LANE = "lane"
+    PRIVATE = "private"
+    #: was private; offloaded
+    AWAY = "away"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place for one unit."""
+
+    address: int
+    size: int
+    state: SlotState = SlotState.UNMAPPED
+    #: the unit it shows
+    unit: UnitInfo | None = None
+    handle: Handle | None = None
+    #: the lane's unit that belongs here; None: it is no place of a lane
+    lane_unit: int | None = None
+    #: where its bytes are in the shelter while it is away; None: nothing lived in it
+    offset: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The address after it."""
+        return self.address + self.size
+
+
+@dataclass(slots=True, eq=False)
+class Area:
+    """Slots side by side that were made together."""
+
+    slots: list[Slot] = field(default_factory=list)
+
+    @property
+    def address(self) -> int:
+        """Where it starts."""
+        return self.slots[0].address
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.slots[-1].end - self.slots[0].address
+
+
+class Arena:
+    """The page table of one session on one device.
+
+    Parameters
+    ----------
+    driver
+        Maps and copies in this process.
+    addresses
+        Bytes of addresses to reserve.
+    """
+
+    def __init__(self, driver: Driver, addresses: int = ADDRESSES) -> None:
+        self.driver = driver
+        self._size = addresses
+        self._start = driver.reserve(addresses)
+        self._scratch = self._start
+        self._free = FreeRanges()
+        self._free.add(self._start + _SCRATCH, addresses - _SCRATCH)
+        self._slots: dict[int, Slot] = {}
+        self._addresses: list[int] = []
+        #: number → size and handle of the lane's units that this process has imported
+        self._lane: dict[int, tuple[int, Handle]] = {}
+        self._freed: list[int] = []
+
+    @property
+    def address(self) -> int:
+        """The first of the arena's addresses."""
+        return self._start
+
+    # --- looking -----------------------------------
+
+    def slots(self, *states: SlotState) -> list[Slot]:
+        """Return the slots in these states, by address; all without any."""
+        every = (self._slots[address] for address in self._addresses)
+        return [slot for slot in every if not states or slot.state in states]
+
+    def slots_within(self, address: int, size: int) -> Iterator[Slot]:
+        """Yield the slots that reach into a range, by address."""
+        index = max(0, bisect_right(self._addresses, address) - 1)
+        while index < len(self._addresses):
+            slot = self._slots[self._addresses[index]]
+            if slot.address >= address + size:
+                return
+            if slot.end > address:
+                yield slot
+            index += 1
+
+    @property
+    def private_bytes(self) -> int:
+        """Bytes of private units mapped here."""
+        return sum(slot.size for slot in self._slots.values() if slot.state is SlotState.PRIVATE)
+
+    @property
+    def lane_units(self) -> set[int]:
+        """Units of the lane that this process has."""
+        return set(self._lane)
+
+    def take_freed(self) -> list[int]:
+        """Return the units let go since last asked: the executor has to be told."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    # --- the lane's units -----------------------------------
+
+    @uninterrupted()
+    def import_lane(self, given: Iterable[GivenUnit]) -> None:
+        """Import units of the lane; their descriptors are closed in any case."""
+        for unit, handle in self._import(given):
+            self._lane[unit.unit] = (unit.size, handle)
+
+    @uninterrupted()
+    def drop_lane(self, units: Iterable[int]) -> None:
+        """Let go of units of the lane wherever they are seen; slots that show them are unmapped."""
+        dropped = set(units) & set(self._lane)
+        self.clear(slot for slot in self.slots(SlotState.LANE) if slot.lane_unit in dropped)
+        for number in dropped:
+            self._release(self._lane.pop(number)[1])
+            self._freed.append(number)
+
+    def scrub_lane(self, byte: int = 0) -> None:
+        """Fill all of the lane, whether or not its units are seen in slots."""
+        shown = {slot.lane_unit: slot.address for slot in self.slots(SlotState.LANE)}
+        hidden = []
+        for number, (size, handle) in self._lane.items():
+            if number in shown:
+                self.driver.fill(shown[number], size, byte)
+            else:
+                hidden.append((size, handle))
+        for batch in _batches(hidden, key=lambda each: each[0]):
+            with self._seen(batch) as addresses:
+                for (size, _), address in zip(batch, addresses, strict=True):
+                    self.driver.fill(address, size, byte)
+        self.driver.synchronize()
+
+    # --- making and removing slots -----------------------------------
+
+    @uninterrupted()
+    def add_lane_area(self, units: Sequence[UnitInfo]) -> Area:
+        """Show the lane's units, side by side and in this order, at new addresses."""
+        area = self._new_area([unit.size for unit in units])
+        for slot, unit in zip(area.slots, units, strict=True):
+            slot.lane_unit = unit.unit
+        try:
+            self.show_lane(area.slots)
+        except BaseException:
+            self._remove(area.slots)
+            raise
+        return area
+
+    @uninterrupted()
+    def show_lane(self, slots: Iterable[Slot]) -> None:
+        """Let unmapped slots of a lane's area show its units."""
+        chosen = [slot for slot in slots if slot.state is SlotState.UNMAPPED]
+        self._remap([(slot, self._lane_handle(slot)) for slot in chosen])
+        for slot in chosen:
+            self._set_lane(slot)
+
+    @uninterrupted()
+    def add_private_area(self, given: Iterable[GivenUnit]) -> Area:
+        """Map private units, side by side, at new addresses."""
+        imported = self._import(given)
+        area = Area()
+        try:
+            area = self._new_area([unit.size for unit, _ in imported])
+            if self.driver.must_be_idle_to_map:
+                self.driver.synchronize()
+            self._remap([(slot, handle) for slot, (_, handle) in zip(area.slots, imported, strict=True)])
+            if not self.driver.is_new_memory_clean:
+                self.driver.fill(area.address, area.size, 0)
+        except BaseException:
+            # their state is not private yet, so this releases nothing
+            self._remap([(slot, None) for slot in area.slots])
+            self._remove(area.slots)
+            self._abandon(imported)
+            raise
+        for slot, (unit, _) in zip(area.slots, imported, strict=True):
+            slot.state, slot.unit = SlotState.PRIVATE, unit
+        return area
+
+    @uninterrupted()
+    def remove(self, slots: Iterable[Slot]) -> None:
+        """Unmap slots and give their addresses back."""
+        chosen = list(slots)
+        self.clear(chosen)
+        self._remove(chosen)
+
+    # --- changing what slots show -----------------------------------
+
+    @uninterrupted()
+    def make_private(self, slots: Sequence[Slot], given: Iterable[GivenUnit]) -> None:
+        """Give slots that show the lane private units, with the same bytes at the same addresses.
+
+        Parameters
+        ----------
+        slots
+            Slots that show the lane.
+        given
+            A unit for each, of its size. If this raises, the units are let go again.
+        """
+        imported = self._import(given)
+        try:
+            pairs = self._pair(slots, imported, SlotState.LANE)
+            self.driver.synchronize()
+            for batch in _batches(pairs, key=lambda pair: pair[0].size):
+                with self._seen([(slot.size, handle) for slot, (_, handle) in batch]) as addresses:
+                    for (slot, _), address in zip(batch, addresses, strict=True):
+                        self.driver.copy(address, slot.address, slot.size)
+            self._remap([(slot, handle) for slot, (_, handle) in pairs])
+        except BaseException:
+            self._abandon(imported)
+            raise
+        for slot, (unit, _) in pairs:
+            slot.state, slot.unit = SlotState.PRIVATE, unit
+
+    @uninterrupted()
+    def rejoin(self, slots: Iterable[Slot]) -> None:
+        """Let private slots of a lane's area, in which nothing lives, show the lane again."""
+        chosen = list(slots)
+        self.driver.synchronize()
+        self._remap([(slot, self._lane_handle(slot)) for slot in chosen])
+        for slot in chosen:
+            self._note_freed(slot)
+            self._set_lane(slot)
+
+    @uninterrupted()
+    def clear(self, slots: Iterable[Slot]) -> None:
+        """Unmap slots, whatever they show; private units are let go."""
+        chosen = list(slots)
+        if not chosen:
+            return
+        self.driver.synchronize()
+        self._remap([(slot, None) for slot in chosen])
+        for slot in chosen:
+            self._note_freed(slot)
+            slot.state, slot.unit, slot.offset = SlotState.UNMAPPED, None, None
+
+    @uninterrupted()
+    def send_away(self, offsets: dict[Slot, int | None]) -> None:
+        """Unmap private slots whose bytes are safe at an offset of a shelter (None: nothing lives in them)."""
+        self.clear(offsets)
+        for slot, offset in offsets.items():
+            slot.state, slot.offset = SlotState.AWAY, offset
+
+    @contextlib.contextmanager
+    def bringing_back(self, slots: Sequence[Slot], given: Iterable[GivenUnit]) -> Iterator[None]:
+        """Map private units at slots that are away; if the body raises, they are away as before.
+
+        Within the body the slots are mapped, and their bytes are copied there. It may be interrupted.
+        """
+        imported = self._import(given)
+        try:
+            pairs = self._pair(slots, imported, SlotState.AWAY)
+        except InvalidMapping:
+            self._abandon(imported)
+            raise
+        is_back = False
+        try:
+            self._remap([(slot, handle) for slot, (_, handle) in pairs])
+            yield
+            self.driver.synchronize()
+            # an interrupt is raised at the end of this: they are back, then
+            with uninterrupted():
+                for slot, (unit, _) in pairs:
+                    slot.state, slot.unit, slot.offset = SlotState.PRIVATE, unit, None
+                is_back = True
+        finally:
+            if not is_back:
+                with uninterrupted():
+                    self.driver.synchronize()
+                    self._remap([(slot, None) for slot, _ in pairs])
+                    self._abandon(imported)
+
+    # --- its end -----------------------------------
+
+    def close(self) -> None:
+        """Unmap everything and give the addresses back."""
+        self.remove(self.slots())
+        self.drop_lane(self.lane_units)
+        self.driver.free(self._start, self._size)
+
+    def validate(self) -> None:
+        """Check that no unit is mapped as two things, and that slots do not overlap."""
+        private = [slot.unit.unit for slot in self.slots(SlotState.PRIVATE) if slot.unit]
+        assert len(private) == len(set(private)), "a private unit is mapped twice"
+        assert not set(private) & set(self._lane), "a unit is private and the lane's"
+        for before, after in itertools.pairwise(self.slots()):
+            assert before.end <= after.address, (before, after)
+        for slot in self._slots.values():
+            assert not self._free.covers(slot.address, slot.size), slot
+            mapped = slot.state in (SlotState.LANE, SlotState.PRIVATE)
+            assert (slot.unit is not None) == mapped, slot
+            assert (slot.handle is not None) == mapped, slot
+            if slot.state is SlotState.LANE:
+                assert slot.unit == UnitInfo(slot.lane_unit or 0, slot.size), slot
+                assert slot.lane_unit in self._lane, slot
+
+    # --- the pieces -----------------------------------
+
+    def _import(self, given: Iterable[GivenUnit]) -> list[tuple[UnitInfo, Handle]]:
+        units = list(given)
+        imported: list[tuple[UnitInfo, Handle]] = []
+        try:
+            for unit in units:
+                imported.append((unit.info, self.driver.import_(unit.descriptor, unit.size)))
+        except BaseException:
+            self._release(*(handle for _, handle in imported))
+            self._freed += [unit.unit for unit in units]
+            raise
+        finally:
+            for unit in units:
+                os.close(unit.descriptor)
+        return imported
+
+    def _release(self, *handles: Handle) -> None:
+        for handle in handles:
+            self.driver.release(handle)
+
+    def _lane_handle(self, slot: Slot) -> Handle:
+        if slot.lane_unit not in self._lane:
+            raise InvalidMapping(f"the slot at {slot.address:#x} belongs to no unit of the present lane.")
+        size, handle = self._lane[slot.lane_unit]
+        if size != slot.size:
+            raise InvalidMapping(f"the slot at {slot.address:#x} is not as large as unit {slot.lane_unit}.")
+        return handle
+
+    @staticmethod
+    def _set_lane(slot: Slot) -> None:
+        assert slot.lane_unit is not None
+        slot.state, slot.unit = SlotState.LANE, UnitInfo(slot.lane_unit, slot.size)
+
+    def _note_freed(self, slot: Slot) -> None:
+        """Note the private unit of a slot in which it is not mapped any more."""
+        if slot.state is SlotState.PRIVATE and slot.unit is not None:
+            self._freed.append(slot.unit.unit)
+
+    @staticmethod
+    def _pair(
+        slots: Sequence[Slot], imported: Sequence[tuple[UnitInfo, Handle]], state: SlotState
+    ) -> list[tuple[Slot, tuple[UnitInfo, Handle]]]:
+        """Pair slots with the units that are to be mapped there."""
+        if [slot.size for slot in slots] != [unit.size for unit, _ in imported]:
+            raise InvalidMapping("there has to be a unit for each slot, of its size.")
+        for slot in slots:
+            if slot.state is not state:
+                raise InvalidMapping(f"the slot at {slot.address:#x} is {slot.state}, not {state}.")
+        return list(zip(slots, imported, strict=True))
+
+    def _abandon(self, imported: Iterable[tuple[UnitInfo, Handle]]) -> None:
+        """Let go of units that came for nothing."""
+        for unit, handle in imported:
+            self._release(handle)
+            self._freed.append(unit.unit)
+
+    def _new_area(self, sizes: Sequence[int]) -> Area:
+        address = self._free.take(sum(sizes))
+        if address is None:
+            raise OutOfDeviceMemory("this session has no addresses left on the device; restart its kernel.")
+        area = Area()
+        for size in sizes:
+            slot = Slot(address, size)
+            area.slots.append(slot)
+            self._slots[address] = slot
+            insort(self._addresses, address)
+            address += size
+        return area
+
+    def _remove(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            del self._slots[slot.address]
+            del self._addresses[bisect_left(self._addresses, slot.address)]
+            self._free.add(slot.address, slot.size)
+
+    @contextlib.contextmanager
+    def _seen(self, units: Sequence[tuple[int, Handle]]) -> Iterator[list[int]]:
+        """Map units side by side at addresses of no slot, for as long as the body runs."""
+        addresses, end = [], self._scratch
+        with uninterrupted():
+            try:
+                for size, handle in units:
+                    self.driver.map(end, size, handle)
+                    addresses.append(end)
+                    end += size
+                if units:
+                    self.driver.set_access(self._scratch, end - self._scratch)
+                yield addresses
+                self.driver.synchronize()
+            finally:
+                if end > self._scratch:
+                    self._unmap_scratch(end - self._scratch)
+
+    def _unmap_scratch(self, size: int) -> None:
+        try:
+            self.driver.unmap(self._scratch, size)
+        except BaseException as error:
+            try:
+                self.driver.unmap(self._scratch, size)
+            except BaseException as failure:
+                raise _broken(error) from failure
+            raise
+
+    @uninterrupted()
+    def _remap(self, changes: Sequence[tuple[Slot, Handle | None]]) -> None:
+        """Map another handle, or none, at each of the slots: all of them, or none.
+
+        `Slot.handle` is what is mapped, before and after; private handles that are not mapped any more are released.
+        """
+        changes = sorted(changes, key=lambda change: change[0].address)
+        old = [(slot, slot.handle) for slot, _ in changes]
+        #: what is mapped now
+        current = {slot: slot.handle for slot, _ in changes}
+        try:
+            self._unmap_in(current)
+            self._map_in(current, changes)
+        except BaseException as error:
+            try:
+                self._unmap_in(current)
+                self._map_in(current, old)
+            except BaseException as failure:
+                raise _broken(error) from failure
+            raise
+        for slot, handle in changes:
+            if slot.handle is not None and slot.state is SlotState.PRIVATE:
+                self._release(slot.handle)
+            slot.handle = handle
+
+    def _unmap_in(self, current: dict[Slot, Handle | None]) -> None:
+        """Unmap what is mapped, whole runs of it at a time."""
+        for run in _runs(slot for slot, handle in current.items() if handle is not None):
+            self.driver.unmap(run[0].address, run[-1].end - run[0].address)
+            for slot in run:
+                current[slot] = None
+
+    def _map_in(self, current: dict[Slot, Handle | None], wanted: Sequence[tuple[Slot, Handle | None]]) -> None:
+        for slot, handle in wanted:
+            if handle is not None:
+                self.driver.map(slot.address, slot.size, handle)
+                current[slot] = handle
+        # one call for many mappings: it is the costly one
+        for run in _runs(slot for slot, handle in wanted if handle is not None):
+            self.driver.set_access(run[0].address, run[-1].end - run[0].address)
+
+
+def _broken(error: BaseException) -> ArenaBroken:
+    log.error("a change of the page table failed and could not be undone: %s", error)
+    return ArenaBroken(
+        f"this session's device memory is lost, since a change of its mappings failed half-way ({error}); "
+        "restart its kernel."
+    )
+
+
+def _runs(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
+    """Yield the slots, which come by address, in groups that lie side by side."""
+    run: list[Slot] = []
+    for slot in slots:
+        if run and run[-1].end != slot.address:
+            yield run
+            run = []
+        run.append(slot)
+    if run:
+        yield run
+
+
+def _batches(items: Sequence[_Item], key: Callable[[_Item], int]) -> Iterator[list[_Item]]:
+    """Yield the items in groups whose sizes sum to what fits into the scratch addresses."""
+    batch: list[_Item] = []
+    total = 0
+    for item in items:
+        if batch and total + key(item) > _SCRATCH:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += key(item)
+    if batch:
+        yield batch

@@ -1,0 +1,163 @@
+"""Offload and restore page by page, at unchanged addresses: no tensor notices, and none has to be found.
+
+The bytes go through two staging buffers: while one is copied from the device the other is written to the shelter, and
+the other way round. Offloading first copies everything and only then unmaps; restoring first maps and copies and only
+then counts as done. So what fails or is interrupted half-way leaves the memory as it was: on the device, or away.
+
+Pages in which nothing lives are not copied; they come back as new, empty ones, since torch may use them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from sharedkernel.device_memory.arena import Arena, Slot, SlotState
+from sharedkernel.device_memory.driver import MIB, HostBuffer
+from sharedkernel.device_memory.interrupts import uninterrupted
+from sharedkernel.device_memory.layout import GivenUnit
+from sharedkernel.device_memory.ranges import LiveRanges
+from sharedkernel.device_memory.shelter import Shelter
+
+#: bytes of each of the two staging buffers
+STAGING = 32 * MIB
+
+#: a stretch of a slot: address, offset in the shelter, bytes
+_Piece = tuple[int, int, int]
+
+
+def bytes_to_keep(arena: Arena, live: LiveRanges) -> int:
+    """Return how large a shelter has to be."""
+    return sum(slot.size for slot in arena.slots(SlotState.PRIVATE) if live.touches(slot.address, slot.size))
+
+
+def copy_out(
+    arena: Arena, live: LiveRanges, shelter: Shelter, is_stopped: Callable[[], bool] = lambda: False
+) -> dict[Slot, int | None]:
+    """Copy all private memory to a shelter (any thread).
+
+    Parameters
+    ----------
+    arena
+        Whose slots; nothing of this process may be at work on the device, or start to be, until they are sent away.
+    live
+        Where blocks live.
+    shelter
+        Takes :func:`bytes_to_keep`.
+    is_stopped
+        Asked between two pieces: whether to end early, the copy being of no use any more.
+
+    Returns
+    -------
+    dict
+        What :meth:`Arena.send_away` takes.
+
+    Raises
+    ------
+    ShelterFull, DeviceMemoryError, KeyboardInterrupt
+        Everything is where it was, as it is otherwise.
+    """
+    arena.driver.synchronize()
+    offsets: dict[Slot, int | None] = {}
+    end = 0
+    for slot in arena.slots(SlotState.PRIVATE):
+        is_live = live.touches(slot.address, slot.size)
+        offsets[slot] = end if is_live else None
+        end += slot.size if is_live else 0
+
+    pieces = list(_pieces(offsets.items()))
+    with _staging(arena) as (helper, buffers):
+        writing: list[Future[None] | None] = [None, None]
+        for number, (address, offset, size) in enumerate(pieces):
+            if is_stopped():
+                break
+            before = writing[number % 2]
+            if before is not None:
+                before.result()
+            buffer = buffers[number % 2][:size]
+            arena.driver.read(buffer, address)
+            writing[number % 2] = helper.submit(shelter.write, offset, buffer)
+        for last in writing:
+            if last is not None:
+                last.result()
+    return offsets
+
+
+def sizes_away(arena: Arena) -> list[int]:
+    """Return the sizes of the units that :func:`restore` needs."""
+    return [slot.size for slot in arena.slots(SlotState.AWAY)]
+
+
+def restore(arena: Arena, given: Sequence[GivenUnit], shelter: Shelter) -> None:
+    """Bring everything back to where it was.
+
+    Parameters
+    ----------
+    arena
+        Whose slots.
+    given
+        Units of :func:`sizes_away`, in that order. If this raises, they are let go again.
+    shelter
+        Has the bytes; it is not closed.
+
+    Raises
+    ------
+    DeviceMemoryError, KeyboardInterrupt
+        Everything is still away. Interrupted at the very end it may be back instead; :func:`sizes_away` tells.
+    """
+    slots = arena.slots(SlotState.AWAY)
+    with arena.bringing_back(slots, given):
+        if not arena.driver.is_new_memory_clean:
+            for slot in slots:
+                if slot.offset is None:
+                    arena.driver.fill(slot.address, slot.size, 0)
+
+        pieces = list(_pieces((slot, slot.offset) for slot in slots))
+        with _staging(arena) as (helper, buffers):
+
+            def read(number: int) -> Future[None]:
+                _, offset, size = pieces[number]
+                return helper.submit(shelter.read, offset, buffers[number % 2][:size])
+
+            reading = [read(number) for number in range(min(2, len(pieces)))]
+            for number, (address, _, size) in enumerate(pieces):
+                reading[number % 2].result()
+                arena.driver.write(address, buffers[number % 2][:size])
+                if number + 2 < len(pieces):
+                    reading[number % 2] = read(number + 2)
+
+
+@contextlib.contextmanager
+def _staging(arena: Arena) -> Iterator[tuple[ThreadPoolExecutor, list[memoryview]]]:
+    """Give a helper thread for the shelter's side, and two buffers that both sides use in turn."""
+    buffers: list[HostBuffer] = []
+    helper = ThreadPoolExecutor(1, "sharedkernel-offload")
+    try:
+        buffers += [arena.driver.host_buffer(STAGING), arena.driver.host_buffer(STAGING)]
+        yield helper, [buffer.view for buffer in buffers]
+    finally:
+        with uninterrupted():
+            # the helper still uses the buffers, if the other side failed
+            helper.shutdown(cancel_futures=True)
+            for buffer in buffers:
+                buffer.close()
+
+
+def _pieces(offsets: Iterable[tuple[Slot, int | None]]) -> Iterator[_Piece]:
+    """Yield what is to be copied, in pieces as large as they can be."""
+    address = offset = size = 0
+    for slot, at in offsets:
+        if at is None:
+            continue
+        if size and (slot.address, at) == (address + size, offset + size):
+            size += slot.size
+        else:
+            yield from _cut(address, offset, size)
+            address, offset, size = slot.address, at, slot.size
+    yield from _cut(address, offset, size)
+
+
+def _cut(address: int, offset: int, size: int) -> Iterator[_Piece]:
+    for start in range(0, size, STAGING):
+        yield address + start, offset + start, min(STAGING, size - start)

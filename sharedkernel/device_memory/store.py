@@ -1,0 +1,439 @@
+"""The executor's side of device memory: it creates every unit, and knows which account each one is in.
+
+A unit is in exactly one account: a *lane*, *private* to a session, *spare*, or *leaving*. A unit is leaving when its
+lane has no use for it any more but sessions still have it mapped: memory is free when it is gone from every process,
+not when somebody asked for it. So what the accounts add up to is what the device really lacks.
+
+The store keeps the handles of lanes' units, to give them to more sessions. Of private units it lets go as soon as
+their session has them: then they vanish with its process, whatever happens to the executor. For the same reason a
+spare is always new: memory that a user had goes back to the driver, and none is passed on to others but a lane's,
+which is scrubbed on the way (:meth:`LaneStore.begin_turn`).
+
+A lane is *occupied* from the start of a turn until nothing of that session's iteration is left in it. Occupied lanes
+do not change. Calls raise errors of :mod:`sharedkernel.device_memory.errors` and have then changed nothing. There is
+no locking: one thread, the executor's, calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sharedkernel.device_memory.driver import Driver, Handle
+from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
+from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
+
+#: more descriptors than this do not fit into one message of a unix socket
+MAX_DESCRIPTORS = 253
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where every byte is; the figures for the ledger."""
+
+    lanes: dict[int, int]
+    private: dict[str, int]
+    leaving: int
+    spare: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of device memory in use."""
+        return sum(self.lanes.values()) + sum(self.private.values()) + self.leaving + self.spare
+
+
+class _Place(StrEnum):
+    LANE = "lane"
+    PRIVATE = "private"
+    LEAVING = "leaving"
+    SPARE = "spare"
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    unit: int
+    size: int
+    #: None: only sessions have it
+    handle: Handle | None
+    #: the account it is in; a private unit's only holder is its session
+    place: _Place
+    #: sessions that were given it and have not let go
+    holders: set[str] = field(default_factory=set)
+
+    @property
+    def info(self) -> UnitInfo:
+        return UnitInfo(self.unit, self.size)
+
+
+@dataclass(slots=True)
+class _Lane:
+    lane: int
+    version: int
+    units: list[_Unit]
+    occupant: str | None = None
+    #: whose bytes are in it
+    last_user: str | None = None
+    #: it holds what its next user must not read: another's bytes, or whatever new units hold
+    is_dirty: bool = False
+    #: its occupant has to scrub it, and has not said yet that this is done
+    is_scrubbed: bool = True
+
+    @property
+    def size(self) -> int:
+        return sum(unit.size for unit in self.units)
+
+
+class LaneStore:
+    """Creates, counts and frees the units of one device.
+
+    Parameters
+    ----------
+    driver
+        Creates and exports; this side maps nothing.
+    capacity
+        Bytes that may be in use at most, spares included; None: what the driver gives.
+    spares
+        How many units of each size to keep in stock, since creating one takes a fraction of a millisecond.
+    after
+        Units' numbers are larger than this. Sessions outlive their executor, with the units that it gave them: what
+        the next one gives must have other numbers.
+    """
+
+    def __init__(
+        self, driver: Driver, *, capacity: int | None = None, spares: dict[int, int] | None = None, after: int = 0
+    ) -> None:
+        self._driver = driver
+        self._capacity = capacity
+        self._wanted_spares = spares or {}
+        self._lanes: dict[int, _Lane] = {}
+        #: every unit there is
+        self._units: dict[int, _Unit] = {}
+        self._spare: dict[int, list[_Unit]] = {}
+        self._used = 0
+        self._last_number = after
+
+    # --- lanes -----------------------------------
+
+    def create_lane(self, lane: int, size: int) -> LaneLayout:
+        """Make a lane for iterations that need *size* bytes.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            When there is no room for it.
+        """
+        if lane in self._lanes:
+            raise InvalidMapping(f"lane {lane} exists already.")
+        units = self._obtain(plan_lane(size), _Place.LANE)
+        self._lanes[lane] = _Lane(lane, 1, units, is_dirty=not self._driver.is_new_memory_clean)
+        return self.layout(lane)
+
+    def resize_lane(self, lane: int, size: int) -> LaneLayout:
+        """Give a lane the units that *size* bytes need.
+
+        Raises
+        ------
+        LaneOccupied
+            When an iteration uses it.
+        OutOfDeviceMemory
+            When there is no room for it.
+        """
+        entry = self._empty(lane, "resized")
+        at_hand: dict[int, list[_Unit]] = {}
+        for unit in entry.units:
+            at_hand.setdefault(unit.size, []).append(unit)
+        sizes = plan_lane(size)
+        missing = Counter(sizes) - Counter(unit.size for unit in entry.units)
+        for unit in self._obtain(list(missing.elements()), _Place.LANE):
+            at_hand.setdefault(unit.size, []).append(unit)
+        # in the order of addresses, so that a lane that grows keeps its units where they are
+        for units in at_hand.values():
+            units.reverse()
+        units = [at_hand[each].pop() for each in sizes]
+        if units != entry.units:
+            entry.units = units
+            entry.version += 1
+            entry.is_dirty |= bool(missing) and not self._driver.is_new_memory_clean
+            self._part_with(unit for units in at_hand.values() for unit in units)
+        return self.layout(lane)
+
+    def remove_lane(self, lane: int) -> None:
+        """Remove a lane; its units are leaving until every session has let go of them."""
+        entry = self._empty(lane, "removed")
+        del self._lanes[lane]
+        self._part_with(entry.units)
+
+    def layout(self, lane: int) -> LaneLayout:
+        """Return what the lane is made of now."""
+        entry = self._lane(lane)
+        return LaneLayout(lane, entry.version, tuple(unit.info for unit in entry.units))
+
+    def begin_turn(self, lane: int, session: str, user: str) -> bool:
+        """Let a session's iterations use the lane; return whether it has to scrub it first.
+
+        It has to when another user had the lane before, or when units in it are new and the driver does not say what
+        they hold.
+
+        Raises
+        ------
+        LaneOccupied
+            When something of another session's iteration is in it.
+        """
+        entry = self._lane(lane)
+        if entry.occupant not in (None, session):
+            raise LaneOccupied(f"lane {lane} is session {entry.occupant}'s until that one has handed it over.")
+        must_scrub = entry.is_dirty or entry.last_user not in (None, user)
+        entry.occupant, entry.last_user, entry.is_dirty = session, user, False
+        entry.is_scrubbed = not must_scrub
+        return must_scrub
+
+    def end_turn(self, lane: int, session: str, *, unused: bool = False) -> None:
+        """Take note that nothing of the session's iteration is left in the lane.
+
+        Parameters
+        ----------
+        lane, session
+            Which, and whose.
+        unused
+            The turn came to nothing: if the lane was to be scrubbed, it was not.
+        """
+        entry = self._lane(lane)
+        if entry.occupant == session:
+            entry.occupant = None
+            entry.is_dirty |= unused and not entry.is_scrubbed
+
+    # --- giving units to sessions -----------------------------------
+
+    def share_lane(self, lane: int, session: str) -> list[UnitInfo]:
+        """Make the session a holder of the lane's units; return those it has not been given yet."""
+        new = [unit for unit in self._lane(lane).units if session not in unit.holders]
+        for unit in new:
+            unit.holders.add(session)
+        return [unit.info for unit in new]
+
+    def give_private(self, session: str, sizes: Sequence[int]) -> list[UnitInfo]:
+        """Make units of these sizes private to a session.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            When there is no room for all of them.
+        """
+        units = self._obtain(sizes, _Place.PRIVATE)
+        for unit in units:
+            unit.holders.add(session)
+        return [unit.info for unit in units]
+
+    def exported(self, units: Iterable[UnitInfo]) -> Iterator[tuple[list[UnitInfo], list[int]]]:
+        """Yield units with their descriptors, as many at a time as one message carries.
+
+        The descriptors are closed when the next batch is asked for: send them before.
+        """
+        every = list(units)
+        for start in range(0, len(every), MAX_DESCRIPTORS):
+            batch = every[start : start + MAX_DESCRIPTORS]
+            descriptors: list[int] = []
+            try:
+                for info in batch:
+                    descriptors.append(self._driver.export(self._held(info.unit).handle))
+                yield batch, descriptors
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def confirm(self, session: str, units: Iterable[int]) -> None:
+        """Take note that the session has imported these private units: from now on they live and die with it."""
+        for number in units:
+            unit = self._units.get(number)
+            if unit is not None and unit.place is _Place.PRIVATE and session in unit.holders:
+                self._release(unit)
+
+    def take_back(self, session: str, units: Iterable[int]) -> None:
+        """Take note that the session has let go of units: it has no mapping, handle or descriptor of them left."""
+        for number in units:
+            unit = self._units.get(number)
+            if unit is not None:
+                self._let_go(session, unit)
+
+    def session_gone(self, session: str) -> None:
+        """Take note that the session's process is gone, and all its children: whatever it had is free."""
+        for entry in self._lanes.values():
+            if entry.occupant == session:
+                self.end_turn(entry.lane, session, unused=True)
+        for unit in list(self._units.values()):
+            self._let_go(session, unit)
+
+    # --- stock -----------------------------------
+
+    def refill(self) -> bool:
+        """Create one spare unit, if the stock lacks one and there is room; return whether there is more to do.
+
+        Called while nothing else is to be done.
+        """
+        for size, wanted in self._wanted_spares.items():
+            have = self._spare.setdefault(size, [])
+            if len(have) < wanted and self._fits(size):
+                try:
+                    have.append(self._create(size, _Place.SPARE))
+                except OutOfDeviceMemory:
+                    return False
+                return True
+        return False
+
+    def drop_spares(self) -> None:
+        """Free the stock: somebody needs the room."""
+        for units in self._spare.values():
+            while units:
+                self._forget(units.pop())
+
+    # --- after a restart -----------------------------------
+
+    def adopt_lane(self, layout: LaneLayout, descriptors: Sequence[int], last_user: str | None) -> None:
+        """Take over a lane of the executor before; the descriptors stay the caller's."""
+        units = [
+            self._add(_Unit(info.unit, info.size, self._driver.import_(descriptor, info.size), _Place.LANE))
+            for info, descriptor in zip(layout.units, descriptors, strict=True)
+        ]
+        self._lanes[layout.lane] = _Lane(layout.lane, layout.version, units, last_user=last_user)
+
+    def adopt_session(self, session: str, private: Iterable[UnitInfo], shared: Iterable[UnitInfo]) -> None:
+        """Take over what a session says it has: private units, and units of lanes, which are adopted before."""
+        for info in private:
+            self._add(_Unit(info.unit, info.size, None, _Place.PRIVATE, {session}))
+        for info in shared:
+            # a unit of no lane that is known was about to leave
+            unit = self._units.get(info.unit) or self._add(_Unit(info.unit, info.size, None, _Place.LEAVING))
+            unit.holders.add(session)
+
+    # --- figures -----------------------------------
+
+    @property
+    def used(self) -> int:
+        """Bytes of device memory that are in units."""
+        return self._used
+
+    def account(self) -> Account:
+        """Return where every byte is."""
+        lanes = {lane: entry.size for lane, entry in self._lanes.items()}
+        private: dict[str, int] = {}
+        sums = dict.fromkeys(_Place, 0)
+        for unit in self._units.values():
+            sums[unit.place] += unit.size
+            if unit.place is _Place.PRIVATE:
+                (session,) = unit.holders
+                private[session] = private.get(session, 0) + unit.size
+        return Account(lanes=lanes, private=private, leaving=sums[_Place.LEAVING], spare=sums[_Place.SPARE])
+
+    def validate(self) -> None:
+        """Check that every unit is in one account, and held by whom that account allows."""
+        in_lanes = [unit for entry in self._lanes.values() for unit in entry.units]
+        in_stock = [unit for units in self._spare.values() for unit in units]
+        for place, units in ((_Place.LANE, in_lanes), (_Place.SPARE, in_stock)):
+            assert len(set(units)) == len(units), f"a unit is {place} twice"
+            assert set(units) == {unit for unit in self._units.values() if unit.place is place}, place
+        for unit in self._units.values():
+            match unit.place:
+                case _Place.PRIVATE:
+                    assert len(unit.holders) == 1, unit
+                case _Place.LEAVING:
+                    assert unit.holders, unit
+                    assert unit.handle is None, unit
+                case _Place.SPARE:
+                    assert not unit.holders, unit
+        account = self.account()
+        assert account.total == self._used == sum(unit.size for unit in self._units.values()), account
+        assert self._capacity is None or self._used <= self._capacity, account
+
+    # --- units -----------------------------------
+
+    def _obtain(self, sizes: Sequence[int], place: _Place) -> list[_Unit]:
+        """Return units of these sizes, from stock or new ones; all or none."""
+        units: list[_Unit] = []
+        try:
+            for size in sizes:
+                stock = self._spare.get(size)
+                units.append(stock.pop() if stock else self._create_with_room(size, place))
+        except BaseException:
+            for unit in units:
+                self._forget(unit)
+            raise
+        for unit in units:
+            unit.place = place
+        return units
+
+    def _create_with_room(self, size: int, place: _Place) -> _Unit:
+        """Create a unit; spares of other sizes make room."""
+        if not self._fits(size):
+            self.drop_spares()
+        if not self._fits(size):
+            raise OutOfDeviceMemory(
+                f"{size} bytes of device memory do not fit: {self._used} of {self._capacity} are in use."
+            )
+        try:
+            return self._create(size, place)
+        except OutOfDeviceMemory:
+            if not any(self._spare.values()):
+                raise
+            self.drop_spares()
+            return self._create(size, place)
+
+    def _fits(self, size: int) -> bool:
+        return self._capacity is None or self._used + size <= self._capacity
+
+    def _create(self, size: int, place: _Place) -> _Unit:
+        handle = self._driver.create(size)
+        return self._add(_Unit(self._last_number + 1, size, handle, place))
+
+    def _add(self, unit: _Unit) -> _Unit:
+        self._units[unit.unit] = unit
+        self._used += unit.size
+        self._last_number = max(self._last_number, unit.unit)
+        return unit
+
+    def _release(self, unit: _Unit) -> None:
+        if unit.handle is not None:
+            self._driver.release(unit.handle)
+            unit.handle = None
+
+    def _forget(self, unit: _Unit) -> None:
+        """Free a unit that nobody has."""
+        self._release(unit)
+        del self._units[unit.unit]
+        self._used -= unit.size
+
+    def _part_with(self, units: Iterable[_Unit]) -> None:
+        """Free units that no lane has any more; those that sessions have are leaving until these let go."""
+        for unit in units:
+            if unit.holders:
+                self._release(unit)
+                unit.place = _Place.LEAVING
+            else:
+                self._forget(unit)
+
+    def _let_go(self, session: str, unit: _Unit) -> None:
+        if session not in unit.holders:
+            return
+        unit.holders.discard(session)
+        if not unit.holders and unit.place is not _Place.LANE:
+            self._forget(unit)
+
+    def _held(self, number: int) -> _Unit:
+        unit = self._units.get(number)
+        if unit is None or unit.handle is None:
+            raise InvalidMapping(f"there is no unit {number} to give away.")
+        return unit
+
+    def _lane(self, lane: int) -> _Lane:
+        try:
+            return self._lanes[lane]
+        except KeyError:
+            raise InvalidMapping(f"there is no lane {lane}.") from None
+
+    def _empty(self, lane: int, change: str) -> _Lane:
+        entry = self._lane(lane)
+        if entry.occupant is not None:
+            raise LaneOccupied(f"lane {lane} cannot be {change} while an iteration of {entry.occupant} is in it.")
+        return entry

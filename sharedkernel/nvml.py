@@ -1,0 +1,266 @@
+"""What NVML (the driver's management library) tells of one NVIDIA GPU, without a CUDA context.
+
+Device totals can be had wherever the library works. Figures *per process* often cannot: in a container the driver
+names processes as the host numbers them, or none at all. A number that happens to be one of ours would then be taken
+for a session, so they are used only where this process is numbered as the host does it (:func:`sees_host_pids`).
+
+Everything else here turns the library's errors into one sentence each. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from sharedkernel.errors import SharedKernelError
+
+#: inode of the namespace in which the host numbers its processes, the same on every Linux (PROC_PID_INIT_INO)
+_HOST_PID_NAMESPACE = 0xEFFFFFFC
+
+
+class NvmlUnavailable(SharedKernelError):
+    """NVML cannot be used, or not for this device: the sentence says why and what to do."""
+
+    reason = "nvml"
+
+
+class DeviceLost(NvmlUnavailable):
+    """The device was there and is no more."""
+
+    reason = "device_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """What does not change about one GPU."""
+
+    name: str
+    uuid: str
+    #: memory that programs can have, in bytes: without what the driver keeps for itself
+    total_bytes: int
+    driver_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One look at a GPU."""
+
+    used_bytes: int
+    free_bytes: int
+    #: part of the last sample period in which a CUDA kernel ran (0 to 1); None where the GPU does not say
+    utilisation: float | None
+    #: bytes by process id; None where they cannot be told
+    processes: dict[int, int] | None
+
+
+def sees_host_pids() -> bool:
+    """Whether process ids mean the same here as on the host."""
+    with contextlib.suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino == _HOST_PID_NAMESPACE
+    return False
+
+
+class Gpu:
+    """One GPU as NVML sees it.
+
+    Parameters
+    ----------
+    name
+        ``"cuda"``, ``"cuda:N"`` (numbered as ``nvidia-smi`` does), or a UUID as ``CUDA_VISIBLE_DEVICES`` has them.
+    library
+        The module `pynvml`, or what stands in for it.
+    host_pids
+        Whether processes are numbered here as NVML numbers them.
+
+    Raises
+    ------
+    NvmlUnavailable
+        When there is no driver, no such device, or nothing to be seen of it.
+    """
+
+    def __init__(self, name: str = "cuda:0", *, library: Any = None, host_pids: bool | None = None) -> None:
+        self._nvml = _load() if library is None else library
+        self._host_pids = sees_host_pids() if host_pids is None else host_pids
+        self._handle: Any = None
+        self.facts = self._open(name)
+
+    def reopen(self) -> None:
+        """Look for the same GPU anew, after it was lost.
+
+        Raises
+        ------
+        NvmlUnavailable
+            While it is not back.
+        """
+        self.close()
+        self._open(self.facts.uuid)
+
+    def close(self) -> None:
+        """Let go of the library."""
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+    def sample(self) -> GpuSample:
+        """Look at the GPU (about a millisecond).
+
+        Raises
+        ------
+        DeviceLost
+            When it is gone.
+        NvmlUnavailable
+            When it does not answer this time.
+        """
+        try:
+            memory = self._memory()
+        except self._nvml.NVMLError as error:
+            raise self._translate(error) from None
+        return GpuSample(
+            used_bytes=int(memory.used),
+            free_bytes=int(memory.free),
+            utilisation=self._utilisation(),
+            processes=self._processes(),
+        )
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    def _open(self, name: str) -> GpuFacts:
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            raise self._translate(error) from None
+        try:
+            self._handle = self._find(name)
+            return self._describe()
+        except BaseException:
+            self.close()
+            raise
+
+    def _find(self, name: str) -> Any:
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+            if not count:
+                raise NvmlUnavailable(
+                    "the NVIDIA driver is there but shows no GPU; in a container, start it with the GPU "
+                    "(such as `--gpus all`)."
+                )
+            if name.startswith("GPU-"):
+                return self._nvml.nvmlDeviceGetHandleByUUID(name)
+            index = device_index(name)
+            if index >= count:
+                known = "is cuda:0" if count == 1 else f"are cuda:0 to cuda:{count - 1}"
+                raise NvmlUnavailable(f"there is no device {name!r}; those known {known}.")
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._nvml.NVMLError as error:
+            raise self._translate(error) from None
+
+    def _describe(self) -> GpuFacts:
+        nvml = self._nvml
+        try:
+            name = _text(nvml.nvmlDeviceGetName(self._handle))
+            if self._is_partitioned():
+                raise NvmlUnavailable(
+                    f"{name} is partitioned (MIG), and one executor serves a whole GPU; end that with "
+                    "`nvidia-smi -mig 0`, or name another device."
+                )
+            memory = self._memory()
+            return GpuFacts(
+                name=name,
+                uuid=_text(nvml.nvmlDeviceGetUUID(self._handle)),
+                total_bytes=int(memory.total) - int(getattr(memory, "reserved", 0)),
+                driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
+            )
+        except nvml.NVMLError as error:
+            raise self._translate(error) from None
+
+    def _is_partitioned(self) -> bool:
+        try:
+            return bool(self._nvml.nvmlDeviceGetMigMode(self._handle)[0])
+        except self._nvml.NVMLError:  # GPUs that cannot be say "not supported"
+            return False
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def _memory(self) -> Any:
+        """Return total, free and used bytes; with the driver's own part (`reserved`) where it tells that apart."""
+        nvml = self._nvml
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            return nvml.nvmlDeviceGetMemoryInfo(self._handle, version=nvml.nvmlMemory_v2)
+        return nvml.nvmlDeviceGetMemoryInfo(self._handle)
+
+    def _utilisation(self) -> float | None:
+        with contextlib.suppress(self._nvml.NVMLError):
+            return min(1.0, float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100)
+        return None
+
+    def _processes(self) -> dict[int, int] | None:
+        """Return bytes by process, clients of MPS included; None when they cannot be told."""
+        if not self._host_pids:
+            return None
+        found: dict[int, int] = {}
+        for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+            try:
+                processes = getattr(self._nvml, name)(self._handle)
+            except (self._nvml.NVMLError, AttributeError):
+                if not name.startswith("nvmlDeviceGetMPS"):
+                    return None
+                continue
+            for process in processes:
+                if process.usedGpuMemory is None:
+                    return None
+                found[process.pid] = max(found.get(process.pid, 0), int(process.usedGpuMemory))
+        return found
+
+    def _translate(self, error: Exception) -> NvmlUnavailable:
+        nvml = self._nvml
+        code = getattr(error, "value", None)
+        if code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND, nvml.NVML_ERROR_RESET_REQUIRED):
+            return DeviceLost(
+                "the GPU does not answer any more; `dmesg` names the cause, and a reset or a restart of the machine "
+                "brings it back."
+            )
+        sentences = {
+            nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "there is no NVIDIA driver here (libnvidia-ml.so.1 is missing); install "
+            "it, or use --device host.",
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; `nvidia-smi` says why, "
+            "or use --device host.",
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated and not loaded anew since; restart "
+            "the machine.",
+            nvml.NVML_ERROR_NOT_FOUND: "there is no such GPU here; `nvidia-smi -L` lists those there are.",
+            nvml.NVML_ERROR_INVALID_ARGUMENT: "there is no such GPU here; `nvidia-smi -L` lists those there are.",
+        }
+        if code in sentences:
+            return NvmlUnavailable(sentences[code])
+        return NvmlUnavailable(
+            f"the NVIDIA driver does not let the GPU be seen from here ({error}); in a container, start it with the "
+            "GPU (such as `--gpus all`), and again if it was there before."
+        )
+
+
+def _load() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise NvmlUnavailable(
+            "the package nvidia-ml-py is missing; install it with `pip install 'sharedkernel[host]'`."
+        ) from None
+    return pynvml
+
+
+def device_index(name: str) -> int:
+    """Return N of ``"cuda:N"``; 0 for ``"cuda"``.
+
+    Raises
+    ------
+    NvmlUnavailable
+        When *name* is neither.
+    """
+    kind, colon, number = name.partition(":")
+    if kind != "cuda" or (colon and not number.isdecimal()):
+        raise NvmlUnavailable(f"there is no device {name!r}; name host, or cuda:N with N from `nvidia-smi -L`.")
+    return int(number or 0)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

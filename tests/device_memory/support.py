@@ -1,0 +1,185 @@
+"""Sessions on the memory-file driver: in this process, with the executor's store beside them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharedkernel.device_memory.arena import Arena, SlotState
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.errors import DeviceMemoryError
+from sharedkernel.device_memory.lane_memory import LaneMemory
+from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
+from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.offload import copy_out
+from sharedkernel.device_memory.ranges import LiveRanges
+from sharedkernel.device_memory.segments import Supplier
+from sharedkernel.device_memory.shelter import Shelter
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.device_memory.torch_pool import TorchPools
+from tests.device_memory.pool_model import Block, ModelTorch
+from tests.device_memory.traces import Allocated, Boundary, Freed, Step
+
+ADDRESSES = 1 << 36
+LANE = 1
+#: bytes of a block between the places at which it is written and looked at
+_STRIDE = 64 << 10
+
+
+def tensor_at(address: int, size: int) -> torch.Tensor:
+    """Lay a tensor over mapped memory."""
+    storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)  # type: ignore[attr-defined]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def offload(arena: Arena, live: LiveRanges, shelter: Shelter) -> int:
+    """Send everything away in both steps; return the bytes freed."""
+    offsets = copy_out(arena, live, shelter)
+    arena.send_away(offsets)
+    return sum(slot.size for slot in offsets)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class StoreSupplier:
+    """Brings units from a store in this process."""
+
+    def __init__(self, store: LaneStore, session: str) -> None:
+        self.store = store
+        self.session = session
+        #: bytes that are still given; None: any number
+        self.allowance: int | None = None
+
+    def given(self, units: Iterable[UnitInfo]) -> list[GivenUnit]:
+        """Return units as they would arrive over a socket."""
+        result = []
+        for batch, descriptors in self.store.exported(units):
+            result += [
+                GivenUnit(info.unit, info.size, os.dup(descriptor))
+                for info, descriptor in zip(batch, descriptors, strict=True)
+            ]
+        return result
+
+    def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
+        if self.allowance is not None:
+            if sum(sizes) > self.allowance:
+                raise DeviceMemoryError("no room, says the test.")
+            self.allowance -= sum(sizes)
+        units = self.store.give_private(self.session, sizes)
+        given = self.given(units)
+        self.store.confirm(self.session, [unit.unit for unit in units])
+        return given
+
+    def let_go(self, units: Sequence[int]) -> None:
+        self.store.take_back(self.session, units)
+
+
+class Tenant:
+    """One session's memory, with a model of torch's allocator, and something written in each of its blocks."""
+
+    def __init__(self, supplier: Supplier, name: str, version: str = "2.13.0", **options: Any) -> None:
+        self.name = name
+        self.torch = ModelTorch(version)
+        self.arena = Arena(MemfdDriver(), ADDRESSES)
+        self.memory = LaneMemory(self.arena, TorchPools(self.torch), supplier, **options)
+        #: what is written in each live block
+        self.written: dict[Block, int] = {}
+        #: all addresses of the session, mapped or not
+        self._start = self.arena.address
+        self._bytes = np.frombuffer((ctypes.c_ubyte * ADDRESSES).from_address(self._start), np.uint8)
+
+    def allocate(self, size: int, byte: int) -> Block:
+        """Allocate a block and write *byte* all over it."""
+        block = self.torch.malloc(size)
+        self._places(block)[:] = byte
+        self.written[block] = byte
+        return block
+
+    def free(self, block: Block) -> None:
+        self.check(block)
+        del self.written[block]
+        self.torch.free(block)
+
+    def check(self, block: Block) -> None:
+        """Check that a block holds what was written there."""
+        found, byte = self._places(block), self.written[block]
+        assert (found == byte).all(), f"{self.name}: {block.size} bytes at {block.address:#x} were overwritten: {found}"
+
+    def _places(self, block: Block) -> Any:
+        """Return the bytes of a block that are written and looked at: some in each page, the last among them."""
+        start = block.address - self._start
+        return self._bytes[start + (block.size - 1) % _STRIDE : start + block.size : _STRIDE]
+
+    def check_all(self) -> None:
+        for block in self.written:
+            self.check(block)
+
+    def check_nothing_lives_in_lane(self) -> None:
+        for block in self.written:
+            for slot in self.arena.slots_within(block.address, block.size):
+                assert slot.state is SlotState.PRIVATE, (slot, block.size)
+
+
+class Session(Tenant):
+    """A session in the same process as its executor's store."""
+
+    def __init__(self, store: LaneStore, name: str, user: str | None = None, **options: Any) -> None:
+        self.store, self.user = store, user or name
+        self.supplier = StoreSupplier(store, name)
+        super().__init__(self.supplier, name, **options)
+
+    def set_lane(self, lane: int = LANE) -> None:
+        new = self.store.share_lane(lane, self.name)
+        self.memory.set_lane(self.store.layout(lane), self.supplier.given(new))
+
+    def begin_turn(self, lane: int = LANE) -> None:
+        self.memory.begin_turn(must_scrub=self.store.begin_turn(lane, self.name, self.user))
+
+    def hand_over(self, at: Any = "boundary", lane: int = LANE) -> Any:
+        result = self.memory.hand_over(at)
+        self.store.end_turn(lane, self.name)
+        self.check_nothing_lives_in_lane()
+        return result
+
+    def validate(self) -> None:
+        self.arena.validate()
+        self.store.validate()
+        account = self.store.account()
+        assert account.private.get(self.name, 0) == self.arena.private_bytes
+
+    def close(self) -> None:
+        self.memory.close()
+        self.store.session_gone(self.name)
+
+
+class Replay:
+    """Replays a recorded trace in a session, iteration by iteration."""
+
+    def __init__(self, session: Tenant, steps: Sequence[Step], seed: int = 0) -> None:
+        self._session = session
+        self._steps = iter(steps)
+        self._seed = seed
+        self._blocks: dict[int, Block] = {}
+
+    def iterate(self) -> bool:
+        """Run to the next boundary; False when the trace is over."""
+        for step in self._steps:
+            match step:
+                case Allocated(block, size):
+                    byte = (block * 31 + self._seed) % 251 + 1
+                    self._blocks[block] = self._session.allocate(size, byte)
+                case Freed(block):
+                    self._session.free(self._blocks.pop(block))
+                case Boundary():
+                    return True
+        return False
+
+
+__all__ = ["LANE", "MIB", "Replay", "Session", "StoreSupplier", "offload", "open_descriptors", "tensor_at"]

@@ -1,0 +1,465 @@
+"""A session's memory in its lane: what survives, what is seen, what is counted."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sharedkernel.device_memory import lane_memory
+from sharedkernel.device_memory.arena import SlotState
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.errors import DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
+from tests.device_memory import traces
+from tests.device_memory.pool_model import OutOfMemoryError
+from tests.device_memory.support import LANE, Replay, Session, tensor_at
+
+#: iterations of a warm-up
+WARM_UP = 2
+
+
+def _warm_up(session: Session) -> None:
+    """Bring a session's lane pool into its steady state, with nothing in it."""
+    session.begin_turn()
+    session.memory.begin_iteration()
+    for _ in range(WARM_UP):
+        session.memory.next_iteration()
+    session.hand_over()
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
+@pytest.mark.parametrize("name", traces.STATIC)
+def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session, name, version):
+    """After the warm-up: one page at the first hand-over, none after it, and no callback of torch's."""
+    session = make_session("a", version=version)
+    replay = Replay(session, traces.record(name, 8))
+    session.begin_turn()
+    session.memory.begin_iteration()
+    assert replay.iterate()
+    session.memory.next_iteration()
+    assert replay.iterate()
+    assert session.memory.next_iteration().num_pages > 0, "nothing was born in the warm-up"
+    pages, callbacks = [], []
+    while replay.iterate():
+        pages.append(session.hand_over().num_pages)
+        callbacks.append(session.torch.num_callbacks)
+        session.begin_turn()
+        session.memory.begin_iteration()
+    assert len(pages) == 6
+    assert pages[0] <= 1
+    assert not any(pages[1:]), pages
+    assert len(set(callbacks)) == 1, callbacks
+
+
+@pytest.mark.parametrize("name", traces.VARYING)
+def test_varying_shapes_keep_little_of_the_lane(make_session, name):
+    """At most 6 MiB become private in 20 iterations."""
+    session = make_session("a")
+    replay = Replay(session, traces.record(name, 22))
+    session.begin_turn()
+    session.memory.begin_iteration()
+    for _ in range(WARM_UP):
+        assert replay.iterate()
+        session.memory.next_iteration()
+    kept = num = 0
+    while replay.iterate():
+        kept += session.hand_over().private_bytes
+        num += 1
+        session.begin_turn()
+        session.memory.begin_iteration()
+    assert num == 20
+    assert kept <= 6 * MIB
+
+
+def test_three_trainings_in_one_lane_keep_what_is_theirs(store, make_session):
+    """They take turns at each boundary, the lane is poisoned at each, and no block of any of them is touched."""
+    sessions = [make_session(name, check_lanes=True) for name in traces.STATIC]
+    replays = {session: Replay(session, traces.record(session.name, 8), seed) for seed, session in enumerate(sessions)}
+    for number in range(8):
+        for session, replay in replays.items():
+            session.begin_turn()
+            session.memory.begin_iteration()
+            assert replay.iterate()
+            session.hand_over()
+            for other in sessions:
+                other.check_all()
+                other.validate()
+        if number == WARM_UP:
+            before = {session: session.arena.private_bytes for session in sessions}
+    # their ephemeral memory is one lane's, and their persistent memory does not creep
+    assert {session: session.arena.private_bytes for session in sessions} == before
+    account = store.account()
+    assert account.total == account.lanes[LANE] + sum(before.values())
+
+
+def test_an_address_shows_the_same_bytes_before_and_after_a_hand_over(make_session):
+    """A survivor's page is private afterwards; the lane's own page is not."""
+    a, b = make_session("a", "user"), make_session("b", "user")
+    for session in (a, b):
+        _warm_up(session)
+    a.begin_turn()
+    a.memory.begin_iteration()
+    survivor, dead = a.allocate(4096, 7), a.allocate(8 * MIB, 9)
+    address = dead.address
+    a.free(dead)
+    assert a.hand_over().num_pages == 1
+    b.begin_turn()
+    b.memory.begin_iteration()
+    block = b.allocate(24 * MIB, 200)
+    tensor_at(block.address, block.size).fill_(200)
+    a.check(survivor)
+    assert tensor_at(address, 1)[0] == 200, "both sessions see the lane's bytes"
+
+
+def test_another_users_bytes_are_not_found(make_session):
+    """A lane that passes to another user has nothing of what was written there."""
+    a, b, c = (make_session(name) for name in "abc")
+    for session in (a, b, c):
+        _warm_up(session)
+    for session, other in ((a, b), (b, c)):
+        session.begin_turn()
+        session.memory.begin_iteration()
+        # all of the lane, small blocks and large ones
+        blocks = [session.allocate(MIB, 171) for _ in range(8)]
+        blocks.append(session.allocate(60 * MIB, 171))
+        kept = blocks.pop(3)
+        for block in blocks:
+            session.free(block)
+        session.hand_over()
+        other.begin_turn()
+        other.memory.begin_iteration()
+        for size in (*[MIB] * 8, 60 * MIB):
+            block = other.torch.malloc(size)
+            assert not tensor_at(block.address, size).eq(171).any()
+            other.torch.free(block)
+        other.hand_over()
+        session.check(kept)
+
+
+def test_another_users_bytes_are_not_found_behind_a_private_page(make_session):
+    """Who scrubs the lane scrubs also what its own private pages hide: a session of the same user sees it next."""
+    a, b, c = make_session("a", "ada"), make_session("b", "bob"), make_session("c", "bob")
+    # much is born in b's warm-up, so that it is retired, and shows no lane beside the steady pool
+    b.begin_turn()
+    b.memory.begin_iteration()
+    b.allocate(14 * MIB, 8)
+    b.hand_over()
+    for session in (a, b, c):
+        _warm_up(session)
+    b.begin_turn()
+    b.memory.begin_iteration()
+    kept = [b.allocate(MIB, 7), b.allocate(40 * MIB, 7)]
+    b.hand_over()
+    a.begin_turn()
+    a.memory.begin_iteration()
+    for size in (*[MIB] * 8, 60 * MIB):
+        block = a.torch.malloc(size)
+        tensor_at(block.address, block.size).fill_(171)
+    a.hand_over()
+    b.begin_turn()
+    b.hand_over()
+    c.begin_turn()
+    c.memory.begin_iteration()
+    for size in (*[MIB] * 8, 60 * MIB):
+        block = c.torch.malloc(size)
+        assert not tensor_at(block.address, block.size).eq(171).any()
+    assert len(kept) == 2
+
+
+def test_a_turn_back_to_the_same_user_does_not_scrub(store, make_session):
+    """Sessions of one user pass the lane on as it is."""
+    make_session("a", "user")
+    make_session("b", "user")
+    assert store.begin_turn(LANE, "a", "user") is False
+    store.end_turn(LANE, "a")
+    assert store.begin_turn(LANE, "b", "user") is False
+    store.end_turn(LANE, "b")
+    assert store.begin_turn(LANE, "c", "other") is True
+    store.end_turn(LANE, "c")
+
+
+def test_an_iteration_can_be_parked_in_its_middle(make_session):
+    """Its pages are private until it ends, and then show the lane again."""
+    a, b = make_session("a"), make_session("b")
+    for session in (a, b):
+        _warm_up(session)
+    a.begin_turn()
+    a.memory.begin_iteration()
+    activations = [a.allocate(size, 40 + number) for number, size in enumerate((512, MIB, 3 * MIB, 12 * MIB))]
+    assert a.hand_over("yield").num_pages > 5
+    assert not a.torch.under_way[1:], "a parked session allocates from the lane"
+    b.begin_turn()
+    b.memory.begin_iteration()
+    b.allocate(60 * MIB, 200)
+    b.hand_over()
+    a.begin_turn()
+    a.check_all()
+    activations.append(a.allocate(2 * MIB, 50))
+    for block in activations:
+        a.free(block)
+    a.hand_over()
+    assert a.memory.figures().sticky == 0
+    a.validate()
+
+
+@pytest.mark.parametrize("size", [48 * MIB, 128 * MIB])
+def test_a_parked_iteration_goes_on_in_a_lane_that_has_changed(store, make_session, size):
+    """Its blocks are where they were; what it allocates from now on is in the new lane."""
+    session = make_session("a")
+    _warm_up(session)
+    session.begin_turn()
+    session.memory.begin_iteration()
+    block = session.allocate(12 * MIB, 5)
+    session.hand_over("yield")
+    store.resize_lane(LANE, size)
+    session.set_lane()
+    session.begin_turn()
+    session.memory.begin_iteration()
+    more = session.allocate(20 * MIB, 6)
+    for slot in session.arena.slots_within(more.address, more.size):
+        assert slot.state is SlotState.LANE
+    session.check(block)
+    session.free(block)
+    session.free(more)
+    session.hand_over()
+    assert session.memory.figures().private <= 2 * MIB
+
+
+def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store):
+    """What lived once does not keep the lane's addresses private for good."""
+    store.resize_lane(LANE, 256 * MIB)
+    session = make_session("a")
+    _warm_up(session)
+    for size in (100 * MIB, 40 * MIB):
+        session.begin_turn()
+        session.memory.begin_iteration()
+        block = session.allocate(size, 3)
+        session.hand_over()
+        session.begin_turn()
+        session.memory.begin_iteration()
+        session.free(block)
+        session.hand_over()
+        assert session.memory.figures().sticky <= lane_memory.STICKY
+        session.validate()
+
+
+def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
+    """Only while it is empty; the blocks of a session stay where they are."""
+    session = make_session("a")
+    _warm_up(session)
+    blocks = []
+    for size in (200 * MIB, 48 * MIB, 48 * MIB):
+        session.begin_turn()
+        session.memory.begin_iteration()
+        blocks.append(session.allocate(5 * MIB, 10 + len(blocks)))
+        with pytest.raises(LaneOccupied):
+            store.resize_lane(LANE, size)
+        with pytest.raises(LaneOccupied):
+            store.remove_lane(LANE)
+        with pytest.raises(InvalidMapping):
+            session.set_lane()
+        session.hand_over()
+        store.resize_lane(LANE, size)
+        session.set_lane()
+        session.check_all()
+        session.validate()
+        account = store.account()
+        assert account.leaving == 0, "the session kept units that the lane has no more"
+        assert account.total == account.lanes[LANE] + account.private["a"]
+    store.create_lane(2, 30 * MIB)
+    session.set_lane(2)
+    session.begin_turn(2)
+    session.memory.begin_iteration()
+    session.allocate(5 * MIB, 77)
+    session.hand_over(lane=2)
+    store.remove_lane(2)
+    assert store.account().leaving > 0, "the session has not let go of the lane"
+    session.memory.leave_lane()
+    assert store.account().leaving == 0
+
+
+def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_session):
+    """The hand-over did not happen; it does once there is room."""
+    session = make_session("a")
+    _warm_up(session)
+    session.begin_turn()
+    session.memory.begin_iteration()
+    block = session.allocate(3 * MIB, 5)
+    session.supplier.allowance = MIB
+    with pytest.raises(DeviceMemoryError, match="no room"):
+        session.memory.hand_over()
+    assert session.torch.under_way[1:], "the iteration does not go on in the lane"
+    session.check(block)
+    session.validate()
+    session.supplier.allowance = None
+    assert session.hand_over().num_pages == 2
+
+
+def test_a_warm_up_without_room_goes_on(make_session):
+    """Its survivors are taken out at a later boundary."""
+    session = make_session("a")
+    session.begin_turn()
+    session.memory.begin_iteration()
+    session.allocate(3 * MIB, 5)
+    session.supplier.allowance = 0
+    session.memory.next_iteration()
+    with pytest.raises(DeviceMemoryError, match="no room"):
+        session.memory.next_iteration()
+    session.allocate(4 * MIB, 6)
+    session.supplier.allowance = None
+    assert session.memory.next_iteration().num_pages > 0
+    session.hand_over()
+
+
+@pytest.mark.parametrize("cause", [DeviceMemoryError("held by others."), KeyboardInterrupt()])
+def test_growth_that_is_refused_or_interrupted_is_out_of_memory_with_its_cause(make_session, cause):
+    """Torch raises its error, and the session can tell why; the next allocation works."""
+    session = make_session("a")
+    original = session.supplier.private_units
+
+    def refuse(sizes, *, mid_iteration):
+        assert mid_iteration
+        raise cause
+
+    session.supplier.private_units = refuse
+    with pytest.raises(OutOfMemoryError):
+        session.torch.malloc(30 * MIB)
+    assert session.memory.take_refusal() is cause
+    assert session.memory.take_refusal() is None
+    session.supplier.private_units = original
+    session.allocate(30 * MIB, 4)
+
+
+def test_two_threads_grow_at_once(make_session):
+    """Neither waits for the other, since nothing is held while units are waited for."""
+    session = make_session("a")
+    both, original = threading.Barrier(2, timeout=60), session.supplier.private_units
+
+    def wait_for_the_other(sizes, *, mid_iteration):
+        both.wait()
+        return original(sizes, mid_iteration=mid_iteration)
+
+    session.supplier.private_units = wait_for_the_other
+    threads = [threading.Thread(target=session.allocate, args=(30 * MIB, byte)) for byte in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    session.supplier.private_units = original
+    assert len(session.written) == 2
+
+
+def test_what_does_not_fit_into_the_lane_is_private(make_session):
+    """An iteration that needs more than its lane gets private memory, and loses nothing."""
+    session = make_session("a")
+    _warm_up(session)
+    session.begin_turn()
+    session.memory.begin_iteration()
+    block = session.allocate(200 * MIB, 8)
+    small = [session.allocate(MIB, number + 1) for number in range(60)]
+    for slot in session.arena.slots_within(block.address, block.size):
+        assert slot.state is SlotState.PRIVATE
+    session.hand_over()
+    session.check(block)
+    assert len(small) == 60
+
+
+def test_headroom_is_kept_at_boundaries(make_session):
+    """An allocation that headroom covers asks the executor for nothing."""
+    session = make_session("a")
+    session.memory.keep_headroom(64 * MIB)
+    assert session.memory.figures().headroom == 64 * MIB
+    session.supplier.allowance = 0
+    session.allocate(30 * MIB, 1)
+    session.memory.keep_headroom(30 * MIB)
+
+
+def test_emptying_the_cache_gives_back_what_is_dead(store, make_session):
+    """Whole pages in which nothing lives go, also beside what lives."""
+    session = make_session("a")
+    kept = session.allocate(3 * MIB, 1)
+    for block in [session.allocate(50 * MIB, 2), session.allocate(10 * MIB, 3)]:
+        session.free(block)
+    assert store.account().private["a"] >= 70 * MIB
+    session.memory.trim()
+    assert store.account().private["a"] <= 16 * MIB, "more than the unit that has the block is left"
+    session.check(kept)
+    session.free(kept)
+    session.memory.trim()
+    session.allocate(50 * MIB, 2)
+    session.validate()
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
+def test_a_block_that_a_side_stream_used_is_dead_after_a_hand_over(make_session, version):
+    """The device is waited for, and the allocator looks at its events, also where it does not inside pools."""
+    session = make_session("a", version=version)
+    _warm_up(session)
+    session.begin_turn()
+    session.memory.begin_iteration()
+    block = session.allocate(8 * MIB, 1)
+    session.torch.record_stream(block, 7)
+    session.free(block)
+    assert block.state == "active_awaiting_free"
+    assert session.hand_over().num_pages == 0
+
+
+def test_a_graph_under_capture_postpones_the_hand_over(make_session):
+    """Waiting for the device would break the capture."""
+    session = make_session("a")
+    _warm_up(session)
+    session.begin_turn()
+    session.memory.begin_iteration()
+    session.allocate(MIB, 1)
+    session.torch.is_capturing = True
+    calls = len(session.torch.calls)
+    with pytest.raises(HandOverPostponed):
+        session.memory.hand_over()
+    session.memory.next_iteration()
+    session.memory.trim()
+    assert session.torch.calls[calls:] == []
+    session.torch.is_capturing = False
+    session.hand_over()
+
+
+def test_a_pool_of_the_users_is_used_as_it_was_meant(make_session):
+    """An iteration that begins within it stays out of the lane."""
+    session = make_session("a")
+    session.memory.watch_user_pools()
+    _warm_up(session)
+    session.begin_turn()
+    pool = session.torch.cuda.MemPool()
+    with session.torch.cuda.use_mem_pool(pool):
+        session.memory.begin_iteration()
+        session.memory.next_iteration()
+        block = session.torch.malloc(MIB)
+        assert block.pool.id == pool.id
+        session.memory.trim()
+        assert session.torch.under_way[-1] == pool.id
+    session.memory.begin_iteration()
+    assert session.torch.malloc(MIB).pool.id not in (pool.id, block.pool.id)
+    session.torch.free(block)
+
+
+def test_a_session_that_is_turned_off_stays_out_of_the_lane(make_session):
+    """It computes in private memory, and says why."""
+    session = make_session("a")
+    session.memory.turn_off("its user's threads use the device")
+    session.memory.turn_off("another reason")
+    session.begin_turn()
+    session.memory.begin_iteration()
+    block = session.allocate(MIB, 1)
+    (slot,) = session.arena.slots_within(block.address, block.size)
+    assert slot.state is SlotState.PRIVATE
+    assert session.memory.off_reason == "its user's threads use the device"
+    session.hand_over()
+
+
+def test_an_iteration_needs_a_turn(make_session):
+    """Nothing is allocated from a lane that is others' now."""
+    session = make_session("a")
+    with pytest.raises(InvalidMapping):
+        session.memory.begin_iteration()
+    _warm_up(session)
+    with pytest.raises(InvalidMapping):
+        session.memory.begin_iteration()

@@ -1,0 +1,279 @@
+"""Offload and restore: unchanged addresses and bytes; cut short, nothing in between."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+
+import pytest
+
+from sharedkernel.device_memory import offload as offloading
+from sharedkernel.device_memory.arena import Arena, SlotState
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping
+from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.offload import STAGING, bytes_to_keep, restore, sizes_away
+from sharedkernel.device_memory.ranges import LiveRanges
+from sharedkernel.device_memory.shelter import FileShelter, MemoryShelter, ShelterFull
+from sharedkernel.device_memory.store import LaneStore
+from tests.device_memory import traces
+from tests.device_memory.faults import Fault, FaultyDriver
+from tests.device_memory.support import Replay, StoreSupplier, offload, open_descriptors, tensor_at
+
+SIZES = (2 * MIB, 16 * MIB, 2 * MIB, 32 * MIB, 2 * MIB)
+
+
+class Away(Exception):
+    """The shelter failed."""
+
+
+class FaultyShelter(MemoryShelter):
+    """Fails, or is interrupted, at a chosen call."""
+
+    fail_at: int | None = None
+    error: type[BaseException] = Away
+
+    def _count(self) -> None:
+        if self.fail_at is not None:
+            self.fail_at -= 1
+            if self.fail_at < 0:
+                self.fail_at = None
+                raise self.error("the shelter failed.")
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self._count()
+        super().write(offset, data)
+
+    def read(self, offset: int, into: memoryview) -> None:
+        self._count()
+        super().read(offset, into)
+
+
+class Fixture:
+    """An arena of private units of all sizes with random bytes, but for the dead one."""
+
+    def __init__(self) -> None:
+        self.driver = FaultyDriver()
+        self.store = LaneStore(MemfdDriver())
+        self.supplier = StoreSupplier(self.store, "a")
+        self.arena = Arena(self.driver, 1 << 32)
+        for size in SIZES:
+            self.arena.add_private_area(self.supplier.private_units([size], mid_iteration=False))
+        slots = self.arena.slots()
+        self.dead = slots[2]
+        self.live = LiveRanges((slot.address + 4096, 512) for slot in slots if slot is not self.dead)
+        self.addresses = {slot.address: slot.size for slot in slots if slot is not self.dead}
+        noise = random.Random(1)
+        self.bytes = {address: noise.randbytes(64) for address in self.addresses}
+        for address, content in self.bytes.items():
+            self._at(address)[:] = self._at(address).new_tensor(list(content))
+
+    def _at(self, address: int):
+        # bytes at the start, the end and at the edges of staging pieces
+        size = self.addresses[address]
+        return tensor_at(address, size)[:: max(1, size // 63)][:64]
+
+    def check(self) -> None:
+        for address, content in self.bytes.items():
+            found = self._at(address)
+            assert bytes(found.tolist()) == content[: len(found)]
+            assert not tensor_at(address, 4096)[1:].any() or self.addresses[address] <= 64
+
+    def given(self):
+        return self.supplier.private_units(sizes_away(self.arena), mid_iteration=False)
+
+    def settle(self) -> None:
+        self.arena.validate()
+        self.supplier.let_go(self.arena.take_freed())
+        assert self.store.account().private.get("a", 0) == self.arena.private_bytes
+
+
+@pytest.fixture
+def fixture():
+    before = open_descriptors()
+    fixture = Fixture()
+    yield fixture
+    fixture.driver.fail_at = None
+    fixture.settle()
+    fixture.arena.close()
+    fixture.settle()
+    assert open_descriptors() == before
+
+
+@pytest.fixture(params=["memory", "file"])
+def make_shelter(request, tmp_path):
+    return MemoryShelter if request.param == "memory" else lambda size: FileShelter(str(tmp_path), size)
+
+
+def test_bytes_come_back_to_their_addresses(fixture, make_shelter, tmp_path):
+    """All device memory is free meanwhile; what was dead is neither kept nor seen again."""
+    fixture.driver.fill(fixture.dead.address, fixture.dead.size, 99)
+    size = bytes_to_keep(fixture.arena, fixture.live)
+    assert size == sum(SIZES) - fixture.dead.size
+    for _ in range(2):
+        shelter = make_shelter(size)
+        assert offload(fixture.arena, fixture.live, shelter) == sum(SIZES)
+        fixture.settle()
+        assert fixture.store.account().total == 0
+        assert list(tmp_path.iterdir()) == [], "the file has a name"
+        assert sorted(sizes_away(fixture.arena)) == sorted(SIZES)
+        restore(fixture.arena, fixture.given(), shelter)
+        shelter.close()
+        fixture.check()
+        assert not tensor_at(fixture.dead.address, fixture.dead.size).any()
+        fixture.settle()
+
+
+@pytest.mark.parametrize("error", [Away, KeyboardInterrupt], ids=["fails", "is interrupted"])
+def test_a_shelter_that_fails_leaves_everything_where_it_is(fixture, error):
+    """Offloading and restoring alike, at whichever piece."""
+    shelter = FaultyShelter(sum(SIZES))
+    shelter.error = error
+    num_pieces = -(-(16 + 2) * MIB // STAGING) + -(-(32 + 2) * MIB // STAGING)
+    for failing in range(num_pieces):
+        shelter.fail_at = failing
+        with pytest.raises(error):
+            offload(fixture.arena, fixture.live, shelter)
+        fixture.check()
+        fixture.settle()
+    offload(fixture.arena, fixture.live, shelter)
+    for failing in range(num_pieces):
+        shelter.fail_at = failing
+        with pytest.raises(error):
+            restore(fixture.arena, fixture.given(), shelter)
+        assert set(slot.state for slot in fixture.arena.slots()) == {SlotState.AWAY}
+        fixture.settle()
+    restore(fixture.arena, fixture.given(), shelter)
+    shelter.close()
+    fixture.check()
+
+
+@pytest.mark.parametrize("error", [Fault, KeyboardInterrupt], ids=["fails", "is interrupted"])
+def test_a_device_that_fails_leaves_everything_where_it_is(fixture, error):
+    """Whichever call of the driver it is."""
+    shelter = MemoryShelter(sum(SIZES))
+    fixture.driver.error = error
+    for state, call in (
+        (SlotState.PRIVATE, lambda: offload(fixture.arena, fixture.live, shelter)),
+        (SlotState.AWAY, lambda: restore(fixture.arena, fixture.given(), shelter)),
+    ):
+        failures = 0
+        while True:
+            fixture.driver.fail_at = failures
+            try:
+                call()
+            except error:
+                failures += 1
+                assert {slot.state for slot in fixture.arena.slots()} == {state}
+                if state is SlotState.PRIVATE:
+                    fixture.check()
+                fixture.settle()
+            else:
+                break
+        assert failures > 5
+        fixture.driver.fail_at = None
+    fixture.check()
+    shelter.close()
+
+
+def test_units_that_do_not_fit_are_refused(fixture):
+    """And let go."""
+    shelter = MemoryShelter(sum(SIZES))
+    offload(fixture.arena, fixture.live, shelter)
+    with pytest.raises(InvalidMapping):
+        restore(fixture.arena, fixture.supplier.private_units([2 * MIB], mid_iteration=False), shelter)
+    fixture.settle()
+    assert fixture.store.account().total == 0
+    restore(fixture.arena, fixture.given(), shelter)
+    shelter.close()
+    fixture.check()
+
+
+def test_a_full_directory_is_said_in_one_sentence(tmp_path, monkeypatch):
+    """Before anything is copied."""
+
+    def no_room(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = open_descriptors()
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(ShelterFull, match="no room for 1000 bytes"):
+        FileShelter(str(tmp_path), 1000)
+    assert open_descriptors() == before
+
+
+def test_a_session_in_training_goes_away_and_comes_back(make_session, make_shelter, store):
+    """Its pools, survivors and lane addresses go on as if nothing had happened, each time it is away."""
+    session, other = make_session("a"), make_session("b")
+    replay = Replay(session, traces.record("mlp", 8))
+    for number in range(8):
+        session.begin_turn()
+        session.memory.begin_iteration()
+        assert replay.iterate()
+        if number % 2:
+            session.memory.next_iteration()
+            session.hand_over("cell")
+        else:
+            session.hand_over()
+        before = session.arena.private_bytes
+        freed = session.memory.offload(make_shelter)
+        assert session.memory.is_away
+        assert 0 < freed <= before
+        assert "a" not in store.account().private
+        assert not session.memory.lane_units
+        with pytest.raises(InvalidMapping):
+            session.memory.begin_turn()
+        with pytest.raises(InvalidMapping):
+            session.memory.offload(make_shelter)
+        # somebody else has the memory meanwhile
+        other.begin_turn()
+        other.memory.begin_iteration()
+        other.free(other.allocate(40 * MIB, 255))
+        other.hand_over()
+        session.memory.restore(session.supplier.private_units(session.memory.sizes_away(), mid_iteration=False))
+        assert not session.memory.is_away
+        session.check_all()
+        session.set_lane()
+        session.validate()
+
+
+def test_a_session_that_cannot_be_offloaded_goes_on(make_session, tmp_path, monkeypatch):
+    """Its memory stays where it is, and so does its work."""
+    session = make_session("a")
+    block = session.allocate(30 * MIB, 5)
+
+    def full(size):
+        raise ShelterFull("no room.")
+
+    with pytest.raises(ShelterFull):
+        session.memory.offload(full)
+    assert not session.memory.is_away
+    session.check(block)
+    session.set_lane()
+    session.memory.offload(MemoryShelter)
+    for sizes in ([2 * MIB], []):
+        with pytest.raises(DeviceMemoryError):
+            session.memory.restore(session.supplier.private_units(sizes, mid_iteration=False))
+        assert session.memory.is_away
+    session.memory.restore(session.supplier.private_units(session.memory.sizes_away(), mid_iteration=False))
+    session.check(block)
+
+
+def test_dead_pages_are_not_copied(make_session):
+    """What torch only keeps for later costs no host memory."""
+    session = make_session("a")
+    session.free(session.allocate(64 * MIB, 5))
+    kept = session.allocate(MIB, 6)
+    sizes = []
+
+    def make(size):
+        sizes.append(size)
+        return MemoryShelter(size)
+
+    session.memory.offload(make)
+    assert sizes == [2 * MIB]
+    assert sum(offloading.sizes_away(session.arena)) == 66 * MIB
+    session.memory.restore(session.supplier.private_units(session.memory.sizes_away(), mid_iteration=False))
+    session.check(kept)
+    session.allocate(64 * MIB, 7)

@@ -1,0 +1,252 @@
+"""The executor's side: every unit in one account, and memory free only when it is gone everywhere."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.layout import (
+    LEAST_LANE,
+    SMALL_UNIT,
+    LaneLayout,
+    UnitInfo,
+    lane_bytes,
+    plan_lane,
+    plan_private,
+)
+from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.store import MAX_DESCRIPTORS, LaneStore
+from tests.device_memory.support import open_descriptors
+
+GIB = 1024 * MIB
+
+
+class UncleanDriver(MemfdDriver):
+    """Promises nothing about new memory, as CUDA does not."""
+
+    is_new_memory_clean = False
+
+
+@pytest.fixture
+def driver():
+    return MemfdDriver()
+
+
+@pytest.fixture
+def store(driver):
+    store = LaneStore(driver, capacity=512 * MIB)
+    yield store
+    store.validate()
+    assert driver.created <= store.account().total
+
+
+def test_a_lane_is_as_large_as_it_has_to_be():
+    """Small units up to 2 GiB, few large ones above, and never less than torch asks for at once."""
+    for size in (0, 1, 24 * MIB, 24 * MIB + 1, 100 * MIB, 2 * GIB, 2 * GIB + 1, 5 * GIB, 40 * GIB, 130 * GIB):
+        plan = plan_lane(size)
+        assert sum(plan) == lane_bytes(size)
+        assert 0 <= lane_bytes(size) - max(size, LEAST_LANE) < SMALL_UNIT
+        assert plan[0] == SMALL_UNIT
+        assert len(plan) < 2200
+        if size <= 2 * GIB:
+            assert set(plan) == {SMALL_UNIT}
+    assert plan_private(101 * MIB) == [64 * MIB, 32 * MIB, *[2 * MIB] * 3]
+
+
+def test_accounts_add_up(store, driver):
+    """Lanes, private units and spares; what is taken back is free."""
+    store.create_lane(1, 100 * MIB)
+    units = store.give_private("a", [2 * MIB, 16 * MIB])
+    store.give_private("b", [2 * MIB])
+    account = store.account()
+    assert account.lanes == {1: 100 * MIB}
+    assert account.private == {"a": 18 * MIB, "b": 2 * MIB}
+    assert account.total == 120 * MIB == driver.created
+    store.take_back("b", [unit.unit for unit in units])
+    assert store.account() == account, "a session gave back what is another's"
+    store.take_back("a", [units[1].unit, 999])
+    store.session_gone("b")
+    assert store.account().total == 102 * MIB == driver.created
+
+
+def test_without_room_nothing_changes(store):
+    """Neither a lane nor a session gets a part of what it asked for."""
+    store.create_lane(1, 400 * MIB)
+    before = store.account()
+    for ask in (
+        lambda: store.create_lane(2, 200 * MIB),
+        lambda: store.resize_lane(1, 600 * MIB),
+        lambda: store.give_private("a", [64 * MIB, 64 * MIB]),
+    ):
+        with pytest.raises(OutOfDeviceMemory):
+            ask()
+        assert store.account() == before
+        store.validate()
+    assert store.layout(1).version == 1
+    with pytest.raises(InvalidMapping):
+        store.layout(2)
+
+
+def test_a_lane_that_changes_keeps_the_units_it_can(store):
+    """Growing creates only what is missing; the same size changes nothing."""
+    before = store.create_lane(1, 64 * MIB)
+    assert store.resize_lane(1, 63 * MIB) == before
+    after = store.resize_lane(1, 80 * MIB)
+    assert after.version == before.version + 1
+    assert {unit.unit for unit in before.units} < {unit.unit for unit in after.units}
+    smaller = store.resize_lane(1, 30 * MIB)
+    assert {unit.unit for unit in smaller.units} < {unit.unit for unit in after.units}
+    assert store.account().total == 30 * MIB
+
+
+def test_a_lanes_units_leave_when_the_last_session_lets_go(store):
+    """Until then they are counted, apart from every lane."""
+    layout = store.create_lane(1, 64 * MIB)
+    for session in ("a", "b"):
+        assert store.share_lane(1, session) == list(layout.units)
+        assert store.share_lane(1, session) == []
+    store.resize_lane(1, 40 * MIB)
+    assert store.account().leaving == 24 * MIB
+    units = [unit.unit for unit in layout.units]
+    store.take_back("a", units)
+    assert store.account().leaving == 24 * MIB
+    store.remove_lane(1)
+    assert store.account().total == store.account().leaving == 64 * MIB
+    store.session_gone("b")
+    assert store.account().total == 0
+
+
+def test_a_dead_sessions_turn_is_over(store):
+    """Its lane can change again, and the next user has to scrub it."""
+    store.create_lane(1, 64 * MIB)
+    store.begin_turn(1, "a", "ada")
+    store.session_gone("a")
+    store.resize_lane(1, 80 * MIB)
+    assert store.begin_turn(1, "b", "bob") is True
+    assert store.begin_turn(1, "b", "bob") is False, "its own turn goes on"
+
+
+def test_new_memory_of_an_unclean_driver_is_scrubbed_first():
+    """Also by the user who had the lane before it grew."""
+    store = LaneStore(UncleanDriver())
+    store.create_lane(1, 64 * MIB)
+    for size, must_scrub in ((None, True), (None, False), (80 * MIB, True), (64 * MIB, False)):
+        if size:
+            store.resize_lane(1, size)
+        assert store.begin_turn(1, "a", "ada") is must_scrub
+        store.end_turn(1, "a")
+    store.remove_lane(1)
+
+
+def test_descriptors_come_in_batches_and_are_closed(store):
+    """As many as one message carries, none left open, none inherited."""
+    layout = store.create_lane(1, 500 * MIB)
+    private = store.give_private("a", [2 * MIB])
+    before = open_descriptors()
+    sizes, seen = [], []
+    for units, descriptors in store.exported([*layout.units, *private]):
+        assert len(units) == len(descriptors) <= MAX_DESCRIPTORS
+        assert not any(os.get_inheritable(descriptor) for descriptor in descriptors)
+        sizes += [os.fstat(descriptor).st_size for descriptor in descriptors]
+        seen += units
+        assert open_descriptors() == before + len(descriptors)
+    assert open_descriptors() == before
+    assert sizes == [unit.size for unit in seen]
+    assert seen == [*layout.units, *private]
+
+
+def test_confirmed_private_memory_dies_with_its_session(store, driver):
+    """The store keeps no handle of it, but counts it until the session lets go."""
+    (unit,) = store.give_private("a", [16 * MIB])
+    store.confirm("b", [unit.unit])
+    assert driver.created == 16 * MIB, "another session's word was taken"
+    store.confirm("a", [unit.unit])
+    assert driver.created == 0
+    assert store.account().private == {"a": 16 * MIB}
+    with pytest.raises(InvalidMapping):
+        next(store.exported([unit]))
+    store.take_back("a", [unit.unit])
+    assert store.account().total == 0
+
+
+def test_stock_is_kept_used_and_given_up(driver):
+    """Spares are created one at a time, serve first, and make room for whoever needs it."""
+    store = LaneStore(driver, capacity=30 * MIB, spares={2 * MIB: 2, 16 * MIB: 1})
+    steps = 0
+    while store.refill():
+        steps += 1
+    assert steps == 3
+    assert store.account().spare == 20 * MIB
+    created = driver.created
+    (unit,) = store.give_private("a", [2 * MIB])
+    assert driver.created == created, "the spare was not used"
+    store.give_private("a", [16 * MIB])
+    store.give_private("b", [2 * MIB])
+    assert store.account().spare == 0
+    store.give_private("b", [8 * MIB])
+    assert store.refill(), "there is room for one more"
+    assert not store.refill()
+    store.take_back("a", [unit.unit])
+    store.validate()
+    store.give_private("b", [4 * MIB])
+    assert store.account().total == 30 * MIB
+    assert store.account().spare == 0, "spares stood in the way"
+
+
+def test_spares_make_room_on_a_full_device():
+    """Where only the driver knows the capacity."""
+    store = LaneStore(MemfdDriver(capacity=16 * MIB), spares={2 * MIB: 8})
+    while store.refill():
+        pass
+    assert store.account().spare == 16 * MIB
+    store.give_private("a", [4 * MIB])
+    store.validate()
+    with pytest.raises(OutOfDeviceMemory):
+        store.give_private("a", [16 * MIB])
+
+
+def test_a_new_executor_takes_over_what_there_is(store):
+    """Lanes by their descriptors, private units by their sessions' word; numbers go on where they were."""
+    layout = store.create_lane(1, 64 * MIB)
+    store.share_lane(1, "a")
+    private = store.give_private("a", [2 * MIB])
+    store.begin_turn(1, "a", "ada")
+    after = LaneStore(MemfdDriver())
+    descriptors: list[int] = []
+    for _, batch in store.exported(layout.units):
+        descriptors += [os.dup(descriptor) for descriptor in batch]
+    after.adopt_lane(layout, descriptors, "ada")
+    for descriptor in descriptors:
+        os.close(descriptor)
+    gone = UnitInfo(400, 2 * MIB)
+    after.adopt_session("a", private, [*layout.units, gone])
+    after.validate()
+    account = after.account()
+    assert (account.lanes, account.private, account.leaving) == ({1: 64 * MIB}, {"a": 2 * MIB}, 2 * MIB)
+    assert after.share_lane(1, "a") == []
+    assert isinstance(after.layout(1), LaneLayout)
+    assert after.give_private("b", [2 * MIB])[0].unit > 400
+    assert after.begin_turn(1, "b", "bob") is True
+    after.session_gone("a")
+    assert after.account().leaving == 0
+    after.end_turn(1, "b")
+    after.remove_lane(1)
+    after.session_gone("b")
+
+
+def test_a_scrub_that_was_not_done_is_still_due(store):
+    """Whoever was to do it may end before, or fail to take the lane."""
+    store.create_lane(1, 64 * MIB)
+    assert not store.begin_turn(1, "a", "ada")
+    store.end_turn(1, "a")
+    assert store.begin_turn(1, "g", "grace")
+    store.session_gone("g")
+    assert store.begin_turn(1, "h", "grace")
+    store.end_turn(1, "h", unused=True)
+    assert store.begin_turn(1, "i", "grace")
+    store.end_turn(1, "i")
+    assert not store.begin_turn(1, "j", "grace")
+    store.end_turn(1, "j")

@@ -1,0 +1,192 @@
+"""Torch's pool functions: their order, and what holds when one of them fails."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import signal
+import types
+
+import pytest
+
+from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
+from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
+from tests.device_memory.pool_model import MIB, ModelTorch, OutOfMemoryError
+
+_START = 1 << 45
+
+
+@pytest.fixture
+def torch():
+    return ModelTorch()
+
+
+@pytest.fixture
+def pools(torch):
+    return TorchPools(torch)
+
+
+def _addresses(start: int = _START):
+    """Return a function that gives addresses side by side, without memory."""
+    end = start
+
+    def allocate(size: int) -> int:
+        nonlocal end
+        end += size
+        return end - size
+
+    return allocate
+
+
+def test_a_cpu_build_of_torch_is_refused_in_one_sentence():
+    """Before anything is made."""
+    torch = types.SimpleNamespace(__version__="2.13.0+cpu", _C=types.SimpleNamespace())
+    with pytest.raises(DriverUnavailable, match="install a CUDA build"):
+        TorchPools(torch)
+
+
+def test_the_allocator_is_told_to_give_its_mutex_up(torch, pools):
+    """Before the first callback can come."""
+    assert "release_lock_on_cudamalloc:True" in torch.settings
+    assert "expandable_segments:False" in torch.settings
+
+
+def test_begin_end_and_release_come_in_this_order(torch, pools):
+    """And the inner pool wins."""
+    outer, inner = pools.make(_addresses()), pools.make(_addresses(2 * _START))
+    torch.calls.clear()
+    pools.begin(outer)
+    pools.begin(inner)
+    assert torch.malloc(100).pool.id == inner.memory_pool.id
+    with pytest.raises(InvalidMapping):
+        pools.begin(inner)
+    pools.end(inner)
+    pools.end(inner)
+    assert torch.malloc(100).pool.id == outer.memory_pool.id
+    pools.end(outer)
+    assert torch.calls == ["begin", "begin", "end", "release", "end", "release"]
+    assert torch.malloc(100).pool.id == (0, 0)
+
+
+@pytest.mark.parametrize("call", ["begin", "end", "release"])
+def test_a_call_that_fails_leaves_no_pool_behind(torch, pools, call):
+    """Nothing stays routed to the pool, no use stays counted, and it can begin again."""
+    pool = pools.make(_addresses())
+    torch.failing.add(call)
+    if call == "begin":
+        with pytest.raises(RuntimeError, match="begin failed"):
+            pools.begin(pool)
+        assert torch.calls == ["begin"]
+    else:
+        pools.begin(pool)
+        with pytest.raises(RuntimeError, match=f"{call} failed"):
+            pools.end(pool)
+        assert torch.calls == ["begin", "end", "release"]
+    assert not pool.is_begun
+    if call == "end":
+        # torch itself has failed; its state is its own
+        torch.under_way.clear()
+    assert torch.malloc(100).pool.id == (0, 0)
+    pools.begin(pool)
+    assert torch.malloc(100).pool.id == pool.memory_pool.id
+
+
+@pytest.mark.parametrize("call", ["begin", "end", "release"])
+def test_leaving_all_pools_for_a_moment_puts_them_back(torch, pools, call):
+    """In their order, also when torch fails in between; the next time it works."""
+    outer, inner = pools.make(_addresses()), pools.make(_addresses(2 * _START))
+    pools.begin(outer)
+    pools.begin(inner)
+    order = list(torch.under_way)
+    pools.process_events()
+    assert torch.under_way == order
+    block = torch.malloc(MIB)
+    torch.record_stream(block, 3)
+    torch.free(block)
+    pools.synchronize()
+    pools.process_events()
+    assert block.state == "inactive"
+    if call == "release":
+        torch.failing.add(call)
+        with pytest.raises(RuntimeError):
+            pools.process_events()
+        assert torch.under_way == order
+
+
+def test_callbacks_live_as_long_as_the_process(torch, pools):
+    """Torch may call them when nobody of ours remembers them."""
+    pool = pools.make(_addresses())
+    pools.begin(pool)
+    gc.collect()
+    block = torch.malloc(3 * MIB)
+    assert block.address == _START
+    assert pool.segments == {_START: 20 * MIB}
+    torch.free(block)
+    segments, returned = pool.segments, pool.returned
+    pools.drop(pool)
+    del pool
+    gc.collect()
+    assert returned == [(_START, 20 * MIB)]
+    assert segments == {_START: 20 * MIB}
+
+
+def test_nothing_passes_through_torch_but_the_reason_is_kept(torch, pools):
+    """Neither an error nor an interrupt; torch says that it is out of memory."""
+    for error in (ValueError("a reason"), KeyboardInterrupt()):
+
+        def refuse(size: int, error: BaseException = error) -> int:
+            raise error
+
+        pool = pools.make(refuse)
+        pools.begin(pool)
+        with pytest.raises(OutOfMemoryError):
+            torch.malloc(1)
+        pools.end(pool)
+        assert pools.take_refusal() is error
+        assert pools.take_refusal() is None
+
+
+def test_a_primed_pool_calls_back_no_more(torch, pools):
+    """It owns all its segments, small and large, and nothing lives in them."""
+    pool = pools.make(_addresses())
+    pools.begin(pool)
+    pools.prime(pool, 5, 100 * MIB)
+    assert torch.num_callbacks == 6
+    assert pools.live_blocks([pool]) == []
+    blocks = [torch.malloc(size) for size in (100, MIB, 5 * MIB, 70 * MIB, 20 * MIB)]
+    blocks += [torch.malloc(MIB) for _ in range(8)]
+    assert torch.num_callbacks == 6
+    assert sorted(pools.live_blocks([pool])) == sorted((block.address, block.size) for block in blocks)
+
+
+def test_addresses_pass_the_c_interface_whole(torch, pools):
+    """Addresses above 32 bits, null, and streams that are null."""
+    seen = []
+    pool = pools.make(lambda size: seen.append(size) or (1 << 46) + len(seen) * (1 << 34))
+    pools.begin(pool)
+    torch.stream = 7
+    assert torch.malloc(40 * MIB).address > 1 << 46
+    torch.stream = 0
+    torch.malloc(40 * MIB)
+    assert seen == [40 * MIB, 40 * MIB]
+    assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def test_a_signals_handler_knows_that_the_allocator_calls_back(torch, pools):
+    """So it can leave the pools alone."""
+    seen: list[bool] = []
+    before = signal.signal(signal.SIGUSR2, lambda signum, frame: seen.append(is_called_back()))
+    try:
+
+        def allocate(size: int) -> int:
+            signal.raise_signal(signal.SIGUSR2)
+            return _START
+
+        pool = pools.make(allocate)
+        pools.begin(pool)
+        signal.raise_signal(signal.SIGUSR2)
+        torch.malloc(1)
+        signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert seen == [False, True, False]

@@ -1,0 +1,168 @@
+"""Real training loops, and what they allocate and free: recorded by torch's profiler on the CPU.
+
+The order and the sizes of allocations are those of the same loop on a GPU, but for scratch memory inside operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_BOUNDARY = "test-boundary"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """A block was allocated; `block` is named once in a trace."""
+
+    block: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """One iteration is over: right after `zero_grad`."""
+
+
+Step = Allocated | Freed | Boundary
+
+
+class _Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.first_norm(self.first(x)))
+        return torch.relu(self.second_norm(self.second(inner)) + self.shortcut(x))
+
+
+def resnet18(width: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    channels = width
+    for stage, stride in enumerate((1, 2, 2, 2)):
+        for each in (stride, 1):
+            layers.append(_Residual(channels, width << stage, each))
+            channels = width << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+class _Transformer(nn.Module):
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(1000, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embed(x)).mean(1))
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def _images(number: int) -> torch.Tensor:
+    return torch.randn(8, 3, 32, 32)
+
+
+def _tokens(number: int) -> torch.Tensor:
+    return torch.randint(1000, (24, 64))
+
+
+def _few_tokens(number: int) -> torch.Tensor:
+    return torch.randint(1000, (16, 32))
+
+
+def _varying_images(number: int) -> torch.Tensor:
+    return torch.randn(2 + number * 5 % 9, 3, 32, 32)
+
+
+def _varying_tokens(number: int) -> torch.Tensor:
+    return torch.randint(1000, (4 + number * 7 % 13, 16 + number * 11 % 33))
+
+
+_Batch = Callable[[int], torch.Tensor]
+_LOOPS: dict[str, tuple[Callable[[], nn.Module], _Batch]] = {
+    "mlp": (_mlp, lambda number: torch.randn(64, 784)),
+    "resnet18": (lambda: resnet18(32), _images),
+    "transformer": (lambda: _Transformer(192, 2), _tokens),
+    "tiny transformer": (lambda: _Transformer(64, 4), _few_tokens),
+    "varying resnet18": (lambda: resnet18(32), _varying_images),
+    "varying transformer": (lambda: _Transformer(128, 4), _varying_tokens),
+}
+STATIC = ("mlp", "resnet18", "transformer")
+VARYING = ("varying resnet18", "varying transformer")
+
+
+@functools.cache
+def record(name: str, iterations: int) -> tuple[Step, ...]:
+    """Train with Adam and return what was allocated, the model's parameters first.
+
+    The last loss is kept over each boundary, as loops that print it do.
+    """
+    make, batch = _LOOPS[name]
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            model = make()
+            optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+            losses = []
+            for number in range(iterations):
+                inputs = batch(number)
+                loss = nn.functional.cross_entropy(model(inputs), torch.zeros(len(inputs), dtype=torch.long))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses = [loss.detach()]
+                with record_function(_BOUNDARY):
+                    pass
+    finally:
+        torch.set_num_threads(threads)
+    assert losses[0].isfinite()
+    return tuple(_steps(profiler))
+
+
+def _steps(profiler: Any) -> Iterator[Step]:
+    """Put the profiler's events in order, and name the blocks by number."""
+    events = []
+    pending = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        if event.name == "[memory]" or event.name == _BOUNDARY:
+            events.append(event)
+    events.sort(key=lambda event: event.start_time_ns)
+    numbers = itertools.count()
+    living: dict[int, int] = {}
+    for event in events:
+        if event.name == _BOUNDARY:
+            yield Boundary()
+            continue
+        fields = event.extra_fields
+        if fields.alloc_size > 0:
+            living[fields.ptr] = next(numbers)
+            yield Allocated(living[fields.ptr], fields.alloc_size)
+        elif fields.ptr in living:
+            yield Freed(living.pop(fields.ptr))

@@ -1,0 +1,117 @@
+"""A stand-in for the module `pynvml` and the driver behind it, which refuses what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+GIB = 1 << 30
+
+
+@dataclass
+class FakeGpu:
+    """One GPU, with what a test wants NVML to say about it."""
+
+    uuid: str = "GPU-5ad1f0c2-0000-4000-8000-000000000001"
+    name: str | bytes = "NVIDIA H200"
+    total: int = 141 * GIB
+    #: what the driver keeps to itself
+    reserved: int = GIB
+    used: int = 0
+    percent: int = 0
+    #: bytes by process; None is what NVML says where it cannot tell
+    processes: dict[int, int | None] = field(default_factory=dict)
+    mps_processes: dict[int, int | None] = field(default_factory=dict)
+    mig: bool | None = False
+    lost: bool = False
+    #: drivers before 510 lack the second version of memory figures
+    has_second_version: bool = True
+
+
+class FakeNvml:
+    """The calls of `pynvml` that are used here; everything else of it is not there."""
+
+    def __init__(self, *gpus: FakeGpu, init_error: int | None = None) -> None:
+        self.gpus = list(gpus)
+        self.init_error = init_error
+        self.opened = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "NVMLError" or name.startswith(("NVML_ERROR_", "nvmlMemory_v")):
+            return getattr(pynvml, name)
+        raise AttributeError(name)
+
+    def _gpu(self, handle: FakeGpu) -> FakeGpu:
+        if not self.opened:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        if handle.lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return handle
+
+    def nvmlInit(self) -> None:
+        if self.init_error is not None:
+            raise pynvml.NVMLError(self.init_error)
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        if not self.opened:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        self.opened -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.65.06"
+
+    def nvmlDeviceGetCount(self) -> int:
+        if not self.opened:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        if not 0 <= index < len(self.gpus):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._gpu(self.gpus[index])
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return self._gpu(gpu)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetName(self, handle: FakeGpu) -> str | bytes:
+        return self._gpu(handle).name
+
+    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:
+        return self._gpu(handle).uuid
+
+    def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:
+        if self._gpu(handle).mig is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(bool(handle.mig))] * 2
+
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int | None = None) -> Any:
+        gpu = self._gpu(handle)
+        if version is None:  # the first version counts the driver's own part as used
+            used = gpu.used + gpu.reserved
+            return SimpleNamespace(total=gpu.total, used=used, free=gpu.total - used)
+        if not gpu.has_second_version:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        if version != pynvml.nvmlMemory_v2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        free = gpu.total - gpu.used - gpu.reserved
+        return SimpleNamespace(total=gpu.total, used=gpu.used, free=free, reserved=gpu.reserved)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:
+        return SimpleNamespace(gpu=self._gpu(handle).percent, memory=0)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[Any]:
+        return _listed(self._gpu(handle).processes)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: FakeGpu) -> list[Any]:
+        return _listed(self._gpu(handle).mps_processes)
+
+
+def _listed(processes: dict[int, int | None]) -> list[Any]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in processes.items()]

@@ -1,0 +1,137 @@
+"""Sessions on a real GPU. Not yet run on one: without a GPU each of these is skipped, and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel.device_memory.cuda import load_bindings
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.devices.cuda import check_torch, why_unshared
+from sharedkernel.nvml import Gpu
+from tests.executor.harness import Executor, ExecutorProcess
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+TRAIN = """
+import json, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 10)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+inputs, labels = torch.randn(256, 512, device="cuda"), torch.randint(10, (256,), device="cuda")
+losses = []
+for _ in range(200):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+print(json.dumps([losses[0], losses[-1]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    """Return the first GPU, or skip."""
+    try:
+        check_torch()
+        load_bindings()
+        return Gpu("cuda:0")
+    except SharedKernelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
+    """Yield an executor that serves the GPU."""
+    process = ExecutorProcess("--device", "cuda:0", capacity="16GiB")
+    yield process
+    process.close()
+
+
+def test_a_gpu_is_described(gpu: Gpu) -> None:
+    """It has a name, a UUID and memory, and can be looked at."""
+    assert gpu.facts.uuid.startswith("GPU-")
+    assert gpu.sample().used_bytes <= gpu.facts.total_bytes
+
+
+def test_whether_memory_can_be_shared_is_known(gpu: Gpu) -> None:
+    """Either it can, or there is one sentence about it."""
+    reason = why_unshared(load_bindings())
+    assert reason is None or reason.endswith(".")
+
+
+def test_a_session_trains_and_its_memory_is_seen(process: ExecutorProcess) -> None:
+    """It sees one GPU as cuda:0 although it was forked, and all three kinds of memory have figures."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run("import torch; print(torch.cuda.device_count())")
+            assert (outcome.status, outcome.text) == ("ok", "1\n"), outcome
+            outcome = await notebook.run(TRAIN)
+            assert outcome.status == "ok", outcome
+            first, last = json.loads(outcome.text)
+            assert last < first
+            session = await executor.session(notebook)
+            assert session["persistent_bytes"] > 2048 * 512 * 4 * 3
+            assert session["ephemeral_bytes"] > 0
+            assert session["framework_bytes"] > 100 << 20
+            assert session["iterations"] > 0
+
+    asyncio.run(scenario())
+
+
+def test_an_allocation_past_the_quota_is_an_error_with_figures(process: ExecutorProcess) -> None:
+    """The session lives on."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run("import torch; x = torch.empty(1 << 36, dtype=torch.uint8, device='cuda')")
+            assert (outcome.status, outcome.error) == ("error", "OutOfMemoryError"), outcome
+            outcome = await notebook.run("print(torch.ones(3, device='cuda').sum().item())")
+            assert outcome.text == "3.0\n", outcome
+
+    asyncio.run(scenario())
+
+
+def test_a_fault_stays_in_its_session(process: ExecutorProcess) -> None:
+    """Another user's session trains on after an illegal access."""
+    fault = """if True:
+        import torch
+        torch.zeros(1, device="cuda")
+        kernel = torch.cuda._compile_kernel('extern "C" __global__ void wild() { *(int *)8 = 1; }', "wild")
+        kernel((1, 1, 1), (1, 1, 1), ())
+        torch.cuda.synchronize()
+    """
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            good, bad = await executor.notebook("ada"), await executor.notebook("grace")
+            expected = await good.run(TRAIN)
+            cell = asyncio.create_task(good.run(TRAIN))
+            assert (await bad.run(fault)).status == "error"
+            assert (await cell).text == expected.text
+
+    asyncio.run(scenario())
+
+
+def test_offloaded_memory_comes_back(process: ExecutorProcess) -> None:
+    """Asked for, the memory leaves; the next cell finds it as it was."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run("import torch; kept = torch.arange(64 << 20, device='cuda')")
+            await executor.client.offload_session(notebook.session)
+            session = await executor.session(notebook)
+            assert session["offloaded_bytes"] >= 512 << 20
+            assert session["persistent_bytes"] < 64 << 20
+            outcome = await notebook.run("print(int(kept[12345]), int(kept[-1]))")
+            assert outcome.text == f"12345 {(64 << 20) - 1}\n", outcome
+
+    asyncio.run(scenario())

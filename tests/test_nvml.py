@@ -1,0 +1,104 @@
+"""What is understood of NVML's answers, and what is said of its errors."""
+
+from __future__ import annotations
+
+import os
+
+import pynvml
+import pytest
+
+from sharedkernel.nvml import DeviceLost, Gpu, NvmlUnavailable
+from tests.fake_nvml import GIB, FakeGpu, FakeNvml
+
+
+def test_a_gpu_is_described_without_what_the_driver_keeps() -> None:
+    """Name, UUID and driver as they are; memory as programs can have it."""
+    facts = Gpu("cuda", library=FakeNvml(FakeGpu())).facts
+    assert (facts.name, facts.driver_version) == ("NVIDIA H200", "580.65.06")
+    assert facts.uuid.startswith("GPU-")
+    assert facts.total_bytes == 140 * GIB
+
+
+def test_older_drivers_give_totals_alone() -> None:
+    """Where the driver's own part is not told apart, and names come as bytes, that is good enough."""
+    library = FakeNvml(FakeGpu(has_second_version=False, name=b"Tesla V100", mig=None))
+    facts = Gpu("cuda:0", library=library).facts
+    assert (facts.name, facts.total_bytes) == ("Tesla V100", 141 * GIB)
+
+
+def test_devices_are_found_by_number_and_by_uuid() -> None:
+    """Numbers are those of `nvidia-smi`."""
+    second = FakeGpu(uuid="GPU-2", name="second")
+    library = FakeNvml(FakeGpu(), second)
+    assert Gpu("cuda:1", library=library).facts.name == "second"
+    assert Gpu("GPU-2", library=library).facts.name == "second"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no NVIDIA driver"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "not loaded"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "--gpus all"),
+        (pynvml.NVML_ERROR_UNKNOWN, "--gpus all"),
+    ],
+)
+def test_what_keeps_nvml_from_starting_is_one_sentence(code: int, words: str) -> None:
+    """It says what is wrong and what to do."""
+    with pytest.raises(NvmlUnavailable, match=words) as caught:
+        Gpu("cuda:0", library=FakeNvml(FakeGpu(), init_error=code))
+    assert str(caught.value).count(". ") == 0
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "words"),
+    [
+        ("cuda:0", [], "shows no GPU"),
+        ("cuda:1", [FakeGpu()], "those known is cuda:0"),
+        ("cuda:7", [FakeGpu(), FakeGpu()], "cuda:0 to cuda:1"),
+        ("GPU-other", [FakeGpu()], "no such GPU"),
+        ("cuda:0", [FakeGpu(mig=True)], "partitioned"),
+        ("cuda:one", [FakeGpu()], "no device 'cuda:one'"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence_and_lets_go(name: str, gpus: list[FakeGpu], words: str) -> None:
+    """The library is closed again when there is nothing for it to do."""
+    library = FakeNvml(*gpus)
+    with pytest.raises(NvmlUnavailable, match=words):
+        Gpu(name, library=library)
+    assert library.opened == 0
+
+
+def test_a_sample_has_all_processes() -> None:
+    """Clients of MPS are listed apart, and some of them twice."""
+    gpu = FakeGpu(used=5 * GIB, percent=42, processes={7: GIB, 8: 2 * GIB}, mps_processes={8: 2 * GIB, 9: 3})
+    sample = Gpu("cuda:0", library=FakeNvml(gpu), host_pids=True).sample()
+    assert (sample.used_bytes, sample.free_bytes, sample.utilisation) == (5 * GIB, 135 * GIB, 0.42)
+    assert sample.processes == {7: GIB, 8: 2 * GIB, 9: 3}
+
+
+@pytest.mark.parametrize(("host_pids", "used"), [(False, GIB), (True, None)])
+def test_processes_are_untold_where_their_numbers_are_foreign_or_have_no_figures(
+    host_pids: bool, used: int | None
+) -> None:
+    """A number of the host's that happens to be one of ours must accuse nobody."""
+    gpu = Gpu("cuda:0", library=FakeNvml(FakeGpu(processes={os.getpid(): used})), host_pids=host_pids)
+    assert gpu.sample().processes is None
+
+
+def test_a_lost_gpu_says_so_and_is_found_again() -> None:
+    """Its handle is of no use any more: it is looked for by its UUID."""
+    fake = FakeGpu()
+    library = FakeNvml(fake)
+    gpu = Gpu("cuda:0", library=library)
+    fake.lost = True
+    with pytest.raises(DeviceLost):
+        gpu.sample()
+    with pytest.raises(DeviceLost):
+        gpu.reopen()
+    library.gpus = [FakeGpu(uuid="GPU-9"), FakeGpu(used=GIB)]
+    gpu.reopen()
+    assert gpu.sample().used_bytes == GIB
+    assert library.opened == 1
