@@ -1,0 +1,172 @@
+"""The shelf as a notebook sees it: a mapping from names to values.
+
+What only a session has (torch, msgspec) is imported once it is known that this is one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from sharedkernel.errors import SharedKernelError
+
+if TYPE_CHECKING:
+    from sharedkernel import protocol
+    from sharedkernel.session.descriptor_client import DescriptorClient
+
+_NO_SESSION = (
+    'a shelf exists only inside a notebook with the kernel "Shared GPU (PyTorch)"; pick that kernel to use it.'
+)
+
+
+class Shelf(MutableMapping[str, Any]):
+    """Named values in memory that outlives this kernel; see :mod:`sharedkernel.shelf`.
+
+    All of its methods raise :class:`~sharedkernel.errors.SharedKernelError` in a process that is no session, and
+    :class:`~sharedkernel.errors.ExecutorUnavailable` when no executor answers for a while.
+    """
+
+    def __init__(self) -> None:
+        self._client: DescriptorClient | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of *name*; its tensors are the memory on the shelf.
+
+        Raises
+        ------
+        KeyError
+            When there is none.
+        """
+        return self._read(name, private=False)
+
+    def copy(self, name: str) -> Any:
+        """Return the value of *name* with tensors of their own, on the device where they were if it is here.
+
+        Raises
+        ------
+        KeyError
+            When there is none.
+        """
+        return self._read(name, private=True)
+
+    def _read(self, name: str, *, private: bool) -> Any:
+        _check_name(name)
+        client = self._connected()
+        from sharedkernel import protocol
+        from sharedkernel.shelf import layout, memory
+
+        _, (descriptor,) = client.request(protocol.FetchShelved(request=client.number(), name=name))
+        mapped = memory.map_shared(descriptor.fileno())
+        descriptor.close()  # the mapping has its own
+        return layout.read(mapped, private=private)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Put a copy of *value* on the shelf, instead of what had that name.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When *value* holds something that cannot be shelved; the sentence says where it is and what to do.
+        QuotaExceeded, Refused
+            When there is no room; nothing was changed.
+        """
+        _check_name(name)
+        client = self._connected()
+        from sharedkernel import protocol
+        from sharedkernel.session.descriptor_client import Descriptor
+        from sharedkernel.shelf import layout, memory
+
+        plan = layout.plan(value)
+        reservation = client.number()
+        try:
+            client.request(protocol.ReserveShelf(request=reservation, name=name, bytes=plan.size))
+            descriptor = Descriptor(memory.write(plan))
+            client.request(protocol.Shelve(request=client.number(), name=name, reservation=reservation), [descriptor])
+        except BaseException as error:
+            client.tell(protocol.WithdrawReservation(request=client.number(), reservation=reservation))
+            if isinstance(error, OSError):
+                raise SharedKernelError(
+                    f"{name!r} could not be shelved: {error.strerror}; nothing was changed: free some memory and retry."
+                ) from error
+            raise
+
+    def __delitem__(self, name: str) -> None:
+        """Take *name* off the shelf; who read it before keeps its memory.
+
+        Raises
+        ------
+        KeyError
+            When it is not there.
+        """
+        _check_name(name)
+        client = self._connected()
+        from sharedkernel import protocol
+
+        client.request(protocol.Unshelve(request=client.number(), name=name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([entry.name for entry in self._listing().entries])
+
+    def __len__(self) -> int:
+        return len(self._listing().entries)
+
+    def __contains__(self, name: object) -> bool:
+        return any(entry.name == name for entry in self._listing().entries)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        """Return a table of what is there, or why nothing can be."""
+        try:
+            listing = self._listing()
+        except SharedKernelError as error:
+            return f"<Shelf: {error}>"
+        return _table(listing)
+
+    def _listing(self) -> protocol.ShelfListing:
+        client = self._connected()
+        from sharedkernel import protocol
+
+        message, _ = client.request(protocol.ListShelf(request=client.number()))
+        assert isinstance(message, protocol.ShelfListing)
+        return message
+
+    def _connected(self) -> DescriptorClient:
+        """Return the way to the executor of this process."""
+        view = sys.modules.get("sharedkernel.session.view")
+        path = view.executor_socket() if view is not None else None
+        if path is None:
+            raise SharedKernelError(_NO_SESSION)
+        if view is not None and (channel := view.channel()) is not None:
+            return channel  # type: ignore[no-any-return]
+        if self._client is None or not self._client.is_own():  # a process that a session started, to be told so
+            from sharedkernel.session.descriptor_client import DescriptorClient
+
+            self._client = DescriptorClient(path)
+        return self._client
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"names on a shelf are text, not {type(name).__name__}.")
+
+
+def _table(listing: protocol.ShelfListing) -> str:
+    from sharedkernel.units import format_bytes
+
+    left = f"{format_bytes(listing.left_bytes)} can be shelved"
+    if not listing.entries:
+        text = f'Nothing is on your shelf; {left}: shelf["name"] = tensors'
+    else:
+        rows = [("name", "bytes", "shelved"), *(
+            (entry.name, format_bytes(entry.bytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.shelved_at)))
+            for entry in listing.entries
+        )]  # fmt: skip
+        width, wide = (max(len(row[column]) for row in rows) for column in (0, 1))
+        lines = [f"{name:{width}}  {size:>{wide}}  {when}" for name, size, when in rows]
+        text = "\n".join([*lines, f"{format_bytes(sum(entry.bytes for entry in listing.entries))} in all; {left}"])
+    besides = listing.charged_bytes - sum(entry.bytes for entry in listing.entries)
+    return text + (f"; {format_bytes(besides)} taken off it are still in use" if besides > 0 else "")
