@@ -67,6 +67,12 @@ class ConfigError(SharedKernelError):
     reason = "config"
 
 
+class TraceError(SharedKernelError):
+    """A trace for the simulator cannot be read; its text names file, line and column."""
+
+    reason = "trace"
+
+
 class InvalidTransition(Exception):
     """An event arrived that its session's state does not allow: a bug of ours, never a user's.
 

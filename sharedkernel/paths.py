@@ -2,6 +2,10 @@
 
 Everything in it belongs to one user and is closed to all others (0700); names are short because a unix socket's
 path holds at most 107 bytes.
+
+Each executor has a runtime directory of its own. The first device's is the one that the gateway was given, so that
+where there is one device, there is one directory; every other device's is a subdirectory named by the device
+(:func:`device_directory`). Which one a device has follows from its name alone, whoever starts first.
 """
 
 from __future__ import annotations
@@ -13,12 +17,16 @@ from pathlib import Path
 from sharedkernel.errors import ConfigError
 
 EXECUTOR_SOCKET = "executor.sock"
+#: where sessions and their executor exchange descriptors of memory
+DESCRIPTOR_SOCKET = "memory.sock"
 KEEPER_SOCKET = "keeper.sock"
 WARM_PARENT_SOCKET = "warm.sock"
 #: connection files and ipc sockets of the sessions
 SESSIONS_DIRECTORY = "s"
 #: logs of the executor's processes and sessions
 LOGS_DIRECTORY = "logs"
+#: names of a host's first device: its executor uses the runtime directory itself
+FIRST_DEVICES = ("host", "cuda", "cuda:0")
 #: most bytes of a runtime directory's path: a session's sockets add 21, and a unix socket's path holds 107
 LONGEST_RUNTIME_DIRECTORY = 86
 
@@ -31,8 +39,41 @@ def default_runtime_directory() -> Path:
     return Path(f"/tmp/sharedkernel-{os.getuid()}")
 
 
-def make_private_directory(path: Path) -> Path:
+def device_directory(runtime_directory: Path, device: str) -> Path:
+    """Return where the executor of *device*, such as ``host:1``, meets the gateway of *runtime_directory*."""
+    return runtime_directory if device in FIRST_DEVICES else runtime_directory / device.replace(":", "-")
+
+
+def subdirectories_served(runtime_directory: Path) -> list[Path]:
+    """Return the subdirectories in which executors listen, or did when they were killed."""
+    return sorted(path.parent for path in runtime_directory.glob(f"*/{EXECUTOR_SOCKET}"))
+
+
+def only_executor_directory(runtime_directory: Path) -> Path:
+    """Return where the only executor of *runtime_directory* is, whichever device it serves.
+
+    It is *runtime_directory* itself unless nothing listens there and in exactly one of its subdirectories.
+    """
+    found = subdirectories_served(runtime_directory)
+    at_home = (runtime_directory / EXECUTOR_SOCKET).exists() or len(found) != 1
+    return runtime_directory if at_home else found[0]
+
+
+def offload_directory() -> Path:
+    """Return where sessions put memory that is moved away from the host device.
+
+    Best a disk of its own; not memory. `SHAREDKERNEL_OFFLOAD_DIR` names another.
+    """
+    named = os.environ.get("SHAREDKERNEL_OFFLOAD_DIR")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharedkernel" / "offload"
+
+
+def make_private_directory(path: Path, *, named_by: str = "--runtime-dir") -> Path:
     """Create *path* (0700) if it is not there, and make sure that it is ours alone.
+
+    *named_by* is the option or variable that errors tell to name another with.
 
     Raises
     ------
@@ -42,9 +83,11 @@ def make_private_directory(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{path} is not a directory; remove it or name another with --runtime-dir.")
+        raise ConfigError(f"{path} is not a directory; remove it or name another with {named_by}.")
     if found.st_uid != os.getuid():
-        raise ConfigError(f"{path} belongs to another user; name another directory with --runtime-dir.")
+        raise ConfigError(f"{path} belongs to another user; name another directory with {named_by}.")
     if stat.S_IMODE(found.st_mode) & 0o077:
-        raise ConfigError(f"{path} is open to other users; run `chmod 700 {path}` or name another directory.")
+        raise ConfigError(
+            f"{path} is open to other users; run `chmod 700 {path}` or name another directory with {named_by}."
+        )
     return path

@@ -19,7 +19,7 @@ import msgspec
 
 from sharedkernel.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 #: longest message accepted, in bytes; control messages are small, tensors and outputs never pass here
 MAX_MESSAGE_BYTES = 1 << 20
 
@@ -44,6 +44,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     #: users of one group may share a lane's bytes; None: shares with nobody
     group: str | None = None
+    #: seconds after which an idle session may be offloaded while somebody waits for memory; None: never
+    offload_after: float | None = 30.0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,6 +110,13 @@ class EndSession(Message, frozen=True, kw_only=True):
     session: str
 
 
+class OffloadSession(Message, frozen=True, kw_only=True):
+    """Offload an idle session now, whoever waits; answered by :class:`Done` once its memory is free."""
+
+    request: int
+    session: str
+
+
 class SignalSession(Message, frozen=True, kw_only=True):
     """Send a signal to a session's process; answered by :class:`Done`."""
 
@@ -127,6 +136,14 @@ class ConfigureUsers(Message, frozen=True, kw_only=True):
 
     request: int
     limits: list[Limits]
+
+
+class SetPolicy(Message, frozen=True, kw_only=True):
+    """Let another policy rank from now on, until the executor ends; no grant is lost. Answered by :class:`Done`."""
+
+    request: int
+    #: a policy by its name in the configuration
+    policy: str
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
@@ -229,6 +246,8 @@ class SessionHello(Message, frozen=True, kw_only=True):
     cell_open: bool = False
     holding: bool = False
     wanting: bool = False
+    #: bytes that are offloaded now; with a cell open, they are being restored or wait to be
+    offloaded_bytes: int = 0
 
 
 class Assigned(Message, frozen=True, kw_only=True):
@@ -238,7 +257,10 @@ class Assigned(Message, frozen=True, kw_only=True):
 
 
 class CellOpened(Message, frozen=True, kw_only=True):
-    """User code starts to run (a cell, a widget callback, a background task)."""
+    """User code starts to run (a cell, a widget callback, a background task).
+
+    A session that is offloaded then waits for :class:`Restore`, or a :class:`RefusedGrant`, before the first line.
+    """
 
 
 class CellClosed(Message, frozen=True, kw_only=True):
@@ -253,6 +275,8 @@ class DeviceWanted(Message, frozen=True, kw_only=True):
     memory: Memory
     #: private bytes of the process that a limit on it must allow besides persistent and ephemeral (host device)
     data_bytes: int
+    #: bytes that an interrupted iteration, or cell, needs beyond what it has now; a grant promises them
+    growth: int = 0
 
 
 class DeviceWantWithdrawn(Message, frozen=True, kw_only=True):
@@ -272,6 +296,32 @@ class GrantReleased(Message, frozen=True, kw_only=True):
     utilisation: float | None = None
 
 
+class Offloaded(Message, frozen=True, kw_only=True):
+    """The session's device memory was moved away as far as it can be, and is free."""
+
+    memory: Memory
+    #: moved away
+    offloaded_bytes: int
+    #: what stayed and why, for people
+    kept: str | None = None
+    seconds: float = 0.0
+
+
+class OffloadDeclined(Message, frozen=True, kw_only=True):
+    """The session keeps its memory where it is; `message` says why."""
+
+    #: stable slug: busy, threads, tasks, nothing, disk, unsafe
+    reason: str
+    message: str
+
+
+class Restored(Message, frozen=True, kw_only=True):
+    """The session's memory is back, before the first line of its cell."""
+
+    memory: Memory
+    seconds: float = 0.0
+
+
 class Watch(Message, frozen=True, kw_only=True):
     """The session wants :class:`View` every `interval` seconds; 0 ends it."""
 
@@ -289,6 +339,10 @@ class Assign(Message, frozen=True, kw_only=True):
     notebook: str | None
     cwd: str | None
     env: dict[str, str]
+    #: sessions share lanes' bytes on this device: device memory comes from the executor
+    shares_lanes: bool = False
+    #: poison a lane at each hand-over, to find what still uses it
+    check_lanes: bool = False
 
 
 class Granted(Message, frozen=True, kw_only=True):
@@ -304,7 +358,7 @@ class WithdrawalSeen(Message, frozen=True, kw_only=True):
 class Waiting(Message, frozen=True, kw_only=True):
     """Why a wanted grant has not come yet; repeated when it changes."""
 
-    #: "lane", "memory" or "quota"
+    #: "lane", "memory", "quota" or "restore"
     reason: str
     #: place in the queue, from 1
     position: int | None
@@ -319,6 +373,14 @@ class RefusedGrant(Message, frozen=True, kw_only=True):
     message: str
 
 
+class Offload(Message, frozen=True, kw_only=True):
+    """Move your device memory away, if no user code runs; answered by Offloaded or OffloadDeclined."""
+
+
+class Restore(Message, frozen=True, kw_only=True):
+    """There is room for what is offloaded: bring it back. Answered by Restored, or CellClosed if that was cut short."""
+
+
 class Allowance(Message, frozen=True, kw_only=True):
     """How far the session's memory may grow, and out of what; shown when it is exceeded."""
 
@@ -330,10 +392,174 @@ class Allowance(Message, frozen=True, kw_only=True):
     capacity_bytes: int
 
 
+class Notice(Message, frozen=True, kw_only=True):
+    """A sentence for the session's user, to be shown in the notebook."""
+
+    text: str
+
+
 class View(Message, frozen=True, kw_only=True):
     """The status document as this session's user may see it."""
 
     status: dict[str, Any]
+
+
+# --- session -> executor on the descriptor socket (packets); each carries `request`, repeated in its answer -----------
+
+
+class ReserveShelf(Message, frozen=True, kw_only=True):
+    """Set `bytes` of the user's quota aside for something that is about to be shelved; answered by :class:`Done`.
+
+    The reservation is named by `request` and given back when the connection ends.
+    """
+
+    request: int
+    name: str
+    bytes: int
+
+
+class WithdrawReservation(Message, frozen=True, kw_only=True):
+    """Give a reservation back, named by the request that made it; answered by :class:`Done`."""
+
+    request: int
+    reservation: int
+
+
+class Shelve(Message, frozen=True, kw_only=True):
+    """Put the memory whose descriptor travels along on the user's shelf, instead of what had that name.
+
+    Answered by :class:`Done`. The size is the memory's own, whatever was reserved; its size must be sealed.
+    """
+
+    request: int
+    name: str
+    #: the request of the :class:`ReserveShelf` that made room; one that is not known any more is none
+    reservation: int
+
+
+class FetchShelved(Message, frozen=True, kw_only=True):
+    """Ask for what is on the shelf under `name`; answered by :class:`Shelved`."""
+
+    request: int
+    name: str
+
+
+class Unshelve(Message, frozen=True, kw_only=True):
+    """Take `name` off the shelf; answered by :class:`Done`."""
+
+    request: int
+    name: str
+
+
+class ListShelf(Message, frozen=True, kw_only=True):
+    """Ask what is on the shelf; answered by :class:`ShelfListing`."""
+
+    request: int
+
+
+class TakeLane(Message, frozen=True, kw_only=True):
+    """With a grant: ask what the session's lane is made of, and begin its turn; answered by :class:`LaneTaken`."""
+
+    request: int
+
+
+class FetchUnits(Message, frozen=True, kw_only=True):
+    """Ask for units of the session's lane; answered by :class:`Units`."""
+
+    request: int
+    units: list[int]
+
+
+class WantPrivateUnits(Message, frozen=True, kw_only=True):
+    """Ask for device memory of the session's own, in units of these sizes; answered by :class:`Units`."""
+
+    request: int
+    sizes: list[int]
+
+
+class LaneHandedOver(Message, frozen=True, kw_only=True):
+    """Nothing of the session's iteration is left in its lane; said before the grant goes. Answered by :class:`Done`."""
+
+    request: int
+    #: the turn came to nothing: what was in the lane is still there
+    unused: bool = False
+
+
+class LaneUnused(Message, frozen=True, kw_only=True):
+    """Why the session's iterations use no lane that others share, in one sentence; answered by :class:`Done`."""
+
+    request: int
+    #: None: they do
+    note: str | None
+
+
+class UnitsImported(Message, frozen=True, kw_only=True):
+    """The session has these private units: they live and die with its process now; answered by :class:`Done`."""
+
+    request: int
+    units: list[int]
+
+
+class UnitsLetGo(Message, frozen=True, kw_only=True):
+    """Nothing of these units is left in the session's process; answered by :class:`Done`."""
+
+    request: int
+    units: list[int]
+
+
+# --- executor -> session on the descriptor socket (packets) -----------------------------------
+
+
+class LaneTaken(Message, frozen=True, kw_only=True):
+    """The session's lane: its units by number and size, in the order of their addresses."""
+
+    request: int
+    lane: int
+    #: changes whenever the units do
+    version: int
+    units: list[tuple[int, int]]
+    #: another user's bytes are in it, and are to be written over before anything is read
+    must_scrub: bool
+
+
+class Units(Message, frozen=True, kw_only=True):
+    """Device memory by number and size; a descriptor of each travels along, in this order."""
+
+    request: int
+    units: list[tuple[int, int]]
+
+
+class DescriptorWelcome(Message, frozen=True, kw_only=True):
+    """First packet on a connection, unless it is a :class:`Failed` of request 0; nothing is said before it."""
+
+    version: int
+
+
+class Shelved(Message, frozen=True, kw_only=True):
+    """Answer to :class:`FetchShelved`; the memory's descriptor travels along."""
+
+    request: int
+    bytes: int
+
+
+class ShelfEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One name on a user's shelf."""
+
+    name: str
+    bytes: int
+    #: seconds since 1970 in UTC
+    shelved_at: float
+
+
+class ShelfListing(Message, frozen=True, kw_only=True):
+    """Answer to :class:`ListShelf`, in the order of names."""
+
+    request: int
+    entries: list[ShelfEntry]
+    #: what the shelf is charged with: the entries, and what was taken off it but is still mapped by a session
+    charged_bytes: int
+    #: what could be shelved besides
+    left_bytes: int
 
 
 # --- executor <-> warm parent -----------------------------------
@@ -345,6 +571,8 @@ class Fork(Message, frozen=True, kw_only=True):
     process: str
     connection_file: str
     log_file: str
+    #: kind of the device that it will use
+    device_kind: str = "host"
 
 
 class Forked(Message, frozen=True, kw_only=True):
@@ -404,15 +632,34 @@ class KeptAll(Message, frozen=True, kw_only=True):
 
 
 ToExecutor = (
-    Hello | StartSession | EndSession | SignalSession | ListSessions | ConfigureUsers | GetStatus | StopExecutor
-    | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn | GrantReleased | Watch
+    Hello | StartSession | EndSession | OffloadSession | SignalSession | ListSessions | ConfigureUsers | SetPolicy
+    | GetStatus | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn
+    | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch
 )  # fmt: skip
 ToGateway = Welcome | SessionReady | Sessions | Status | Done | Failed | SessionDied
-ToSession = Welcome | Failed | Assign | Granted | WithdrawalSeen | Waiting | RefusedGrant | Allowance | View
+ToSession = (
+    Welcome
+    | Failed
+    | Assign
+    | Granted
+    | WithdrawalSeen
+    | Waiting
+    | RefusedGrant
+    | Offload
+    | Restore
+    | Allowance
+    | Notice
+    | View
+)
 ToWarmParent = Fork | ExitedSeen | Quit
 FromWarmParent = Forked | Exited
 ToKeeper = Put | Delete | GetAll | Quit
 FromKeeper = Kept | KeptAll
+ToDescriptorSocket = (
+    ReserveShelf | WithdrawReservation | Shelve | FetchShelved | Unshelve | ListShelf | TakeLane | FetchUnits
+    | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo
+)  # fmt: skip
+FromDescriptorSocket = DescriptorWelcome | Done | Failed | Shelved | ShelfListing | LaneTaken | Units
 
 _encoder = msgspec.msgpack.Encoder()
 

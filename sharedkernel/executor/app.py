@@ -8,15 +8,17 @@ import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
-from traitlets import Bool, Float, Int, TraitError, Unicode, Union, validate
+from traitlets import Bool, Enum, Float, Int, TraitError, Unicode, Union, validate
 
 from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices import host
+from sharedkernel.executor.devices import ServedDevice, cuda, host
+from sharedkernel.executor.devices.cuda_device import CudaOptions, LaneSharing
+from sharedkernel.executor.devices.mps import MpsMode
 from sharedkernel.executor.service import ExecutorService
-from sharedkernel.paths import default_runtime_directory
+from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
-from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.model import PolicyName, SchedulerConfig
 from sharedkernel.units import format_bytes, parse_bytes, parse_duration
 
 log = logging.getLogger(__name__)
@@ -30,13 +32,25 @@ class ExecutorApp(CommandApp):
     examples = """
         sharedkernel executor --capacity 8GiB               # the processor and 8 GiB of memory
         sharedkernel executor --policy fifo --quantum 100ms
+        sharedkernel executor --device cuda:0               # the first NVIDIA GPU
+        sharedkernel executor --device cuda:1               # beside it, for a gateway that names both
     """
 
-    device = Unicode("host", help="The device: `host` (the processor).").tag(config=True)
-    capacity = Unicode("", help="The device's memory, such as 8GiB; empty: half of the machine's.").tag(config=True)
-    reserve = Unicode("0", help="Device memory kept free, such as 256MiB.").tag(config=True)
+    device = Unicode(
+        "host",
+        help="The device: `host` (the processor), `cuda:N` (an NVIDIA GPU), or `host:N` (one of several executors that "
+        "share out the processor's memory by --capacity).",
+    ).tag(config=True)
+    capacity = Unicode(
+        "", help="The device's memory, such as 8GiB; empty: half of the machine's, or all of a GPU's."
+    ).tag(config=True)
+    reserve = Unicode(
+        "", help="Device memory kept free, such as 256MiB; empty: none on the host, 2 % of a GPU (at least 512MiB)."
+    ).tag(config=True)
     runtime_dir = Unicode(help="Private directory where gateway and executor meet.").tag(config=True)
-    policy = Unicode("fair", help="Who is served first: `fair` or `fifo`.").tag(config=True)
+    policy = Unicode(
+        PolicyName.FAIR, help=f"Who is served first: one of {', '.join(f'`{name}`' for name in PolicyName)}."
+    ).tag(config=True)
     quantum = Union(
         [Float(), Unicode()], default_value="50ms", help="How far a holder may get ahead before others are served."
     ).tag(config=True)
@@ -45,8 +59,38 @@ class ExecutorApp(CommandApp):
         default_value="50ms",
         help="How long a holder may take to its next iteration boundary before it is made to yield.",
     ).tag(config=True)
+    growth_patience = Union(
+        [Float(), Unicode()],
+        default_value="30s",
+        help="How long a cell waits for memory that it comes to need in its middle, before it gets an error.",
+    ).tag(config=True)
     parallel_lanes = Int(
         1, help="Sessions that may compute at the same time, if they leave each other enough of the device."
+    ).tag(config=True)
+    lane_sharing = Enum(
+        [str(sharing) for sharing in LaneSharing],
+        default_value="group",
+        help="Whose sessions may share a lane's bytes on a GPU: one `user`'s, one `group`'s, or `all`.",
+    ).tag(config=True)
+    mps = Enum(
+        [str(mode) for mode in MpsMode],
+        default_value="off",
+        help="NVIDIA's MPS, for lanes side by side on a GPU: `off`, `auto` (if it starts) or `require`. "
+        "With it, one session's fatal fault on the GPU ends the others' work there.",
+    ).tag(config=True)
+    overuse_patience = Union(
+        [Float(), Unicode()],
+        default_value="30s",
+        help="How long a session that exceeds its user's quota on a GPU outside PyTorch has between warning, "
+        "offloading and its end.",
+    ).tag(config=True)
+    process_checkpoint = Bool(
+        False, help="Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570)."
+    ).tag(config=True)
+    check_lanes = Bool(
+        False,
+        help="Fill a lane with nonsense whenever a session on a GPU hands it over, so that a use of memory that should "
+        "have been kept shows as not-a-number; for finding faults, since each switch then takes milliseconds.",
     ).tag(config=True)
     spares = Int(1, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
     end_sessions_on_exit = Bool(
@@ -61,13 +105,25 @@ class ExecutorApp(CommandApp):
         "policy": "ExecutorApp.policy",
         "quantum": "ExecutorApp.quantum",
         "preempt-patience": "ExecutorApp.preempt_patience",
+        "growth-patience": "ExecutorApp.growth_patience",
         "parallel-lanes": "ExecutorApp.parallel_lanes",
+        "lane-sharing": "ExecutorApp.lane_sharing",
+        "mps": "ExecutorApp.mps",
+        "overuse-patience": "ExecutorApp.overuse_patience",
         "spares": "ExecutorApp.spares",
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "end-sessions-on-exit": (
             {"ExecutorApp": {"end_sessions_on_exit": True}},
             "End all sessions when this ends; without it they run on.",
+        ),
+        "check-lanes": (
+            {"ExecutorApp": {"check_lanes": True}},
+            "Fill a lane with nonsense whenever a session on a GPU hands it over, to find faults.",
+        ),
+        "process-checkpoint": (
+            {"ExecutorApp": {"process_checkpoint": True}},
+            "Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570).",
         ),
     }
 
@@ -88,23 +144,35 @@ class ExecutorApp(CommandApp):
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
-            device = self._find_device()
-            config = self._freeze(device)
+            served = self._find_device()
+            config = self._freeze(served.device)
         except SharedKernelError as error:
             fail(str(error), status=2)
-        directory = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
+        parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
+        directory = device_directory(parent, self.device)
         try:
-            asyncio.run(self._serve(directory, device, config))
+            if directory != parent:  # made on the way to the subdirectory, it would be open to others
+                make_private_directory(parent)
+            asyncio.run(self._serve(directory, served, config))
         except SharedKernelError as error:
             fail(str(error))
         except OSError as error:
             fail(f"cannot serve from {directory}: {error.strerror or error}; name another --runtime-dir.")
 
-    def _find_device(self) -> Device:
-        if self.device != "host":
-            raise SharedKernelError(f"there is no device {self.device!r}; the only one known is host.")
-        capacity = parse_bytes(self.capacity) if self.capacity else None
-        return host.describe(capacity, parse_bytes(self.reserve))
+    def _find_device(self) -> ServedDevice:
+        kind, _, number = self.device.partition(":")
+        if self.device == "host" or (kind == "host" and number.isdecimal()):
+            capacity = parse_bytes(self.capacity) if self.capacity else None
+            return host.HostLimits(host.describe(capacity, parse_bytes(self.reserve or 0), self.device))
+        options = CudaOptions(
+            lane_sharing=LaneSharing(self.lane_sharing),
+            mps=MpsMode(self.mps),
+            parallel_lanes=self.parallel_lanes,
+            overuse_patience=parse_duration(self.overuse_patience),
+            process_checkpoint=self.process_checkpoint,
+            check_lanes=self.check_lanes,
+        )
+        return cuda.open_device(self.device, self.capacity, self.reserve, options)
 
     def _freeze(self, device: Device) -> SchedulerConfig:
         return SchedulerConfig(
@@ -113,17 +181,19 @@ class ExecutorApp(CommandApp):
             policy=self.policy,
             quantum=parse_duration(self.quantum),
             preempt_patience=parse_duration(self.preempt_patience),
+            growth_patience=parse_duration(self.growth_patience),
             parallel_lanes=self.parallel_lanes,
         )
 
-    async def _serve(self, directory: Path, device: Device, config: SchedulerConfig) -> None:
-        service = ExecutorService(directory, device, config, spares=self.spares)
+    async def _serve(self, directory: Path, served: ServedDevice, config: SchedulerConfig) -> None:
+        service = ExecutorService(directory, served, config, spares=self.spares)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         # Before the start, which leaves processes behind if it is cut short.
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, ended.set)
         await service.start()
+        device = served.device
         log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)
         waits = [asyncio.create_task(ended.wait()), asyncio.create_task(service.stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
-from sharedkernel.paths import EXECUTOR_SOCKET
+from sharedkernel.paths import EXECUTOR_SOCKET, device_directory, only_executor_directory, subdirectories_served
 from sharedkernel.protocol import Limits, SessionRecord
 
 log = logging.getLogger(__name__)
@@ -26,12 +26,14 @@ _REFUSALS: dict[str, Callable[[str], Exception]] = {
 
 
 class ExecutorClient:
-    """One connection to the executor of a runtime directory, re-opened when the executor comes back.
+    """One connection to an executor of a runtime directory, re-opened when the executor comes back.
 
     Parameters
     ----------
     runtime_directory
-        Where the executor listens.
+        Where executors and their gateway meet.
+    served
+        The name of the device whose executor is meant; None: the only executor there is.
     role
         "gateway" (is told of sessions that die) or "command".
     on_died
@@ -47,11 +49,14 @@ class ExecutorClient:
         self,
         runtime_directory: Path,
         *,
+        served: str | None = None,
         role: str = "command",
         on_died: Callable[[protocol.SessionDied], None] | None = None,
         on_connected: Callable[[], None] | None = None,
     ) -> None:
-        self.path = runtime_directory / EXECUTOR_SOCKET
+        self._runtime_directory = runtime_directory
+        self._served = served
+        self.path = device_directory(runtime_directory, served or "host") / EXECUTOR_SOCKET
         self.role = role
         self.on_died = on_died
         self.on_connected = on_connected
@@ -68,6 +73,22 @@ class ExecutorClient:
         """Whether an executor answers right now."""
         return self._writer is not None
 
+    @property
+    def _command(self) -> str:
+        return "sharedkernel executor" + ("" if self._served is None else f" --device {self._served}")
+
+    def unavailable(self) -> ExecutorUnavailable:
+        """Return the error that says where nobody answers and what to do."""
+        others = subdirectories_served(self._runtime_directory)
+        if self._served is None and self.device is None and len(others) > 1:
+            return ExecutorUnavailable(
+                f"no executor answers at {self.path}, and several beside it ({', '.join(map(str, others))}); "
+                "name their devices in c.SharedKernelGateway.executors."
+            )
+        return ExecutorUnavailable(
+            f"no executor answers at {self.path}; start one with `{self._command}`, or wait for it."
+        )
+
     async def connect(self) -> None:
         """Open the connection now.
 
@@ -78,11 +99,13 @@ class ExecutorClient:
         ProtocolError
             When the executor speaks another version.
         """
+        if self._served is None and self.device is None:  # once met, it is that one and no other
+            self.path = only_executor_directory(self._runtime_directory) / EXECUTOR_SOCKET
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.path))
         except OSError as error:
             raise ExecutorUnavailable(
-                f"no executor answers at {self.path} ({error.strerror}); start one with `sharedkernel executor`."
+                f"no executor answers at {self.path} ({error.strerror}); start one with `{self._command}`."
             ) from None
         decoder = protocol.Decoder(protocol.ToGateway)
         writer.write(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=self.role)))
@@ -167,9 +190,7 @@ class ExecutorClient:
 
     async def _ask(self, make: Callable[[int], protocol.Message]) -> Any:
         if self._writer is None:
-            raise ExecutorUnavailable(
-                f"no executor answers at {self.path}; start one with `sharedkernel executor`, or wait for it."
-            )
+            raise self.unavailable()
         number = next(self._numbers)
         future = self._pending[number] = asyncio.get_running_loop().create_future()
         self._writer.write(protocol.encode(make(number)))
@@ -204,6 +225,16 @@ class ExecutorClient:
         """End a session; returns once its process is reaped."""
         await self._ask(lambda number: protocol.EndSession(request=number, session=session))
 
+    async def offload_session(self, session: str) -> None:
+        """Offload an idle session; returns once its device memory is free.
+
+        Raises
+        ------
+        Refused
+            When it cannot be offloaded now, with the reason.
+        """
+        await self._ask(lambda number: protocol.OffloadSession(request=number, session=session))
+
     async def signal_session(self, session: str, signum: int) -> None:
         """Send a signal to a session's process."""
         await self._ask(lambda number: protocol.SignalSession(request=number, session=session, signum=signum))
@@ -216,6 +247,16 @@ class ExecutorClient:
     async def configure_users(self, limits: list[Limits]) -> None:
         """Set users' limits, for running sessions too."""
         await self._ask(lambda number: protocol.ConfigureUsers(request=number, limits=limits))
+
+    async def set_policy(self, policy: str) -> None:
+        """Let another policy rank from now on, until the executor ends.
+
+        Raises
+        ------
+        Refused
+            When there is no policy of that name, with those that there are.
+        """
+        await self._ask(lambda number: protocol.SetPolicy(request=number, policy=policy))
 
     async def status(self) -> dict[str, Any]:
         """Return the whole status document, nothing hidden."""

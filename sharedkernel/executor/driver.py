@@ -12,6 +12,7 @@ import logging
 from typing import Protocol
 
 from sharedkernel.executor.event_log import EventLog
+from sharedkernel.executor.timeline import Timeline
 from sharedkernel.scheduling import actions, events
 from sharedkernel.scheduling.model import SchedulerConfig
 from sharedkernel.scheduling.scheduler import Scheduler
@@ -41,12 +42,15 @@ class Driver:
 
     def __init__(self, config: SchedulerConfig, event_log: EventLog, target: Actions) -> None:
         self.scheduler = Scheduler(config)
+        #: the last minutes, for people
+        self.timeline = Timeline()
         self._log = event_log
         self._target = target
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._handling = False
         self._queue: list[events.Event] = []
+        event_log.begin(self.now(), config)
 
     def handle(self, event: events.Event) -> None:
         """Tell the scheduler that *event* happened, and carry out what it decides.
@@ -69,7 +73,9 @@ class Driver:
         now = self._loop.time()
         for action in self.scheduler.handle(event, now=now):
             self._target.act(action)
-        self._log.record(now, event)  # after the grants: nobody waits for the record
+        # After the grants: nobody waits for the record.
+        self._log.record(now, event)
+        self.timeline.note(now, self.scheduler)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

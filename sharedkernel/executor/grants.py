@@ -11,20 +11,25 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
+
 from sharedkernel import protocol
-from sharedkernel.executor.devices.host import TRUST_DOMAIN, HostLimits
+from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.driver import Driver
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.status import build_status, visible_to
 from sharedkernel.executor.supervisor import send_signal
 from sharedkernel.executor.users import UserRecord
-from sharedkernel.protocol import Device, Limits, Memory
+from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling import actions, events
 from sharedkernel.scheduling.model import (
     HOLDING_STATES,
+    LaneId,
     MemoryProfile,
     SchedulerConfig,
     SessionId,
@@ -32,6 +37,7 @@ from sharedkernel.scheduling.model import (
     UserId,
 )
 from sharedkernel.session.page import FORCE_SIGNAL, Turn, Word
+from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -46,24 +52,32 @@ class Grants:
 
     Parameters
     ----------
-    device, config
+    served, config
         What is shared, and how.
     event_log
         Where the core's events are recorded.
     """
 
-    def __init__(self, device: Device, config: SchedulerConfig, event_log: EventLog) -> None:
+    def __init__(self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog) -> None:
         #: processes that serve a session, by its id
         self.sessions: dict[str, SessionProcess] = {}
-        self._device = device
-        self._config = config
+        self._served = served
         self._driver = Driver(config, event_log, self)
-        self._limits = HostLimits(device)
         self._users: dict[str, UserRecord] = {}
+        #: bytes that each user's shelf is charged with
+        self._shelves: dict[str, int] = {}
         self._tell_waiting_due: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
         """Decide nothing any more."""
+        for task in self._tasks:
+            task.cancel()
         if self._tell_waiting_due is not None:
             self._tell_waiting_due.cancel()
         for process in self.sessions.values():
@@ -80,8 +94,28 @@ class Grants:
             if process.user == limits.user:
                 process.limits = limits
         self._driver.handle(
-            events.UserConfigured(user=UserId(limits.user), share=limits.share, quota=limits.quota_bytes)
+            events.UserConfigured(
+                user=UserId(limits.user),
+                share=limits.share,
+                quota=limits.quota_bytes,
+                offload_after=limits.offload_after,
+                priority=limits.priority,
+            )
         )
+
+    def set_policy(self, policy: str) -> None:
+        """Let another policy rank from now on; it is not kept for the next executor.
+
+        Raises
+        ------
+        ConfigError
+            When there is none of that name.
+        """
+        try:
+            event = events.PolicyConfigured(policy=policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self._driver.handle(event)
 
     def add(self, process: SessionProcess, attained: float = 0.0) -> None:
         """Take in a process that has been given a session; *attained* device-seconds from an earlier executor."""
@@ -93,7 +127,7 @@ class Grants:
             events.SessionStarted(
                 session=_id(process),
                 user=UserId(process.limits.user),
-                domain=TRUST_DOMAIN,
+                domain=self._served.trust_domain(process.limits),
                 framework=process.memory.framework,
                 attained=attained,
             )
@@ -104,7 +138,36 @@ class Grants:
         self._watch(process, 0)
         self._users[process.user or ""].iterations_before += process.page.words[Word.ITERATIONS]
         del self.sessions[process.session or ""]
+        if self._served.lane_desk is not None:
+            self._served.lane_desk.ended(process)
         self._driver.handle(events.SessionEnded(session=_id(process)))
+        _answer(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
+        self.update_limits()
+
+    async def offload(self, process: SessionProcess) -> None:
+        """Offload an idle session, whoever waits; return once its memory is free.
+
+        Raises
+        ------
+        Refused
+            When a cell of it is open, or it says why it cannot be offloaded.
+        SessionNotFound
+            When it ends meanwhile.
+        """
+        state = self._state(_id(process))
+        if state is SessionState.OFFLOADED:
+            return
+        if state is not SessionState.IDLE:
+            raise Refused("its code runs; offload it when its cells have ended, or interrupt it.", reason="busy")
+        answer = asyncio.get_running_loop().create_future()
+        process.offload_requests.append(answer)
+        self._driver.handle(events.OffloadRequested(session=_id(process)))
+        await answer
+
+    def shelf_changed(self, user: str, size: int) -> None:
+        """Charge *user* for *size* bytes on the shelf from now on."""
+        self._shelves[user] = size
+        self._driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
         self.update_limits()
 
     def attained(self) -> dict[str, float]:
@@ -115,7 +178,7 @@ class Grants:
     def update_limits(self) -> None:
         """Set what each session's memory may grow to."""
         busy = {name for name, process in self.sessions.items() if process.page.words[Word.TURN] != Turn.IDLE}
-        self._limits.update(self.sessions.values(), busy)
+        self._served.update(self.sessions.values(), busy, self._shelves)
 
     # --- what sessions say --------------------------------------------------------------------------------------------
 
@@ -125,9 +188,16 @@ class Grants:
             return
         process.page.words[Word.PREEMPT] = 0
         process.told_allowance = process.told_waiting = process.wanted_at = None
+        process.promised_bytes = process.growth = 0
         session = _id(process)
         self._let_go(process)
         self._driver.handle(events.MemoryMeasured(session=session, memory=_profile(hello.memory)))
+        process.offloaded_bytes = hello.offloaded_bytes
+        if hello.offloaded_bytes:
+            offloaded = events.Offloaded(
+                session=session, memory=_profile(hello.memory), offloaded=hello.offloaded_bytes
+            )
+            self._driver.handle(offloaded)
         if hello.cell_open or hello.holding or hello.wanting:
             self._driver.handle(events.CellOpened(session=session))
         if hello.holding:
@@ -145,8 +215,14 @@ class Grants:
         """Bring a session that greets again to where one starts, whatever was last heard of it."""
         session, memory = _id(process), _profile(process.memory)
         state = self._state(session)
+        if state not in (SessionState.OFFLOADED, SessionState.RESTORING):  # a wish to move away may have been lost
+            self._driver.handle(events.OffloadDeclined(session=session, for_now=True))
         if state in HOLDING_STATES:
             self._driver.handle(events.GrantReleased(session=session, at="boundary", memory=memory))
+        if state is SessionState.OFFLOADED:
+            self._driver.handle(events.CellOpened(session=session))
+        if state in (SessionState.OFFLOADED, SessionState.RESTORING):
+            self._driver.handle(events.Restored(session=session, memory=memory))
         if state is not SessionState.IDLE:
             self._driver.handle(events.CellClosed(session=session, memory=memory))
 
@@ -161,13 +237,15 @@ class Grants:
         session = _id(process)
         match message:
             case protocol.CellOpened():
+                if process.offloaded_bytes:  # it waits to be restored
+                    process.wanted_at = self._driver.now()
                 self._driver.handle(events.CellOpened(session=session))
                 self.update_limits()
-            case protocol.DeviceWanted(memory=memory, data_bytes=data_bytes):
+            case protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth):
                 process.data_bytes = data_bytes
                 self._measured(process, memory)
                 self.update_limits()
-                self._want(process)
+                self._want(process, growth)
             case protocol.DeviceWantWithdrawn():
                 process.wanted_at = None
                 process.send(protocol.WithdrawalSeen())
@@ -175,10 +253,54 @@ class Grants:
             case protocol.GrantReleased():
                 self._release(process, message)
             case protocol.CellClosed(memory=memory):
+                process.wanted_at = None
+                process.promised_bytes = 0
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=_profile(memory)))
                 self.update_limits()
+            case protocol.Offloaded():
+                self._offloaded(process, message)
+            case protocol.OffloadDeclined(message=reason):
+                process.declined = reason
+                log.info("session %s is not offloaded: %s", process.session, reason)
+                self._driver.handle(events.OffloadDeclined(session=session, for_now=message.reason == "busy"))
+                _answer(process, Refused(reason, reason=message.reason))
+            case protocol.Restored():
+                self._restored(process, message)
         self._tell_waiting_soon()
+
+    def _offloaded(self, process: SessionProcess, message: protocol.Offloaded) -> None:
+        process.offloaded_bytes, process.stayed, process.declined = message.offloaded_bytes, message.kept, None
+        process.num_offloads += 1
+        process.offload_seconds += message.seconds
+        log.info("offloaded %s of session %s", format_bytes(message.offloaded_bytes), process.session)
+        self._measured(process, message.memory)
+        self._driver.handle(
+            events.Offloaded(session=_id(process), memory=_profile(message.memory), offloaded=message.offloaded_bytes)
+        )
+        self.update_limits()
+        _answer(process, None)
+        self._spawn(self._suspend(process))
+
+    async def _suspend(self, process: SessionProcess) -> None:
+        """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
+        freed = await self._served.suspend(process)
+        if not freed or process.ended.is_set() or self._state(_id(process)) is not SessionState.OFFLOADED:
+            return
+        left = msgspec.structs.replace(process.memory, framework=max(0, process.memory.framework - freed))
+        self._driver.handle(
+            events.Offloaded(session=_id(process), memory=_profile(left), offloaded=process.offloaded_bytes + freed)
+        )
+
+    def _restored(self, process: SessionProcess, message: protocol.Restored) -> None:
+        process.offloaded_bytes = 0
+        process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
+        process.stayed = None
+        process.num_restores += 1
+        process.restore_seconds += message.seconds
+        self._measured(process, message.memory)
+        self._driver.handle(events.Restored(session=_id(process), memory=_profile(message.memory)))
+        self.update_limits()
 
     def _measured(self, process: SessionProcess, memory: Memory) -> None:
         process.memory = memory
@@ -187,12 +309,15 @@ class Grants:
         record = self._users[process.user or ""]
         record.peak_bytes = max(record.peak_bytes, used)
 
-    def _want(self, process: SessionProcess) -> None:
+    def _want(self, process: SessionProcess, growth: int = 0) -> None:
         process.wanted_at = self._driver.now()
-        self._driver.handle(events.DeviceWanted(session=_id(process), memory=_profile(process.memory)))
+        process.growth = growth
+        self._driver.handle(events.DeviceWanted(session=_id(process), memory=_profile(process.memory), growth=growth))
 
     def _release(self, process: SessionProcess, message: protocol.GrantReleased) -> None:
         self._measured(process, message.memory)
+        if message.at != "yield":
+            process.promised_bytes = 0
         process.page.words[Word.PREEMPT] = 0
         if process.unsanctioned:
             process.unsanctioned = False
@@ -208,7 +333,9 @@ class Grants:
                 memory=_profile(message.memory),
                 live_bytes=message.live_bytes,
                 iterations=message.iterations,
-                utilisation=message.utilisation,
+                utilisation=message.utilisation
+                if message.utilisation is not None
+                else self._served.utilisation(process),
             )
         )
 
@@ -217,14 +344,28 @@ class Grants:
     def act(self, action: actions.Action) -> None:
         """Carry out one decision."""
         match action:
-            case actions.Grant(session=session, parallel=parallel):
-                self._grant(self.sessions[session], parallel)
+            case actions.Grant(session=session, lane=lane, parallel=parallel):
+                self._grant(self.sessions[session], lane, parallel)
+            case actions.RemoveLane(lane=lane) if self._served.lane_desk is not None:
+                self._served.lane_desk.removed(lane)
             case actions.Revoke(session=session):
                 self.sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
                 self._force(self.sessions[session])
             case actions.Refuse(session=session, reason=reason, message=message):
                 self._refuse(self.sessions[session], reason, message)
+            case actions.Offload(session=session):
+                self._offload(self.sessions[session])
+            case actions.Restore(session=session):
+                self._restore(self.sessions[session])
+
+    def _restore(self, process: SessionProcess) -> None:
+        self._note_wait(process)
+        process.promised_bytes = process.offloaded_bytes + process.growth
+        self.update_limits()
+        # Its first call to a driver that suspended it waits until it goes on.
+        self._spawn(self._served.resume(process))
+        process.send(protocol.Restore())
 
     def _force(self, process: SessionProcess) -> None:
         """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
@@ -247,44 +388,80 @@ class Grants:
 
     def _refuse(self, process: SessionProcess, reason: str, message: str) -> None:
         log.info("refused session %s the device (%s): %s", process.session, reason, message)
-        if process.stopped:  # it asks for nothing: let it come to its next boundary, and ask there
-            process.unsanctioned = True
-            process.page.words[Word.PREEMPT] = 1
-            self.resume(process)
+        if process.stopped:  # it asks for nothing
+            self._let_come(process)
             return
         process.wanted_at = None
         process.send(protocol.RefusedGrant(reason=reason, message=message))
+
+    def _offload(self, process: SessionProcess) -> None:
+        """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
+        if not process.stopped:
+            process.send(protocol.Offload())
+            return
+        self._driver.handle(events.DeviceWantWithdrawn(session=_id(process)))
+        self._driver.handle(events.OffloadDeclined(session=_id(process)))
+        self._let_come(process)
+
+    def _let_come(self, process: SessionProcess) -> None:
+        """Let a stopped session run to where it yields, and ask for the device itself."""
+        process.unsanctioned = True
+        process.page.words[Word.PREEMPT] = 1
+        self.resume(process)
 
     def resume(self, process: SessionProcess) -> None:
         """Let a process run again that was stopped."""
         process.stopped = False
         send_signal(process, signal.SIGCONT)
 
-    def _grant(self, process: SessionProcess, parallel: int) -> None:
+    def _grant(self, process: SessionProcess, lane: LaneId, parallel: int) -> None:
         process.page.words[Word.PREEMPT] = 0
         process.times_forced = 0
         if process.stopped:
             self.resume(process)
             return
+        self._note_wait(process)
+        if process.growth:
+            process.promised_bytes = max(0, process.page.words[Word.LIVE]) + process.growth
+            process.growth = 0
+            self.update_limits()
+        if process.unsanctioned:  # it holds one already, of the executor before this
+            process.unsanctioned = False
+            return
+        if self._served.lane_desk is not None:
+            self._served.lane_desk.granted(process, lane, self._size_of(lane, process))
+        # Side by side, sessions must share the processors, or their threads fight over them.
+        threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
+        process.send(protocol.Granted(threads=threads))
+
+    def _size_of(self, lane: LaneId, process: SessionProcess) -> int | None:
+        """Return the bytes to make *lane* of for a turn of *process*; None: it should do without.
+
+        A session whose need is not measured has, for the core, all that there may be; what it really takes is its own
+        then, and its lane follows once that is known. Nor do the others need more than they were seen to.
+        """
+        scheduler = self._driver.scheduler
+        if not scheduler.sessions[_id(process)].is_measured:
+            return None
+        entry = scheduler.lanes.by_id[lane]
+        return entry.size if not entry.is_open else max(s.need for s in entry.sessions.values() if s.is_measured)
+
+    def _note_wait(self, process: SessionProcess) -> None:
+        """Take note that what *process* waited for has come."""
         if process.wanted_at is not None:
             waited = self._driver.now() - process.wanted_at
             process.waits.append(waited)
             self._users[process.user or ""].waits.append(waited)
             process.wanted_at = None
         process.told_waiting = None
-        if process.unsanctioned:  # it holds one already, of the executor before this
-            process.unsanctioned = False
-            return
-        # Side by side, sessions must share the processors, or their threads fight over them.
-        threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
-        process.send(protocol.Granted(threads=threads))
 
     # --- what people are told -----------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Return the status document, nothing hidden."""
-        snapshot = self._driver.scheduler.snapshot(self._driver.now())
-        return build_status(self._device, self._config, snapshot, self.sessions, self._users)
+        scheduler = self._driver.scheduler
+        snapshot = scheduler.snapshot(self._driver.now())
+        return build_status(self._served, scheduler.config, snapshot, self.sessions, self._users)
 
     def _tell_waiting_soon(self) -> None:
         if self._tell_waiting_due is None and any(p.wanted_at is not None for p in self.sessions.values()):
@@ -318,8 +495,21 @@ class Grants:
 
     async def _send_views(self, process: SessionProcess, interval: float) -> None:
         while process.user is not None:
-            process.send(protocol.View(status=visible_to(self.status(), process.user)))
+            timeline = self._driver.timeline.recent(self._driver.now(), process.user)
+            process.send(protocol.View(status={**visible_to(self.status(), process.user), "timeline": timeline}))
             await asyncio.sleep(interval)
+
+
+def _answer(process: SessionProcess, error: SharedKernelError | None) -> None:
+    """Answer those who asked for *process* to be offloaded."""
+    requests, process.offload_requests = process.offload_requests, []
+    for request in requests:
+        if request.done():
+            continue
+        if error is None:
+            request.set_result(None)
+        else:
+            request.set_exception(error)
 
 
 def _id(process: SessionProcess) -> SessionId:

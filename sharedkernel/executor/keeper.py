@@ -1,7 +1,8 @@
 """The keeper: a tiny process that holds what must outlive the executor, and does nothing else.
 
-It keeps entries of bytes and open descriptors by key: for each session its record and its shared page. When the
-executor was killed, the next one asks for everything and adopts the sessions.
+It keeps entries of bytes and open descriptors by key: for each session its record and its shared page, and the memory
+of what is on the users' shelves. When the executor was killed, the next one asks for everything and goes on with it.
+The executor has all of it, too: when the keeper was killed, the next one is given everything again.
 
 Run as ``python -m sharedkernel.executor.keeper SOCKET``.
 """
@@ -9,14 +10,16 @@ Run as ``python -m sharedkernel.executor.keeper SOCKET``.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import select
+import selectors
 import signal
 import sys
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.executor.packets import PacketSocket, listen
+from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.packets import PacketSocket, allow_many_descriptors, listen
 
 
 class Keeper:
@@ -30,36 +33,70 @@ class Keeper:
 
     def __init__(self, path: str) -> None:
         self._listener = listen(path)
-        self._connections: list[PacketSocket] = []
+        # no select(), which knows only the lowest 1024 descriptors
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[int, PacketSocket] = {}
+        self._number = 0
         self._kept: dict[str, tuple[bytes, list[int]]] = {}
 
     def run(self) -> None:
         """Serve until told to quit."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
         while True:
-            sources: list[Any] = [self._listener, *self._connections]
-            for source in select.select(sources, [], [])[0]:
-                if source is self._listener:
-                    connection, _ = self._listener.accept()
-                    self._connections.append(PacketSocket(connection, protocol.ToKeeper))
-                elif not self._serve(source):
+            # Oldest connections first, and new ones last: what an executor said before it was killed is heard before
+            # the next one asks.
+            for key, _ in sorted(self._selector.select(), key=lambda event: event[0].data or math.inf):
+                if key.data is None:
+                    self._accept()
+                elif not self._serve(self._connections[key.data]):
                     return
 
+    def _accept(self) -> None:
+        accepted, _ = self._listener.accept()
+        self._number += 1
+        self._connections[self._number] = PacketSocket(accepted, protocol.ToKeeper)
+        self._selector.register(accepted, selectors.EVENT_READ, self._number)
+
     def _serve(self, connection: PacketSocket) -> bool:
-        """Handle one message; False if it says to quit."""
-        message, descriptors = connection.receive()
-        if message is None:
-            self._connections.remove(connection)
-            connection.close()
-        elif isinstance(message, protocol.Put):
-            self._forget(message.key)
-            self._kept[message.key] = (message.data, descriptors)
-        elif isinstance(message, protocol.Delete):
-            self._forget(message.key)
-        elif isinstance(message, protocol.GetAll):
-            for key, (data, kept) in self._kept.items():
-                connection.send(protocol.Kept(key=key, data=data), kept)
-            connection.send(protocol.KeptAll())
-        return not isinstance(message, protocol.Quit)
+        """Handle everything that has come; False if it says to quit."""
+        while True:
+            connection.set_timeout(0)
+            try:
+                message, descriptors = connection.receive()
+            except BlockingIOError:
+                return True
+            except ProtocolError as error:
+                print(f"hung up on an executor: {error}", file=sys.stderr)  # noqa: T201 (its log)
+                message = None
+            connection.set_timeout(None)  # an answer is many packets, and the executor reads them all
+            if isinstance(message, protocol.Quit):
+                return False
+            if message is None:
+                self._hang_up(connection)
+                return True
+            try:
+                self._handle(connection, message, descriptors)
+            except ConnectionError:  # it ended before it had read them
+                self._hang_up(connection)
+                return True
+
+    def _handle(self, connection: PacketSocket, message: Any, descriptors: list[int]) -> None:
+        match message:
+            case protocol.Put(key=key, data=data):
+                self._forget(key)
+                self._kept[key] = (data, descriptors)
+            case protocol.Delete(key=key):
+                self._forget(key)
+            case protocol.GetAll():
+                for key, (data, kept) in self._kept.items():
+                    connection.send(protocol.Kept(key=key, data=data), kept)
+                connection.send(protocol.KeptAll())
+
+    def _hang_up(self, connection: PacketSocket) -> None:
+        self._selector.unregister(connection)
+        number = next(number for number, other in self._connections.items() if other is connection)
+        del self._connections[number]
+        connection.close()
 
     def _forget(self, key: str) -> None:
         for descriptor in self._kept.pop(key, (b"", []))[1]:
@@ -70,6 +107,7 @@ def main(path: str) -> None:
     """Be the keeper."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    allow_many_descriptors()
     Keeper(path).run()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

@@ -1,28 +1,44 @@
-"""Messages with descriptors, one a packet, between the executor and the small processes that outlive it."""
+"""Messages with descriptors, one a packet, between the executor and the processes that outlive it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError
 
-#: more descriptors than any message carries
-_MAX_DESCRIPTORS = 16
+#: more descriptors than any message carries; the system allows no more
+MAX_DESCRIPTORS = 253
 _MAX_PACKET = 1 << 17
+_CREDENTIALS = struct.Struct("3i")
 
 
-def listen(path: str) -> socket.socket:
+#: open files that a process may have which holds other processes' memory, if the system allows it
+_MANY_DESCRIPTORS = 1 << 16
+
+
+def allow_many_descriptors() -> None:
+    """Let this process, and those it starts, have more open files than usual."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MANY_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def listen(path: str, backlog: int = 4) -> socket.socket:
     """Listen at *path*, in the place of whatever listened there before and is gone."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     os.chmod(path, 0o600)
-    listener.listen(4)
+    listener.listen(backlog)
     return listener
 
 
@@ -62,23 +78,46 @@ class PacketSocket:
         """Return the descriptor to wait on."""
         return self._socket.fileno()
 
+    def set_timeout(self, seconds: float | None) -> None:
+        """Let no call take longer: 0 to never wait (BlockingIOError instead), None to wait for ever."""
+        self._socket.settimeout(seconds)
+
+    def peer(self) -> tuple[int, int]:
+        """Return process and user id of who connected, as the operating system tells them."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        return pid, uid
+
     def send(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> None:
         """Send one message; the descriptors stay open here."""
         socket.send_fds(self._socket, [protocol.encode(message)], list(descriptors))
 
     def receive(self) -> tuple[Any, list[int]]:
-        """Return the next message and its descriptors, which are now ours; (None, []) when the peer is gone."""
+        """Return the next message and its descriptors, which are now ours; (None, []) when the peer is gone.
+
+        Raises
+        ------
+        ProtocolError
+            When it is no message that this end accepts; its descriptors are closed.
+        """
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 # CLOEXEC, or every program that a session starts would inherit them
-                self._socket, _MAX_PACKET, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )  # fmt: skip
         except ConnectionError:
             return None, []
         if not data:
             return None, []
-        (message,) = protocol.Decoder(self._accepted).feed(data)
-        return message, descriptors
+        try:
+            messages = list(protocol.Decoder(self._accepted).feed(data))
+            if len(messages) != 1:
+                raise ProtocolError("a packet of a single message was expected.")
+        except ProtocolError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        return messages[0], descriptors
 
     def close(self) -> None:
         """Close the connection."""

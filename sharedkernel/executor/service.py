@@ -18,19 +18,31 @@ import contextlib
 import fcntl
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, Refused, SessionNotFound, SharedKernelError
 from sharedkernel.executor.connections import Connection
+from sharedkernel.executor.descriptor_channel import DescriptorChannel
+from sharedkernel.executor.devices import ServedDevice
+from sharedkernel.executor.devices.leases import own_bytes
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.grants import Grants
-from sharedkernel.executor.sessions import SessionProcess, describe_end
+from sharedkernel.executor.packets import allow_many_descriptors
+from sharedkernel.executor.sessions import SessionProcess, describe_end, start_time
+from sharedkernel.executor.shelves import Room, Shelves
 from sharedkernel.executor.supervisor import Supervisor, send_signal
-from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, LONGEST_RUNTIME_DIRECTORY, make_private_directory
-from sharedkernel.protocol import Device
+from sharedkernel.paths import (
+    DESCRIPTOR_SOCKET,
+    EXECUTOR_SOCKET,
+    LOGS_DIRECTORY,
+    LONGEST_RUNTIME_DIRECTORY,
+    make_private_directory,
+)
 from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.session.page import Word
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +61,31 @@ class ExecutorService:
     ----------
     runtime_directory
         Where all its processes meet; made if missing.
-    device
-        What is served.
+    served
+        The device.
     config
         Of the scheduler.
     spares
         Initialised sessions kept ready for the next users.
     """
 
-    def __init__(self, runtime_directory: Path, device: Device, config: SchedulerConfig, *, spares: int = 1) -> None:
+    def __init__(
+        self, runtime_directory: Path, served: ServedDevice, config: SchedulerConfig, *, spares: int = 1
+    ) -> None:
         self.directory = runtime_directory
-        self.device = device
+        self._served = served
         self._config = config
         self._spares = spares
-        self._supervisor = Supervisor(runtime_directory, self._on_end)
+        self._shelves = Shelves(self._tell_keeper, self._shelf_room)
+        self._supervisor = Supervisor(runtime_directory, self._on_end, self._shelves)
+        self._supervisor.device_kind = served.device.kind
+        lanes = served.lane_desk
+        self._channel = DescriptorChannel(
+            runtime_directory / DESCRIPTOR_SOCKET,
+            self._session_of,
+            {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
+            self._shelves.forget_reservations,
+        )
         self._gateways: set[Connection] = set()
         self._incarnations: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,14 +115,20 @@ class ExecutorService:
             )
         make_private_directory(self.directory)
         self._take_directory()
+        allow_many_descriptors()
         make_private_directory(self.directory / LOGS_DIRECTORY)
-        self._grants = Grants(self.device, self._config, EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl"))
+        await self._served.start(self.directory, self)
+        self._grants = Grants(self._served, self._config, EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl"))
         path = self.directory / EXECUTOR_SOCKET
         path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
+        self._shelves.on_change = self._grants.shelf_changed
         kept = await self._supervisor.start()
         for session in kept:
             self._adopt(self._supervisor.processes[session.process], session.attained)
+        self._shelves.on_change = self._grants.shelf_changed
+        self._shelves.start()
+        self._channel.start()
         self._server = await loop.create_unix_server(lambda: Connection(self), str(path))
         path.chmod(0o600)
         if self._adopting:
@@ -110,6 +139,7 @@ class ExecutorService:
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop serving; sessions run on unless *end_sessions*."""
         self._server.close()
+        self._channel.close()
         if self._spares_due is not None:
             self._spares_due.cancel()
         for task in self._tasks - {asyncio.current_task()}:
@@ -117,6 +147,8 @@ class ExecutorService:
         if not end_sessions:
             self._keep_all()
         await self._supervisor.stop(end_sessions=end_sessions)
+        self._shelves.close()
+        await self._served.stop(end_sessions=end_sessions)
         self._grants.close()
         (self.directory / EXECUTOR_SOCKET).unlink(missing_ok=True)
         os.close(self._lock_descriptor)
@@ -150,6 +182,8 @@ class ExecutorService:
             process.session = None  # whoever took this spare is gone
             return
         self._grants.resume(process)  # the executor before this may have stopped it
+        if self._served.lane_desk is not None:
+            self._served.lane_desk.adopted(process)
         self._incarnations[process.session] = process.incarnation
         self._adopting[process.process] = None
         self._grants.add(process, attained)
@@ -202,7 +236,7 @@ class ExecutorService:
             peer.send(self._welcome())
 
     def _welcome(self) -> protocol.Welcome:
-        return protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=self.device, pid=os.getpid())
+        return protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=self._served.device, pid=os.getpid())
 
     # --- gateways and commands ----------------------------------------------------------------------------------------
 
@@ -225,6 +259,8 @@ class ExecutorService:
                 return protocol.SessionReady(request=message.request, record=process.record())
             case protocol.EndSession():
                 await self._supervisor.end(self._session(message.session))
+            case protocol.OffloadSession():
+                await self._grants.offload(self._session(message.session))
             case protocol.SignalSession():
                 send_signal(self._session(message.session), message.signum)
             case protocol.ListSessions():
@@ -236,6 +272,8 @@ class ExecutorService:
                 for limits in message.limits:
                     self._grants.configure(limits)
                 self._grants.update_limits()
+            case protocol.SetPolicy(policy=policy):
+                self._grants.set_policy(policy)
             case protocol.StopExecutor(end_sessions=end_sessions):
                 await self.stop(end_sessions=end_sessions)
             case protocol.GetStatus():
@@ -251,6 +289,7 @@ class ExecutorService:
     async def _start_session(self, message: protocol.StartSession) -> SessionProcess:
         if message.session in self._grants.sessions:
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
+        self._served.check_start(message.limits, self._grants.sessions.values())
         process = await self._take_spare()
         if message.session in self._grants.sessions:  # another start of the same session was quicker
             process.session = None
@@ -270,7 +309,9 @@ class ExecutorService:
                 user=message.limits.user,
                 notebook=message.notebook,
                 cwd=message.cwd,
-                env=message.env,
+                env={**message.env, **self._served.environment(message.limits)},
+                shares_lanes=self._served.lane_desk is not None,
+                check_lanes=self._served.check_lanes,
             )
         )
         try:
@@ -279,6 +320,32 @@ class ExecutorService:
             raise Refused(f"the session did not start: {error}; try again.", reason="start") from None
         self._grants.update_limits()
         return process
+
+    # --- what the device may do to sessions ---------------------------------------------------------------------------
+
+    def sessions(self) -> Iterable[SessionProcess]:
+        """Return the processes that serve a session now."""
+        return self._grants.sessions.values()
+
+    def warn(self, process: SessionProcess, text: str) -> None:
+        """Show *text*, a sentence, in the session's notebook."""
+        log.warning("session %s of %s: %s", process.session, process.user, text)
+        process.send(protocol.Notice(text=text))
+
+    def offload(self, process: SessionProcess) -> None:
+        """Have the session's memory moved away, if it is idle."""
+        self._spawn(self._try_offload(process))
+
+    async def _try_offload(self, process: SessionProcess) -> None:
+        try:
+            await self._grants.offload(process)
+        except SharedKernelError as error:
+            log.info("session %s is not offloaded: %s", process.session, error)
+
+    def end(self, process: SessionProcess, reason: str, message: str) -> None:
+        """End the session; its user is told *message*."""
+        process.end_reason = (reason, message)
+        self._spawn(self._supervisor.end(process))
 
     # --- spares -------------------------------------------------------------------------------------------------------
 
@@ -350,9 +417,35 @@ class ExecutorService:
             return
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
+        self._channel.hang_up(process)
         self._grants.remove(process)
         for gateway in self._gateways:
             gateway.send(died)
+
+    # --- shelves ------------------------------------------------------------------------------------------------------
+
+    def _tell_keeper(self, message: protocol.Message, descriptors: list[int]) -> None:
+        self._supervisor.tell_keeper(message, descriptors)
+
+    def _session_of(self, pid: int) -> SessionProcess | None:
+        """Return the session whose process has this id; what it starts itself has others."""
+        found = (process for process in self._grants.sessions.values() if process.pid == pid)
+        return next((process for process in found if start_time(pid) == process.started), None)
+
+    def _shelf_room(self, user: str) -> Room:
+        sessions = self._grants.sessions.values()
+        own = [process for process in sessions if process.user == user]
+        device = self._served.device
+        usable = device.capacity_bytes - device.reserve_bytes
+        quotas = [process.limits.quota_bytes for process in own if process.limits is not None]
+        resident = sum(_used_bytes(process) + process.memory.framework for process in sessions)
+        # Shelves leave room for the largest iteration, or there would be sessions that could never run again.
+        iteration = max((process.memory.ephemeral or 0 for process in sessions), default=0)
+        return Room(
+            quota=usable if not quotas or quotas[0] is None else quotas[0],
+            sessions=sum(map(_used_bytes, own)),
+            device=usable - resident - iteration,
+        )
 
     # --- for the next executor ----------------------------------------------------------------------------------------
 
@@ -364,3 +457,9 @@ class ExecutorService:
     def _keep_all(self) -> None:
         for session, attained in self._grants.attained().items():
             self._supervisor.keep(self._grants.sessions[session], attained)
+
+
+def _used_bytes(process: SessionProcess) -> int:
+    """Return what a session has and may keep: as it was leased, or as its own page says, which is newer."""
+    words = process.page.words
+    return max(own_bytes(process), words[Word.PERSISTENT] + words[Word.LIVE])

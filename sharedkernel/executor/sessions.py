@@ -68,8 +68,28 @@ class SessionProcess:
     data_bytes: int = 0
     #: limit on its private memory, as last set
     data_limit: int = 0
+    #: bytes beyond its persistent memory that it was promised (to be restored, or to grow), until it is measured anew
+    promised_bytes: int = 0
+    #: bytes beyond what it has that its present want is for
+    growth: int = 0
+    #: bytes moved away from the device; what stayed and why, for people
+    offloaded_bytes: int = 0
+    stayed: str | None = None
+    #: why it was last not offloaded, for people
+    declined: str | None = None
+    #: why its iterations use no lane whose bytes others share, for people; None: they do, or nothing is known yet
+    lane_note: str | None = None
+    #: times that it was offloaded and restored, and seconds that these took
+    num_offloads: int = 0
+    num_restores: int = 0
+    offload_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    #: requests to offload it that wait for its answer
+    offload_requests: list[asyncio.Future[None]] = field(default_factory=list)
     #: somebody asked for its end, so it is no surprise
     end_asked: bool = False
+    #: slug and sentence, where this executor ended it of its own accord
+    end_reason: tuple[str, str] | None = None
     #: it held a grant when this executor took it over, and the scheduler would not have given it one
     unsanctioned: bool = False
     #: signals to yield since its present grant, and when the first was sent
@@ -156,7 +176,9 @@ def describe_end(process: SessionProcess, status: int | None) -> protocol.Sessio
         code = status >> 8
         reason = "exited"
         message = f"Your session's process exited by itself with code {code}."
-    if process.end_asked:
+    if process.end_reason is not None:
+        reason, message = process.end_reason
+    elif process.end_asked:
         reason, message = "asked", "Your session was shut down."
     else:
         message += " Its variables are gone; other sessions are not affected."

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.users import UserRecord
 from sharedkernel.protocol import Device
@@ -20,13 +21,14 @@ from sharedkernel.session.page import Word
 
 
 def build_status(
-    device: Device,
+    served: ServedDevice,
     config: SchedulerConfig,
     snapshot: Snapshot,
     processes: Mapping[str, SessionProcess],
     users: Mapping[str, UserRecord],
 ) -> dict[str, Any]:
     """Return the whole document, nothing hidden; bytes and seconds as the names say."""
+    device = served.device
     sessions = [_session(view, processes[view.id]) for view in snapshot.sessions]
     return {
         "device": {
@@ -36,9 +38,11 @@ def build_status(
             "reserve_bytes": device.reserve_bytes,
             "used_bytes": sum(
                 entry["persistent_bytes"] + entry["framework_bytes"] + entry["live_bytes"] for entry in sessions
-            ),
+            )
+            + snapshot.shelf,
             "policy": config.policy,
             "quantum_seconds": config.quantum,
+            **served.status(),
         },
         "lanes": [_lane(view) for view in snapshot.lanes],
         "users": [
@@ -62,16 +66,26 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "state": str(view.state),
         "kernel_id": view.id,
         "notebook": process.notebook,
+        "client_key": process.client_key,
         "lane": view.lane,
+        "lane_note": process.lane_note,
         "persistent_bytes": words[Word.PERSISTENT],
         "ephemeral_bytes": words[Word.EPHEMERAL],
         "framework_bytes": words[Word.FRAMEWORK],
         "live_bytes": words[Word.LIVE],
+        "offloaded_bytes": process.offloaded_bytes,
+        "offload_note": process.stayed or process.declined,
+        "offloads": process.num_offloads,
+        "restores": process.num_restores,
+        "offload_seconds": process.offload_seconds,
+        "restore_seconds": process.restore_seconds,
         "iterations": words[Word.ITERATIONS],
         "iteration_seconds": view.iteration_seconds,
         "attained_service_seconds": view.attained,
         "queue_position": view.queue_position,
         "waiting_for": view.waiting_for,
+        "remaining_seconds": view.remaining_seconds,
+        "remaining_from": view.remaining_from,
         **_percentiles(process.waits),
     }
 
@@ -85,6 +99,8 @@ def _user(view: UserView, record: UserRecord, device: Device, sessions: list[dic
         "persistent_bytes": sum(entry["persistent_bytes"] for entry in sessions),
         "ephemeral_bytes": sum(entry["ephemeral_bytes"] for entry in sessions),
         "framework_bytes": sum(entry["framework_bytes"] for entry in sessions),
+        "shelf_bytes": view.shelf,
+        "offloaded_bytes": sum(entry["offloaded_bytes"] for entry in sessions),
         "attained_service_seconds": view.attained,
         "iterations": record.iterations_before + sum(entry["iterations"] for entry in sessions),
         "peak_bytes": record.peak_bytes,
@@ -102,8 +118,6 @@ def _percentiles(waits: Sequence[float]) -> dict[str, float | None]:
 
 def visible_to(status: dict[str, Any], user: str) -> dict[str, Any]:
     """Return *status* as *user*, who is no admin, may see it: other users' sessions without notebook and kernel."""
-    sessions = [
-        session if session["user"] == user else {**session, "notebook": None, "kernel_id": None}
-        for session in status["sessions"]
-    ]
+    hidden = {"notebook": None, "kernel_id": None, "client_key": None}
+    sessions = [session if session["user"] == user else {**session, **hidden} for session in status["sessions"]]
     return {**status, "sessions": sessions}

@@ -26,6 +26,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, Refused
 from sharedkernel.executor.packets import PacketSocket, connect
 from sharedkernel.executor.sessions import KeptSession, SessionProcess, start_time
+from sharedkernel.executor.shelves import KEY_PREFIX, Shelves
 from sharedkernel.paths import (
     EXECUTOR_SOCKET,
     KEEPER_SOCKET,
@@ -40,8 +41,9 @@ log = logging.getLogger(__name__)
 
 #: variables of the executor's environment that sessions may see; all others stay with it (tokens, keys, passwords)
 _PASSED_ON = frozenset({
-    "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "SHELL", "TERM", "TMPDIR", "TZ",
-    "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
+    "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "SHAREDKERNEL_OFFLOAD_DIR",
+    "SHELL", "TERM", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
 })  # fmt: skip
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "PYTORCH_", "TORCH_")
 
@@ -64,14 +66,22 @@ class Supervisor:
         Private to us.
     on_end
         Called with a process and its wait status (None: unknown) once it is reaped.
+    shelves
+        Whose memory the keeper holds as well.
     """
 
-    def __init__(self, runtime_directory: Path, on_end: Callable[[SessionProcess, int | None], None]) -> None:
+    def __init__(
+        self, runtime_directory: Path, on_end: Callable[[SessionProcess, int | None], None], shelves: Shelves
+    ) -> None:
         self.directory = runtime_directory
         self.processes: dict[str, SessionProcess] = {}
+        #: kind of the device that sessions will use
+        self.device_kind = "host"
         self._on_end = on_end
+        self._shelves = shelves
         self._keeper: PacketSocket | None = None
         self._warm_parent: PacketSocket | None = None
+        self._refilling: asyncio.Task[None] | None = None
         self._stopping = False
 
     # --- start and adoption -------------------------------------------------------------------------------------------
@@ -93,6 +103,9 @@ class Supervisor:
             message, descriptors = self._keeper.receive()
             if not isinstance(message, protocol.Kept):
                 return adopted
+            if message.key.startswith(KEY_PREFIX):
+                self._shelves.adopt(message.data, descriptors)
+                continue
             kept = msgspec.msgpack.decode(message.data, type=KeptSession)
             if start_time(kept.pid) != kept.started:
                 self._keeper.send(protocol.Delete(key=kept.process))
@@ -122,6 +135,7 @@ class Supervisor:
 
     async def _open_keeper(self) -> None:
         self._keeper = await self._reach(KEEPER_SOCKET, "sharedkernel.executor.keeper", [], protocol.FromKeeper)
+        asyncio.get_running_loop().add_reader(self._keeper, self._hear_keeper)
 
     async def _open_warm_parent(self) -> None:
         self._warm_parent = await self._reach(
@@ -174,7 +188,10 @@ class Supervisor:
             process.take()
         self.processes[name] = process
         fork = protocol.Fork(
-            process=name, connection_file=str(self._connection_file(name)), log_file=str(self._log_file(name))
+            process=name,
+            connection_file=str(self._connection_file(name)),
+            log_file=str(self._log_file(name)),
+            device_kind=self.device_kind,
         )
         try:
             if self._warm_parent is None:
@@ -285,17 +302,35 @@ class Supervisor:
         try:
             self._keeper.send(message, descriptors or [])
         except OSError:
-            self._keeper.close()
-            self._keeper = None
-            if not self._stopping:
-                log.warning("the keeper ended; starting another")
-                asyncio.get_running_loop().create_task(self._refill_keeper())
+            self._replace_keeper()
+
+    def _hear_keeper(self) -> None:
+        """Notice the keeper's end at once: until there is another, only this process has what is to outlive it."""
+        assert self._keeper is not None
+        if self._keeper.receive()[0] is None:
+            self._replace_keeper()
+
+    def _replace_keeper(self) -> None:
+        assert self._keeper is not None
+        asyncio.get_running_loop().remove_reader(self._keeper)
+        self._keeper.close()
+        self._keeper = None
+        if not self._stopping:
+            log.warning("the keeper ended; starting another")
+            self._refilling = asyncio.get_running_loop().create_task(self._refill_keeper())
 
     async def _refill_keeper(self) -> None:
-        await self._open_keeper()
+        while True:
+            try:
+                await self._open_keeper()
+                break
+            except ExecutorUnavailable as error:
+                log.error("%s Trying again; what is kept would not outlive this executor now.", error)
+                await asyncio.sleep(1)
         for process in list(self.processes.values()):
             if process.pid:
                 self.keep(process)
+        self._shelves.keep_all()
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -321,10 +356,11 @@ class Supervisor:
                 if small is not None:
                     with contextlib.suppress(OSError):
                         small.send(protocol.Quit())
-        if self._warm_parent is not None:
-            asyncio.get_running_loop().remove_reader(self._warm_parent)
+        if self._refilling is not None:
+            self._refilling.cancel()
         for small in (self._warm_parent, self._keeper):
             if small is not None:
+                asyncio.get_running_loop().remove_reader(small)
                 if end_sessions:
                     _wait_for_end(small)
                 small.close()

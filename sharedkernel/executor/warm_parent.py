@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sharedkernel import protocol
@@ -39,6 +40,27 @@ def preload() -> None:
     for module in PRELOAD:
         importlib.import_module(module)
     importlib.import_module("sharedkernel.session.kernel").note_imported_files()
+
+
+def why_unfit(descriptors: Path = Path("/proc/self/fd")) -> str | None:
+    """Return why no working session could be forked from this process, in one sentence; None if it can.
+
+    A CUDA context, or only an initialised driver, does not survive a fork, and nothing tells a child that it has one.
+    The driver opens the device that is asked about here when it is initialised; what merely looks at a GPU does not.
+
+    Parameters
+    ----------
+    descriptors
+        Directory with this process's open descriptors.
+    """
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(descriptor).startswith("/dev/nvidia-uvm"):
+                return (
+                    "importing what sessions share has initialised CUDA, which does not survive a fork: sessions will "
+                    "not be able to use the GPU. Look for a package that does so when it is imported."
+                )
+    return None
 
 
 class WarmParent:
@@ -133,7 +155,7 @@ class WarmParent:
             _redirect(message.log_file)
             from sharedkernel.session import process
 
-            process.run(message.process, message.connection_file, self._executor_socket, page)
+            process.run(message.process, message.connection_file, self._executor_socket, page, message.device_kind)
             code = 0
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1
@@ -181,6 +203,8 @@ def main(path: str, executor_socket: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = WarmParent(path, executor_socket)  # listens first: the executor's connection waits while we import
     preload()
+    if (unfit := why_unfit()) is not None:
+        print(unfit, file=sys.stderr)  # noqa: T201 (its log)
     gc.collect()
     gc.freeze()  # keeps the collector from writing to, and so copying, what all sessions share
     parent.run()

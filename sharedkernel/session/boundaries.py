@@ -30,7 +30,7 @@ from torch.utils.data import dataloader
 
 from sharedkernel.session import loops
 from sharedkernel.session.gate import Gate
-from sharedkernel.session.meter import HostMeter
+from sharedkernel.session.meters import Meter
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Candidate:
 class Boundaries:
     """Learns one session's boundary and tells its gate each time it is passed."""
 
-    def __init__(self, gate: Gate, meter: HostMeter) -> None:
+    def __init__(self, gate: Gate, meter: Meter) -> None:
         self._gate = gate
         self._meter = meter
         self._main = threading.get_ident()

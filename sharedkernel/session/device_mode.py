@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+#: how often an operation is done again that failed and might succeed now
+MOST_RETRIES = 2
+
 
 class DeviceMode(TorchDispatchMode):
     """Calls *before_operation* ahead of each operation of the thread it is in.
@@ -28,11 +31,23 @@ class DeviceMode(TorchDispatchMode):
     ----------
     before_operation
         May block, and may raise: then the operation fails with that error.
+    concerns
+        Tells the device's operations by their arguments; None: all are.
+    after_failure
+        Called with an operation and the error that it failed with; whether to do it again. May block and raise as well.
     """
 
-    def __init__(self, before_operation: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        before_operation: Callable[[], None],
+        after_failure: Callable[[Any, BaseException], bool] = lambda operation, error: False,
+        *,
+        concerns: Callable[[Sequence[Any], Mapping[str, Any]], bool] | None = None,
+    ) -> None:
         super().__init__()
         self._before_operation = before_operation
+        self._after_failure = after_failure
+        self._concerns = concerns
         #: in this thread's stack, as far as put in and taken out here
         self.is_in = False
 
@@ -54,8 +69,17 @@ class DeviceMode(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run *func* once the gate is passed."""
+        keywords = kwargs or {}
+        if self._concerns is not None and not self._concerns(args, keywords):
+            return func(*args, **keywords)
         self._before_operation()
-        return func(*args, **(kwargs or {}))
+        for _ in range(MOST_RETRIES):
+            try:
+                return func(*args, **keywords)
+            except (RuntimeError, MemoryError) as error:
+                if not self._after_failure(func, error):
+                    raise
+        return func(*args, **keywords)
 
     def put_in(self) -> None:
         """Put this mode below all others of the calling thread."""

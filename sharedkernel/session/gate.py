@@ -11,9 +11,17 @@ Three things run here at once, by these rules:
 - threads of subshells. Their dispatch mode stays in for good, so each of their operations passes the gate;
 - the link's thread, which brings answers.
 
+Memory that was moved away while the session was idle (:mod:`.reclaim`) comes back before a section's first line: the
+section that opens first waits for it, open to interrupts. While the main thread waits for the device in the middle of a
+cell, its memory can be moved away too: the session *gives way*. Then it comes back before the wait ends in any way.
+
+Where the session shares a lane's bytes (:class:`Lanes`), the main thread takes its lane with a grant, and hands it over
+before it gives that back. What cannot be handed over yet keeps the grant, and the next boundary tries again. Other
+threads neither take a lane nor hand one over: while the main thread has one, they leave the grant to it.
+
 `link.lock` covers each change of standing together with the message about it. The signal handler takes that lock too,
-and an interrupt must not tear such a change apart: so the main thread holds both signals off meanwhile, but for the
-interrupt while it waits.
+and an interrupt must not tear such a change apart: so both are held off in the main thread meanwhile
+(:mod:`.signals_held`), but for the interrupt while it waits.
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
@@ -31,30 +40,47 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.session.device_mode import DeviceMode
+from sharedkernel.session.growth import Growth
 from sharedkernel.session.link import Link
-from sharedkernel.session.meter import HostMeter
+from sharedkernel.session.meter import free_heap_bytes
+from sharedkernel.session.meters import Meter, OperationFilter
+from sharedkernel.session.notices import NOTICE_AFTER, Notice, Progress
+from sharedkernel.session.offload import CannotOffload, RestoreFailed
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
+from sharedkernel.session.reclaim import Reclaim
+from sharedkernel.session.signals_held import HeldSignals
+from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
+#: seconds until memory that a running cell needs, and that could not be read back, is tried again
+_RESTORE_RETRY = 1.0
+
 #: where a grant is given back
 ReleasePoint = Literal["boundary", "cell", "yield"]
-_HELD_OFF = {signal.SIGINT, FORCE_SIGNAL}
-#: a wait shorter than this is not worth a line in the notebook, in seconds
-NOTICE_AFTER = 0.2
 
 
-class Notice(Protocol):
-    """Shows why a cell waits."""
+class Lanes(Protocol):
+    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lane_turns.LaneTurns`."""
 
-    def begin(self) -> None:
-        """Show the line under the cell that runs in this thread."""
+    @property
+    def has_turn(self) -> bool:
+        """Whether something of this session's iteration may be in its lane."""
 
-    def update(self, message: protocol.Waiting) -> None:
-        """Change it (any thread)."""
+    def is_called_back(self) -> bool:
+        """Whether torch's allocator is calling back in this thread."""
 
-    def end(self) -> None:
-        """Remove it, if shown."""
+    def section_began(self) -> None:
+        """Take note that other code begins to run than before."""
+
+    def turn_began(self) -> None:
+        """Take the lane that a grant is for."""
+
+    def boundary_passed(self) -> None:
+        """Take note of a boundary at which the grant is kept."""
+
+    def hand_over(self, at: ReleasePoint) -> bool:
+        """Hand the lane over; return whether the grant may go."""
 
 
 class Gate:
@@ -66,24 +92,50 @@ class Gate:
         The session's shared page and meter.
     notice
         Shows waits in the notebook.
+    reclaim, growth
+        Move the session's memory away and back, and say when it needs more of it.
+    concerns
+        Tells the device's operations by their arguments; None: all are.
+    lanes
+        The session's lane; None where no bytes are shared.
     """
 
-    def __init__(self, page: Page, meter: HostMeter, notice: Notice) -> None:
+    def __init__(
+        self,
+        page: Page,
+        meter: Meter,
+        notice: Notice,
+        reclaim: Reclaim,
+        growth: Growth,
+        *,
+        concerns: OperationFilter | None = None,
+        lanes: Lanes | None = None,
+    ) -> None:
         self._words = page.words
         self._meter = meter
         self._notice = notice
+        self._reclaim = reclaim
+        self._growth = growth
+        self._lanes = lanes
         self._main = threading.get_ident()
-        self._mode = DeviceMode(self.pass_device)
+        self._concerns = concerns
+        self._signals = HeldSignals(self._on_force_signal)
+        self._mode = DeviceMode(self.pass_device, self._grow_after, concerns=concerns)
         self._modes = threading.local()
         self._answered = threading.Event()
-        self._asking = threading.Lock()
+        #: one thread at a time asks for the device, or brings memory back
+        self._asking = threading.RLock()
         self._wanting = False
+        #: the main thread waits for the device
+        self._main_waits = False
         self._refusal: protocol.RefusedGrant | None = None
         #: bound on torch's threads that came with the grant; 0: none
         self._threads_granted = 0
         #: what the user had set when the bound took its place; 0: there is no bound
         self._users_threads = 0
         self._sections = 0
+        #: the executor asked for the memory to be moved away, and has no answer yet
+        self._offload_asked = False
         self._boundaries_before = 0
         self._disabled = False
         #: a grant is held
@@ -92,6 +144,8 @@ class Gate:
         self.measure_due = False
         #: release at the next boundary although nobody asks, to see whether the code still uses the device
         self.release_due = False
+        #: tells why user code may run although no section is open, if it may (the kernel sets it)
+        self.why_busy: Callable[[], str | None] = lambda: None
         #: called when a grant begins (True) and ends (False), on any thread
         self.on_turn: Callable[[bool], None] = lambda begins: None
         #: called with the figures whenever memory was measured; may raise torch.OutOfMemoryError
@@ -103,72 +157,114 @@ class Gate:
     def connect(self, link: Link) -> None:
         """Put the gate in force: from now on no operation of the main thread passes without a grant."""
         self.link = link
-        signal.signal(FORCE_SIGNAL, self._on_force_signal)
+        signal.signal(FORCE_SIGNAL, self._signals.force_handler)
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
 
-    def standing(self) -> dict[str, bool]:
+    def standing(self) -> dict[str, Any]:
         """Return what a new executor must know (with `link.lock` held)."""
-        return {"cell_open": self._sections > 0, "holding": self.holding, "wanting": self._wanting}
+        return {
+            "cell_open": self._sections > 0,
+            "holding": self.holding,
+            "wanting": self._wanting,
+            "offloaded_bytes": self._reclaim.away_bytes,
+        }
+
+    def open_for_good(self) -> None:
+        """Let everything pass from now on: the kernel has ended, and what still runs are its exit handlers."""
+        self._disabled = True
 
     def _disable_in_child(self) -> None:
         # A forked child (a DataLoader's worker) has the mode, the page and the socket, and is not the session.
         self._disabled = True
+        self._lanes = None
         self.link.forget_in_child()
         signal.signal(FORCE_SIGNAL, signal.SIG_DFL)
 
     @contextlib.contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """Hold off interrupts and the force signal; what came meanwhile is delivered at the end."""
-        if threading.get_ident() != self._main:
-            yield
-            return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_OFF)
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Wait until no other thread asks for the device, open to interrupts."""
+        while not self._asking.acquire(timeout=0.1):
+            with self._signals.interrupts_let_through():
+                pass
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._asking.release()
 
     # --- sections -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def section(self) -> Iterator[None]:
-        """Run user code: open a cell, and close it with all it held given back."""
-        self._open()
+        """Run user code: open a cell, and close it with all it held given back.
+
+        Raises
+        ------
+        torch.OutOfMemoryError, RestoreFailed, KeyboardInterrupt
+            Before the code runs, when the session's memory is away and does not come back.
+        """
+        is_open = False
         try:
+            with self._signals.held():
+                self._open()
+                is_open = True
+            # an interrupt that came meanwhile was raised here
             yield
         finally:
-            self._close()
+            if is_open:
+                self._close()
 
     def guard_thread(self) -> None:
         """Let every operation of the calling thread, not the main one, pass the gate from now on."""
         if threading.get_ident() != self._main and not hasattr(self._modes, "mode"):
-            self._modes.mode = DeviceMode(self.pass_device)
+            self._modes.mode = DeviceMode(self.pass_device, concerns=self._concerns)
             self._modes.mode.put_in()
 
+    @property
+    def needs_section(self) -> bool:
+        """User objects must not be touched outside a section: memory is away, or about to go."""
+        return self._reclaim.is_away or self._reclaim.is_moving
+
     def _open(self) -> None:
-        with self._undisturbed(), self.link.lock:
-            self._sections += 1
-            if self._sections == 1:
-                self._words[Word.TURN] = Turn.READY
-                self._meter.look_closely()
-                self.link.send(protocol.CellOpened())
+        with self._signals.held():
+            with self.link.lock:
+                self._sections += 1
+                if self._sections == 1:
+                    self._words[Word.TURN] = Turn.READY
+                    self._meter.look_closely()
+                    self._growth.section_began()
+                    if self._lanes is not None:
+                        self._lanes.section_began()
+                    self.link.send(protocol.CellOpened())
+                    self._reclaim.section_opened()
+                    self._decline_offload("busy", "Its code runs.")
+            if self._reclaim.is_away:
+                try:
+                    self._bring_back()
+                except BaseException:
+                    self._close()
+                    raise
 
     def _close(self) -> None:
         if self._disabled:  # a forked child that runs on to the end of the cell
             return
-        with self._undisturbed(), self.link.lock:
-            self._sections -= 1
-            released = self._end_grant("cell") if self.holding else None
-            if self._sections:
-                closed = None
-            else:
-                self._meter.measure_idle()
-                self._words[Word.TURN] = Turn.IDLE
-                closed = protocol.CellClosed(memory=self._meter.memory)
-            self.link.send(*(message for message in (released, closed) if message))
-        if threading.get_ident() == self._main and not self._mode.is_in:
-            self._mode.put_in()
+        with self._signals.held():
+            if self._lanes is not None and threading.get_ident() == self._main and self.holding:
+                self._lanes.hand_over("cell")  # what stays in the lane keeps that, but not the grant
+            with self.link.lock:
+                self._sections -= 1
+                keeps = self._sections > 0 and self._is_main_in_lane()
+                released = self._end_grant("cell") if self.holding and not keeps else None
+                if self._sections:
+                    closed = None
+                else:
+                    self._meter.measure_idle()
+                    self._reclaim.answer.clear()
+                    self._words[Word.TURN] = Turn.IDLE
+                    closed = protocol.CellClosed(memory=self._meter.memory)
+                self.link.send(*(message for message in (released, closed) if message))
+            if threading.get_ident() == self._main and not self._mode.is_in:
+                self._mode.put_in()
 
     def _open_for_stray_operation(self) -> None:
         """Open a section for an operation outside any, until the running callback of the event loop is over."""
@@ -177,6 +273,117 @@ class Gate:
             asyncio.get_running_loop().call_soon(self._close)
         except RuntimeError:  # not in an event loop: nothing would tell when the code is over
             self._close()
+
+    # --- memory that is away ------------------------------------------------------------------------------------------
+
+    def ask_offload(self) -> bool:
+        """Take the executor's wish to move the session's memory away (any thread).
+
+        Returns
+        -------
+        Whether :meth:`offload` should be called, on the kernel's event loop; else the answer was given, or will be by
+        the main thread.
+        """
+        with self.link.lock:
+            self._offload_asked = True
+            if self._wanting and self._main_waits and self._sections == 1 and self._reclaim.keeps_addresses:
+                self._answered.set()
+                return False
+            if self._sections:
+                self._decline_offload("busy", "Its code runs.")
+            return self._offload_asked
+
+    async def offload(self) -> None:
+        """Move the session's memory away if that can be done and is still asked for, and answer the executor."""
+        if self.needs_section or not self._offload_asked:  # an earlier one, which a section stopped, answers for both
+            return
+        try:
+            async with self._reclaim.departure(self._why_busy) as leave:
+                with self._signals.held(), self.link.lock:
+                    self.link.send(leave())
+                    self._offload_asked = False
+        except CannotOffload as error:
+            self._decline_offload(error.reason, str(error))
+        except Exception:
+            log.exception("could not offload")
+            self._decline_offload("unsafe", "An error kept its memory here; the session's log tells more.")
+
+    def _decline_offload(self, reason: str, message: str) -> None:
+        """Answer the executor, unless that was done."""
+        with self.link.lock:
+            if self._offload_asked:
+                self._offload_asked = False
+                self.link.send(protocol.OffloadDeclined(reason=reason, message=message))
+
+    def _why_busy(self) -> str | None:
+        if self._sections or self._disabled:
+            return "Its code runs."
+        if not self.link.connected.is_set():
+            return "Its executor has just gone away."
+        return self.why_busy()
+
+    def _bring_back(self) -> None:
+        """Wait until there is room for what is away, and restore it (within a section)."""
+        with self._one_at_a_time():
+            if not self._reclaim.is_away:  # another thread has
+                return
+            self._wait(self._reclaim.answer.came)
+            self._reclaim.answer.check()
+            progress = Progress(self._notice)
+
+            def pause(done: int, total: int) -> None:
+                with self._signals.interrupts_let_through():
+                    progress.tell(done, total)
+
+            try:
+                note = self._reclaim.restore(pause)
+            finally:
+                progress.end()
+            with self.link.lock:
+                self.link.send(note())
+
+    def _give_way(self) -> bool:
+        """Move the memory away while the main thread waits for the device; return whether it was, and is back.
+
+        Then what was wanted has to be wanted anew: room was made for it.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            When the user interrupted meanwhile; the memory is back then, too.
+        """
+        with self.link.lock:
+            if not self._wanting:
+                return False
+            self._answered.clear()
+        try:
+            with self._reclaim.departure_at_once() as leave, self.link.lock:
+                if not self._wanting:
+                    raise CannotOffload("Its turn has come.", reason="busy")
+                self.link.send(leave())
+                self._offload_asked = self._wanting = False
+                self._words[Word.TURN] = Turn.READY
+                self._reclaim.answer.clear()
+        except CannotOffload as error:
+            self._decline_offload(error.reason, str(error))
+            return False
+        self._come_back()
+        return True
+
+    def _come_back(self) -> None:
+        """Bring memory back in the middle of what runs: it cannot go on, nor end, without."""
+        interrupt: KeyboardInterrupt | None = None
+        while self._reclaim.is_away:
+            try:
+                self._bring_back()
+            except KeyboardInterrupt as error:
+                interrupt = error
+            except (torch.OutOfMemoryError, RestoreFailed) as error:
+                log.warning("memory of a running cell is not back yet: %s", error)
+                time.sleep(_RESTORE_RETRY)
+        if interrupt is not None:
+            self._answered.set()  # there is nothing to withdraw
+            raise interrupt
 
     # --- acquire ------------------------------------------------------------------------------------------------------
 
@@ -194,10 +401,14 @@ class Gate:
             return
         main = threading.get_ident() == self._main
         if self.holding:
-            if main or not self._words[Word.PREEMPT]:
+            if main:
+                if growth := self._growth.before_operation():
+                    self._grow_if_possible(growth)
+                return
+            if not self._words[Word.PREEMPT] or self._is_main_in_lane():
                 return
             self.give_back("yield")
-        with self._undisturbed(), self._asking:
+        with self._signals.held(), self._one_at_a_time():
             if self._sections == 0:
                 self._open_for_stray_operation()
             if not self.holding:
@@ -215,36 +426,49 @@ class Gate:
             torch.set_num_threads(self._users_threads)
             self._users_threads = 0
 
-    def _acquire(self) -> None:
-        memory, data_bytes = self._meter.memory, self._meter.data_bytes()
+    def _acquire(self, growth: int = 0, spare: int = 0) -> None:
+        """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing; wait for it."""
+        self._main_waits = threading.get_ident() == self._main
+        self._want(growth, spare)
+        try:
+            self._wait(self._answered)
+            while self._offload_asked and self._wanting:
+                if self._give_way():
+                    self._want(0, spare)
+                self._wait(self._answered)
+        except BaseException:
+            self._withdraw()
+            raise
+        finally:
+            self._main_waits = False
+            self._decline_offload("busy", "Its code runs.")
+        if self._refusal is not None:
+            raise torch.OutOfMemoryError(self._refusal.message)
+        if self._lanes is not None and threading.get_ident() == self._main:
+            self._lanes.turn_began()
+
+    def _is_main_in_lane(self) -> bool:
+        """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""
+        return self._lanes is not None and self._lanes.has_turn and threading.get_ident() != self._main
+
+    def _want(self, growth: int, spare: int) -> None:
+        memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
         with self.link.lock:
             self._answered.clear()
             self._refusal = None
             self._wanting = True
             self._words[Word.TURN] = Turn.WANTING
-            self.link.send(protocol.DeviceWanted(memory=memory, data_bytes=data_bytes))
-        try:
-            self._wait_for_answer()
-        except BaseException:
-            self._withdraw()
-            raise
-        if self._refusal is not None:
-            raise torch.OutOfMemoryError(self._refusal.message)
+            self.link.send(protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth))
 
-    def _wait_for_answer(self) -> None:
-        interruptible = threading.get_ident() == self._main
-        if interruptible:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        try:
-            if not self._answered.wait(NOTICE_AFTER):
+    def _wait(self, answered: threading.Event) -> None:
+        """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
+        with self._signals.interrupts_let_through():
+            if not answered.wait(NOTICE_AFTER):
                 self._notice.begin()
                 try:
-                    self._answered.wait()
+                    answered.wait()
                 finally:
                     self._notice.end()
-        finally:
-            if interruptible:
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     def _withdraw(self) -> None:
         """Take the wish back. A grant may already be under way: wait for the answer, and give it back."""
@@ -262,6 +486,13 @@ class Gate:
         """Take an answer of the executor (on the link's thread)."""
         if isinstance(message, protocol.Waiting):
             self._notice.update(message)
+            return
+        if isinstance(message, protocol.Restore) or (
+            isinstance(message, protocol.RefusedGrant) and self._reclaim.is_away
+        ):
+            with self.link.lock:
+                if self._sections and self._reclaim.is_away:  # else it crossed with the section's end
+                    self._reclaim.answer.give(None if isinstance(message, protocol.Restore) else message)
             return
         with self.link.lock:
             granted = isinstance(message, protocol.Granted)
@@ -288,6 +519,38 @@ class Gate:
         self._meter.grant_began()
         self.on_turn(True)
 
+    # --- growth -------------------------------------------------------------------------------------------------------
+
+    def _grow(self, growth: int, spare: int = 0) -> None:
+        """Release the device in the middle of what runs, and acquire it again with *growth* more bytes."""
+        log.info("asks for %s more", format_bytes(growth))
+        with self._signals.held(), self._one_at_a_time():
+            if not self.give_back("yield"):
+                raise torch.OutOfMemoryError(
+                    f"{format_bytes(growth)} more device memory were needed in the middle of an iteration that cannot "
+                    "be interrupted now; nothing was lost: free what you no longer need (`del name`) and run the cell "
+                    "again."
+                )
+            self._acquire(growth, spare)
+        self._bound_threads()
+
+    def _grow_if_possible(self, growth: int) -> None:
+        try:
+            self._grow(growth)
+        except torch.OutOfMemoryError as error:
+            log.info("no headroom: %s", error)
+            self.pass_device()  # what comes may fit all the same
+
+    def _grow_after(self, operation: Any, error: BaseException) -> bool:
+        """Get the memory that *operation* failed for, in the main thread; whether to do it again."""
+        if self._disabled or not self.holding or threading.get_ident() != self._main:
+            return False
+        growth = self._growth.after_failure(operation, error)
+        if growth:
+            # What is free may be in too many pieces for what failed: the limit has to leave room beside it.
+            self._grow(growth, free_heap_bytes())
+        return growth > 0
+
     # --- boundaries and release ---------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
@@ -296,22 +559,34 @@ class Gate:
         if self._words[Word.PREEMPT] or self.release_due:
             self.give_back("boundary")
         else:
-            if self.measure_due:
+            is_guarded = self._mode.is_in
+            if not is_guarded and self._growth.is_guard_due:
+                self._mode.put_in()
+            if self.measure_due or self._mode.is_in:
                 self._measure()
-            if self._mode.is_in:
+            if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
+                self.give_back("boundary")
+            elif is_guarded and self._growth.is_need_known:
                 self._mode.take_out()
+            if self._lanes is not None and self.holding:
+                with self._signals.held():
+                    self._lanes.boundary_passed()
 
-    def give_back(self, at: ReleasePoint) -> None:
-        """Release the grant and let the next operation acquire one again."""
-        with self._undisturbed():
+    def give_back(self, at: ReleasePoint) -> bool:
+        """Release the grant and let the next operation acquire one again; return whether it is released."""
+        main = threading.get_ident() == self._main
+        with self._signals.held():
+            if self._lanes is not None and main and self.holding and not self._lanes.hand_over(at):
+                return False
             with self.link.lock:
                 if not self.holding:
-                    return
+                    return True
                 self.link.send(self._end_grant(at))
-            if threading.get_ident() == self._main and not self._mode.is_in:
+            if main and not self._mode.is_in:
                 self._mode.put_in()
         if at == "boundary":
             self.on_measured(self._meter.memory)
+        return True
 
     def _end_grant(self, at: ReleasePoint) -> protocol.GrantReleased:
         utilisation = self._meter.utilisation()
@@ -330,6 +605,7 @@ class Gate:
     def _measure(self) -> None:
         self.measure_due = False
         self._meter.boundary_measured()
+        self._growth.boundary_passed()
         self.on_measured(self._meter.memory)
 
     def interrupt_soon(self) -> None:
@@ -337,10 +613,12 @@ class Gate:
         if self.holding and (self._mode.is_in or self.release_due):
             signal.pthread_kill(self._main, FORCE_SIGNAL)
 
-    def _on_force_signal(self, *_: object) -> None:
+    def _on_force_signal(self) -> None:
         if self._disabled or not self.holding:
             return
+        if self._lanes is not None and self._lanes.is_called_back():
+            return  # the pools are in the middle of something; whoever sent the signal repeats it
         if self._words[Word.PREEMPT] or self.release_due:
             self.give_back("yield")
-        elif self._mode.is_in:
+        elif self._mode.is_in and self._growth.is_quiet:  # without boundaries, nothing else tells what it needs
             self._mode.take_out()

@@ -1,14 +1,21 @@
-"""The kernel: an ordinary ipykernel whose user code runs in sections of the gate."""
+"""The kernel: an ordinary ipykernel whose user code runs in sections of the gate.
+
+A cell is a section. What else may touch the user's objects (widgets' messages, completions, inspections, whatever
+other libraries let the kernel handle) is one where it has to be: on a subshell's thread always, elsewhere while memory
+is away or about to go. Only :data:`HARMLESS` messages are answered without.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from ipykernel import ipkernel
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -16,8 +23,22 @@ from traitlets import Instance, Type
 
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.loops import LoopReporter
+from sharedkernel.session.magics import SharedMagics
+from sharedkernel.session.offload import RestoreFailed
 from sharedkernel.session.packages import PackageMagics
 from sharedkernel.session.quota import ErrorTranslation, Quota
+
+#: requests that touch no object of the user, or that bring their own section (`execute_request`)
+HARMLESS = frozenset({
+    "comm_info_request", "connect_request", "create_subshell_request", "debug_request", "delete_subshell_request",
+    "execute_request", "history_request", "interrupt_request", "kernel_info_request", "list_subshell_request",
+    "shutdown_request", "usage_request",
+})  # fmt: skip
+
+Handler = Callable[[Any, Any, dict[str, Any]], Any]
+
+#: what keeps a section from opening, and is told to who asked for it
+_NOT_OPENED = (KeyboardInterrupt, torch.OutOfMemoryError, RestoreFailed)
 
 #: files of the modules that were imported before the fork; the debugger does not step into them
 imported_files: list[str] = []
@@ -44,12 +65,12 @@ def _unaware_of_modules() -> Iterator[None]:
 
 
 class SessionShell(ErrorTranslation, ZMQInteractiveShell):
-    """IPython's shell, with loops that report, errors that carry figures, and a `%pip` of the user's own."""
+    """IPython's shell, with loops that report, errors that carry figures, a `%pip` of the user's own, and `%shared`."""
 
     def init_magics(self) -> None:
         """Register IPython's magics, then ours over them."""
         super().init_magics()
-        self.register_magics(PackageMagics)
+        self.register_magics(PackageMagics, SharedMagics)
 
 
 class SessionKernel(IPythonKernel):
@@ -76,16 +97,45 @@ class SessionKernel(IPythonKernel):
         self.gate = gate
         self.shell.quota = quota
         self.shell.ast_transformers.append(LoopReporter())
+        gate.why_busy = self._why_busy
+        for handlers in (self.shell_handlers, self.control_handlers):
+            for kind, handler in handlers.items():
+                if kind not in HARMLESS:
+                    handlers[kind] = self._behind_gate(handler)
+
+    def _why_busy(self) -> str | None:
+        return "It handles a request." if self._main_asyncio_lock.locked() else None
 
     async def dispatch_shell(self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False) -> None:
-        """Handle a message of the shell channel; on a subshell's thread, behind the gate as well."""
-        if self.gate is None or threading.current_thread() is threading.main_thread():
-            # The main thread's operations outside cells open a section of their own.
-            await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
-            return
-        self.gate.guard_thread()
-        with self.gate.section():
-            await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
+        """Handle a message of the shell channel; operations on a subshell's thread pass the gate from now on."""
+        if self.gate is not None:
+            self.gate.guard_thread()
+        await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
+
+    def _behind_gate(self, handler: Handler) -> Handler:
+        """Return *handler*, run in a section where that is needed."""
+
+        async def handle(stream: Any, identities: Any, request: dict[str, Any]) -> None:
+            with contextlib.ExitStack() as section:
+                assert self.gate is not None
+                # The main thread's operations outside cells open a section of their own.
+                if self.gate.needs_section or threading.current_thread() is not threading.main_thread():
+                    try:
+                        section.enter_context(self.gate.section())
+                    except _NOT_OPENED as error:
+                        self._reply_not_opened(stream, identities, request, error)
+                        return
+                result = handler(stream, identities, request)
+                if inspect.isawaitable(result):
+                    await result
+
+        return handle
+
+    def _reply_not_opened(self, stream: Any, identities: Any, request: dict[str, Any], error: BaseException) -> None:
+        kind, _, suffix = request["header"]["msg_type"].rpartition("_")
+        if suffix == "request" and self.session is not None:
+            content = {"status": "error", "ename": type(error).__name__, "evalue": str(error), "traceback": []}
+            self.session.send(stream, f"{kind}_reply", content, request, ident=identities)
 
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
         """Run a cell as one section."""
@@ -93,5 +143,28 @@ class SessionKernel(IPythonKernel):
         if self.greeting is not None and not silent:
             self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": self.greeting + "\n"})
             self.greeting = None
-        with self.gate.section():
+        section = contextlib.ExitStack()
+        try:
+            section.enter_context(self.gate.section())
+        except _NOT_OPENED as error:
+            return self._cell_not_opened(error)
+        try:
             return await super().do_execute(code, silent, *args, **kwargs)
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):  # it came too late to interrupt anything but the reply
+                section.close()
+
+    def _cell_not_opened(self, error: BaseException) -> dict[str, Any]:
+        """Show why a cell did not begin, as its error, and return the reply to its request."""
+        shell = self.shell
+        assert shell is not None
+        shell._showtraceback(type(error), error, shell.InteractiveTB.get_exception_only(type(error), error))
+        return {
+            "status": "error",
+            "ename": type(error).__name__,
+            "evalue": str(error),
+            "traceback": shell._last_traceback or [],
+            "execution_count": shell.execution_count,
+            "user_expressions": {},
+            "payload": [],
+        }

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sharedkernel.protocol import Memory
+from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.page import Page, Word
+from sharedkernel.shelf.memory import bytes_mapped_alone
 
 #: seconds between samples while the profile is young, and once it is stable
 YOUNG_INTERVAL, STABLE_INTERVAL = 0.002, 0.05
@@ -34,10 +36,17 @@ DECAY = 0.98
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-#: `mallopt` parameters, and values in bytes: memory freed by an iteration stays on the heap for the next one, instead
-#: of going back to the system and coming anew page by page (twice as many page faults as an unforked process, and 8 %
-#: of the speed of a small CNN). What is left over goes back once the session has settled.
-_KEEP_FREED = {-3: 256 << 20, -1: 512 << 20, -2: 64 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+#: `mallopt` parameters and their values. Memory freed by an iteration stays on the heap for the next one, instead of
+#: going back to the system and coming anew page by page (twice as many page faults as an unforked process, and 8 % of
+#: the speed of a small CNN); what is left over goes back once the session has settled. And there is one heap for all
+#: threads: what is free on a thread's own (64 MiB each with this padding) counts against the limit on private memory,
+#: and serves nobody else.
+_HEAP = {
+    -3: 256 << 20,  # M_MMAP_THRESHOLD
+    -1: 512 << 20,  # M_TRIM_THRESHOLD
+    -2: 64 << 20,  # M_TOP_PAD
+    -8: 1,  # M_ARENA_MAX
+}
 
 
 class _MallInfo(ctypes.Structure):
@@ -49,6 +58,12 @@ class _MallInfo(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 _mallinfo2 = _libc.mallinfo2
 _mallinfo2.restype = _MallInfo
+
+
+def set_up_heap() -> None:
+    """Make the heap keep what is freed, and serve all threads alike (before any thread is started)."""
+    for parameter, value in _HEAP.items():
+        _libc.mallopt(parameter, value)
 
 
 def bytes_in_use() -> int:
@@ -63,9 +78,30 @@ def bytes_kept_apart(in_use: int) -> int:
     This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data. Free heap memory
     is not counted, since an allocation may be served from it.
     """
+    return max(0, _data_bytes() - in_use - int(_mallinfo2().fordblks))
+
+
+def limit_headroom() -> int | None:
+    """Return the bytes by which this process's heap can grow under its limit on private memory; None: it has none."""
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return limit - _data_bytes() + int(_mallinfo2().keepcost)  # what is free at the heap's end is taken first
+
+
+def _data_bytes() -> int:
     with open("/proc/self/statm", "rb") as statm:
-        data = int(statm.read().split()[5]) * _PAGE_BYTES
-    return max(0, data - in_use - int(_mallinfo2().fordblks))
+        return int(statm.read().split()[5]) * _PAGE_BYTES
+
+
+def free_heap_bytes() -> int:
+    """Return the bytes of the heap that are free, given back to the system but for their addresses (milliseconds).
+
+    They cost nothing then, but still count against a limit on private memory; and as they may lie in many places, a
+    large allocation may not fit in any of them.
+    """
+    _libc.malloc_trim(0)
+    return int(_mallinfo2().fordblks)
 
 
 def private_bytes() -> int:
@@ -74,7 +110,7 @@ def private_bytes() -> int:
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith(("Private_Clean:", "Private_Dirty:")):
             total += int(line.split()[1]) * 1024
-    return total
+    return total - bytes_mapped_alone()
 
 
 class HostMeter:
@@ -91,10 +127,14 @@ class HostMeter:
         self.on_clock: Callable[[], None] = lambda: None
         self._words = page.words
         self._baseline = 0
+        #: bytes that the heap counts as in use, and that were moved away
+        self._away = 0
         self._persistent = 0
         self._ephemeral: int | None = None
         self._framework = 0
         self._peak = 0
+        #: peak of an iteration that was interrupted; how much of it stays, only its boundary tells
+        self._interrupted_peak = 0
         self._quiet_samples = 0
         #: a grant was held since framework memory was measured
         self._is_unsettled = False
@@ -105,8 +145,6 @@ class HostMeter:
 
     def start(self) -> None:
         """Start to measure, and to sample whenever a grant is held."""
-        for parameter, value in _KEEP_FREED.items():
-            _libc.mallopt(parameter, value)
         self.start_over()
         self._sampler = threading.Thread(target=self._sample, name="sharedkernel-meter", daemon=True)
         self._sampler.start()
@@ -120,16 +158,24 @@ class HostMeter:
     @property
     def memory(self) -> Memory:
         """The figures last measured."""
-        return Memory(persistent=self._persistent, ephemeral=self._ephemeral, framework=self._framework)
+        ephemeral = self._ephemeral
+        if self._interrupted_peak:
+            ephemeral = max(ephemeral or 0, self._interrupted_peak - self._persistent)
+        return Memory(persistent=self._persistent, ephemeral=ephemeral, framework=self._framework)
 
     @property
     def used_bytes(self) -> int:
         """Bytes in use now, beyond the baseline."""
-        return max(0, bytes_in_use() - self._baseline)
+        return max(0, bytes_in_use() - self._baseline - self._away)
+
+    @property
+    def is_stable(self) -> bool:
+        """The peak has not risen for a while."""
+        return self._quiet_samples >= STABLE_AFTER
 
     def data_bytes(self) -> int:
         """Return what a limit on this process's private memory must allow besides persistent and ephemeral bytes."""
-        in_use = bytes_in_use()
+        in_use = max(0, bytes_in_use() - self._away)
         return bytes_kept_apart(in_use) + min(in_use, self._baseline)
 
     def grant_began(self) -> None:
@@ -148,8 +194,7 @@ class HostMeter:
         used = self.used_bytes
         self._peak = max(self._peak, used)
         if not at_boundary:
-            if self._peak > self._persistent + (self._ephemeral or 0):
-                self._ephemeral = self._peak - self._persistent
+            self._interrupted_peak = max(self._interrupted_peak, self._peak)
             live = max(0, used - self._persistent)
             self._words[Word.LIVE] = live
             return live
@@ -165,7 +210,8 @@ class HostMeter:
     def _split(self, used: int) -> None:
         """Take what is in use at a boundary for persistent, and the peak beyond it for ephemeral."""
         self._set_persistent(used)
-        seen = max(0, self._peak - used)
+        seen = max(0, self._peak - used, self._interrupted_peak - used)
+        self._interrupted_peak = 0
         if self._ephemeral is None or seen >= self._ephemeral:
             self._ephemeral = seen
         elif self._quiet_samples < STABLE_AFTER:  # samples taken seldom miss peaks: they show no decline
@@ -179,7 +225,23 @@ class HostMeter:
 
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""
+        self._interrupted_peak = 0
         self._set_persistent(self.used_bytes)
+
+    def went_away(self, size: int) -> None:
+        """Take note that *size* bytes were moved away, at unchanged addresses."""
+        self._away = size
+        self._words[Word.LIVE] = 0
+        self.measure_idle()
+        self._measure_framework()
+
+    def came_back(self) -> None:
+        """Take note that what was away is back."""
+        self._away = 0
+        self.measure_idle()
+
+    def allow(self, allowance: Allowance) -> None:
+        """Take note of nothing: on this device the executor sets the limit from outside."""
 
     def utilisation(self) -> float | None:
         """Return processor-seconds per second held and processor since the grant began; None if held too briefly."""

@@ -37,6 +37,8 @@ class Word(IntEnum):
     EPHEMERAL = 6
     #: bytes this process holds apart from tensors
     FRAMEWORK = 7
+    #: device memory that torch's allocator holds, with what it keeps for the next tensors (CUDA)
+    RESERVED = 8
 
 
 class Turn(IntEnum):

@@ -22,13 +22,18 @@ from tornado.ioloop import IOLoop
 from sharedkernel import protocol
 from sharedkernel.session import packages, view
 from sharedkernel.session.boundaries import Boundaries
+from sharedkernel.session.descriptor_client import DescriptorClient
 from sharedkernel.session.gate import Gate
+from sharedkernel.session.growth import Growth
 from sharedkernel.session.kernel import SessionKernel
 from sharedkernel.session.link import Link
-from sharedkernel.session.meter import HostMeter
-from sharedkernel.session.notices import WaitNotice
+from sharedkernel.session.meter import set_up_heap
+from sharedkernel.session.meters import make_lanes, make_meter, operation_filter
+from sharedkernel.session.movers import make_mover
+from sharedkernel.session.notices import WaitNotice, show_sentence
 from sharedkernel.session.page import Page
 from sharedkernel.session.quota import Quota
+from sharedkernel.session.reclaim import Reclaim
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +54,35 @@ class SessionProcess:
         Path of the executor's control socket.
     page_descriptor
         Of the page shared with the executor.
+    device_kind
+        Kind of the executor's device, as :class:`~sharedkernel.protocol.Device` has it.
     """
 
-    def __init__(self, process: str, connection_file: str, executor_socket: str, page_descriptor: int) -> None:
+    def __init__(
+        self, process: str, connection_file: str, executor_socket: str, page_descriptor: int, device_kind: str
+    ) -> None:
         global boundaries
         self._process = process
         self._app = _make_app(connection_file)
         self._kernel: SessionKernel = self._app.kernel
         page = Page(page_descriptor)
-        self._meter = HostMeter(page)
+        self._meter = make_meter(page, device_kind)
+        self._channel = DescriptorClient(executor_socket)
+        self._lanes = make_lanes(self._meter, device_kind, self._channel)
         self._quota = Quota()
-        self._gate = Gate(page, self._meter, WaitNotice(self._kernel))
+        if self._lanes is not None:
+            self._quota.take_refusal = self._lanes.take_refusal
+        reclaim = Reclaim(make_mover(self._meter, self._lanes), self._meter)
+        growth = Growth(self._meter, self._quota)
+        self._gate = Gate(
+            page,
+            self._meter,
+            WaitNotice(self._kernel),
+            reclaim,
+            growth,
+            concerns=operation_filter(device_kind),
+            lanes=self._lanes,
+        )
         self._gate.on_measured = self._quota.check
         self._link = Link(executor_socket, self._hello, self._on_message)
         boundaries = Boundaries(self._gate, self._meter)
@@ -74,6 +97,7 @@ class SessionProcess:
         self._gate.connect(self._link)
         self._link.start()
         self._app.start()
+        self._gate.open_for_good()
         self._link.close()
 
     def _hello(self) -> protocol.SessionHello:
@@ -93,8 +117,14 @@ class SessionProcess:
             self._loop.add_callback(self._assign, message)
         elif isinstance(message, protocol.Allowance):
             self._quota.allowance = message
+            self._meter.allow(message)
+        elif isinstance(message, protocol.Notice):
+            show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             view.on_message(message)
+        elif isinstance(message, protocol.Offload):
+            if self._gate.ask_offload():
+                self._loop.add_callback(self._gate.offload)
         elif isinstance(message, protocol.Failed):
             log.error("the executor refused this session: %s", message.message)
         else:
@@ -104,7 +134,9 @@ class SessionProcess:
         os.environ.update(message.env)
         self._kernel.greeting = _enter(message.cwd)
         packages.add_to_path()
-        view.connect(self._link, message.session)
+        view.connect(self._link, message.session, self._channel)
+        if self._lanes is not None and message.shares_lanes:
+            self._lanes.enable(check_lanes=message.check_lanes)
         self._meter.start_over()
         self._link.send(protocol.Assigned(session=message.session))
         log.info("serves session %s of %s", message.session, message.user)
@@ -142,10 +174,11 @@ def _reseed() -> None:
     random.seed()
 
 
-def run(process: str, connection_file: str, executor_socket: str, page_descriptor: int) -> None:
+def run(process: str, connection_file: str, executor_socket: str, page_descriptor: int, device_kind: str) -> None:
     """Be a session's process (called in the forked child; returns when the kernel was shut down)."""
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=log_stream, level=logging.INFO)
     _reseed()
-    SessionProcess(process, connection_file, executor_socket, page_descriptor).run()
+    set_up_heap()
+    SessionProcess(process, connection_file, executor_socket, page_descriptor, device_kind).run()

@@ -2,19 +2,24 @@
 
 Two things bound a session's memory on the host device: the meter's exact figure, looked at whenever it is measured,
 and a hard limit on the process's private memory that the executor sets from outside. Past the latter the allocator
-fails with a plain error of its own; this module replaces it where it reaches the user.
+fails with a plain error of its own; this module replaces it where it reaches the user. On a GPU it is torch's own
+allocator that keeps to the limit (:mod:`.cuda_meter`), and its error that gets the figures of the quota.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.units import format_bytes
+from sharedkernel.units import format_bytes, parse_bytes
 
-_ALLOCATOR_SAYS = "can't allocate memory"
+#: how torch's allocators say that they failed, on the host and on a GPU; what is raised here on purpose says neither
+_ALLOCATORS_SAY = ("can't allocate memory", "out of memory. Tried to allocate")
+_ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 
 
 class Quota:
@@ -22,17 +27,24 @@ class Quota:
 
     def __init__(self) -> None:
         self.allowance: protocol.Allowance | None = None
+        #: returns, once, what else made torch's allocator fail than too little memory, as far as that is known
+        self.take_refusal: Callable[[], BaseException | None] = lambda: None
 
     def check(self, memory: protocol.Memory) -> None:
-        """Raise if *memory* is more than allowed.
+        """Raise if *memory* is more than can be allowed: what was leased, or could be.
 
         Raises
         ------
         torch.OutOfMemoryError
             With figures and with what to do; nothing is lost.
         """
-        if self.allowance is not None and memory.persistent > self.allowance.limit_bytes:
+        allowance = self.allowance
+        if allowance is not None and memory.persistent > max(allowance.limit_bytes, _most(allowance)):
             raise torch.OutOfMemoryError(self.explain(f"This session uses {format_bytes(memory.persistent)}"))
+
+    def is_lease_exceeded(self, memory: protocol.Memory) -> bool:
+        """Whether *memory* is more than was leased, so that the executor has to lease more."""
+        return self.allowance is not None and memory.persistent > self.allowance.limit_bytes
 
     def explain(self, what: str) -> str:
         """Return one sentence about *what* happened, followed by the figures behind it."""
@@ -46,18 +58,41 @@ class Quota:
             "free what you no longer need (`del name`), or shut down another of your kernels, and run the cell again."
         )
 
+    @staticmethod
+    def is_allocation_failure(error: BaseException) -> bool:
+        """Whether *error* says that an allocation failed."""
+        if isinstance(error, RuntimeError):
+            return any(words in str(error) for words in _ALLOCATORS_SAY)
+        return isinstance(error, MemoryError)
+
+    @staticmethod
+    def asked_bytes(error: BaseException) -> int | None:
+        """Return the bytes that a failed allocation was for, as far as *error* tells: on a GPU two decimals."""
+        asked = _ASKED.search(str(error))
+        if asked is None:
+            return None
+        number, unit = asked[1], asked[2]
+        return int(number) if unit == "bytes" else parse_bytes(number + unit)
+
     def translate(self, error: BaseException | None) -> BaseException | None:
         """Return *error*, or in its place the quota's if a failed allocation is what it is about."""
-        if error is None or isinstance(error, torch.OutOfMemoryError) or self.allowance is None:
+        if error is None or self.allowance is None or not self.is_allocation_failure(error):
             return error
-        failed = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _ALLOCATOR_SAYS in str(error))
-        if not failed:
-            return error
-        first_line = str(error).split(" Error code")[0].rpartition("] ")[2].rpartition(": ")[2]
+        if isinstance(refusal := self.take_refusal(), KeyboardInterrupt):
+            return refusal.with_traceback(error.__traceback__)
+        # "…[enforce fail at …] . DefaultCPUAllocator: …: you tried to allocate N bytes. Error code …", or on a GPU
+        # "CUDA out of memory. Tried to allocate N MiB. GPU 0 has …"
+        first_line = str(error).split(" Error code")[0].split(". GPU ")[0].rpartition("] ")[2].rpartition(": ")[2]
+        first_line = first_line.rpartition("out of memory. ")[2]
         asked = f"This session asked for more memory than is left to it ({first_line or 'out of memory'})"
         translated = torch.OutOfMemoryError(self.explain(asked))
         translated.__cause__ = error
         return translated.with_traceback(error.__traceback__)
+
+
+def _most(allowance: protocol.Allowance) -> int:
+    """Return the most bytes that a session may have, whatever is leased to it now."""
+    return min(allowance.quota_bytes - allowance.others_bytes, allowance.capacity_bytes)
 
 
 class ErrorTranslation:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.session.descriptor_client import DescriptorClient
 from sharedkernel.session.link import Link
 
 Callback = Callable[[dict[str, Any]], None]
@@ -20,8 +21,10 @@ Callback = Callable[[dict[str, Any]], None]
 class _View:
     """Shares one stream of views among its subscribers."""
 
-    def __init__(self, link: Link, session: str) -> None:
+    def __init__(self, link: Link, session: str, channel: DescriptorClient) -> None:
         self.session = session
+        self.channel = channel
+        self.executor_socket = link.path
         self._link = link
         self._lock = threading.Lock()
         self._subscribers: dict[int, tuple[Callback, float]] = {}
@@ -58,10 +61,10 @@ class _View:
 _view: _View | None = None
 
 
-def connect(link: Link, session: str) -> None:
+def connect(link: Link, session: str, channel: DescriptorClient) -> None:
     """Make this process a session that can be looked at from within."""
     global _view
-    _view = _View(link, session)
+    _view = _View(link, session, channel)
 
 
 def on_message(message: Any) -> None:
@@ -78,6 +81,16 @@ def _connected() -> _View:
     if _view is None:
         raise SharedKernelError('this kernel is not a shared one; pick the kernel "Shared GPU (PyTorch)" to use it.')
     return _view
+
+
+def executor_socket() -> str | None:
+    """Return the path of the executor's control socket; None when this process is no session."""
+    return None if _view is None else _view.executor_socket
+
+
+def channel() -> DescriptorClient | None:
+    """Return this process's connection for descriptors, of which there is one; None when it is no session."""
+    return _view.channel if _view is not None and _view.channel.is_own() else None
 
 
 def session_id() -> str:

@@ -97,7 +97,7 @@ def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:
         (["--capacity", "900TiB"], 2, "more than this machine's"),
         (["--policy", "magic"], 2, "unknown policy 'magic'; choose one of fair, fifo"),
         (["--quantum", "soon"], 2, "'soon' is not a duration"),
-        (["--device", "cuda:0"], 2, "the only one known is host"),
+        (["--device", "tpu:0"], 2, "there is no device 'tpu:0'"),
         (["--spares", "-1"], 2, "at least 0"),
         (["--no-such-option", "1"], 2, "unrecognized arguments: --no-such-option"),
     ],

@@ -32,8 +32,10 @@ def test_what_an_executor_recorded_can_be_replayed(fifo_process: ExecutorProcess
 
     served = asyncio.run(main())
     assert served == 2
-    scheduler = Scheduler(SchedulerConfig(capacity=4 << 30, policy="fifo"))
-    lines = (fifo_process.runtime_directory / LOGS_DIRECTORY / "events.jsonl").read_text().splitlines()
+    heading, *lines = (fifo_process.runtime_directory / LOGS_DIRECTORY / "events.jsonl").read_text().splitlines()
+    config = SchedulerConfig(**json.loads(heading)["began"]["config"])
+    assert (config.capacity, config.policy) == (4 << 30, "fifo")
+    scheduler = Scheduler(config)
     for line in lines:
         plain = json.loads(line)
         now = plain.pop("now")

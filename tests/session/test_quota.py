@@ -46,3 +46,27 @@ def test_other_errors_pass_unchanged(quota: Quota) -> None:
     """An error that is not about memory stays what it is."""
     error = RuntimeError("shapes do not match")
     assert quota.translate(error) is error
+
+
+def test_a_gpus_failed_allocation_gets_the_figures_too(quota: Quota) -> None:
+    """Torch's own sentence about the whole GPU tells its user little; what they asked for stays in it."""
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 0 has a total capacity of 139.80 GiB of which 1.06 GiB "
+        "is free. 2.00 GiB allowed; Of the allocated memory 1.90 GiB is allocated by PyTorch."
+    )
+    assert quota.is_allocation_failure(error)
+    assert quota.asked_bytes(error) == int(20.5 * (1 << 20))
+    translated = quota.translate(error)
+    assert translated is not error
+    assert "Tried to allocate 20.50 MiB" in str(translated)
+    assert "your quota is 2.0 GiB" in str(translated)
+    assert quota.translate(translated) is translated
+
+
+def test_an_interrupted_wait_for_memory_is_told_as_an_interrupt(quota: Quota) -> None:
+    """Torch's allocator can only fail when its user interrupts the wait for more; too little memory stays that."""
+    refusals: list[BaseException] = [KeyboardInterrupt(), ValueError()]
+    quota.take_refusal = lambda: refusals.pop(0)
+    failed = RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …")
+    assert isinstance(quota.translate(failed), KeyboardInterrupt)
+    assert isinstance(quota.translate(failed), torch.OutOfMemoryError)

@@ -1,1 +1,103 @@
-"""The kinds of device that an executor can serve."""
+"""The kinds of device that an executor can serve, and what each has to answer for.
+
+`host.py` is the processor with a configured amount of memory, `cuda.py` and `cuda_device.py` are one NVIDIA GPU. The
+service knows neither: it holds one :class:`ServedDevice`, made by the command line (`executor/app.py`), and asks it
+
+- at the start and the end (:meth:`ServedDevice.start`, :meth:`ServedDevice.stop`), for what runs beside the service;
+- before a session starts, whether it may (:meth:`ServedDevice.check_start`) and with which variables
+  (:meth:`ServedDevice.environment`);
+- whose sessions may share a lane's bytes (:meth:`ServedDevice.trust_domain`), and who gives them (`lane_desk`);
+- whenever memory was measured, to lease it anew (:meth:`ServedDevice.update`);
+- when a session was offloaded, for what that left behind (:meth:`ServedDevice.suspend`), and before it is restored;
+- for status (:meth:`ServedDevice.status`), what only this kind of device has to say.
+
+A device that watches what sessions do to it acts on them through :class:`Oversight`, which the service implements.
+Scheduling is none of a device's business: that is the core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from sharedkernel.executor.lane_desk import LaneDesk
+from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.protocol import Device, Limits
+
+
+class Oversight(Protocol):
+    """What a device may do to sessions; called on the event loop."""
+
+    def sessions(self) -> Iterable[SessionProcess]:
+        """Return the processes that serve a session now."""
+
+    def warn(self, process: SessionProcess, text: str) -> None:
+        """Show *text*, a sentence, in the session's notebook."""
+
+    def offload(self, process: SessionProcess) -> None:
+        """Ask for the session's memory to be moved away as soon as it is idle."""
+
+    def end(self, process: SessionProcess, reason: str, message: str) -> None:
+        """End the session; its user is told *message*, and metrics count the slug *reason*."""
+
+
+class ServedDevice(Protocol):
+    """One device, on the executor's side."""
+
+    @property
+    def device(self) -> Device:
+        """What others are told of it."""
+
+    @property
+    def lane_desk(self) -> LaneDesk | None:
+        """What gives lanes' bytes to sessions; None where they share none."""
+
+    @property
+    def check_lanes(self) -> bool:
+        """Whether sessions poison a lane when they hand it over, to find what still uses it."""
+
+    async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
+        """Start what runs beside the service, before the first session.
+
+        Raises
+        ------
+        ConfigError
+            When something that was required does not start.
+        """
+
+    async def stop(self, *, end_sessions: bool) -> None:
+        """Stop what :meth:`start` started; what sessions that run on need stays."""
+
+    def trust_domain(self, limits: Limits) -> str:
+        """Return the name that sessions have in common which may share a lane's bytes."""
+
+    def check_start(self, limits: Limits, others: Iterable[SessionProcess]) -> None:
+        """Return if a session of this user may start beside *others*.
+
+        Raises
+        ------
+        Refused
+            With one sentence that says why not.
+        """
+
+    def environment(self, limits: Limits) -> dict[str, str]:
+        """Return the variables that a session of this user is assigned with; they win over its client's."""
+
+    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+        """Lease memory to all *sessions*, of which those named in *busy* have a cell open.
+
+        *shelves* has the bytes on each user's shelf: they are the user's too.
+        """
+
+    def utilisation(self, process: SessionProcess) -> float | None:
+        """Return how busy the device was while this session alone held it (0 to 1); None where that is not seen."""
+
+    async def suspend(self, process: SessionProcess) -> int:
+        """Free what offloading left of a session's memory, if that can be; return the bytes freed."""
+
+    async def resume(self, process: SessionProcess) -> None:
+        """Bring back what :meth:`suspend` freed, before the session restores the rest; does nothing else."""
+
+    def status(self) -> dict[str, Any]:
+        """Return more fields for `device` in the status document."""

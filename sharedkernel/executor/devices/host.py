@@ -11,34 +11,37 @@ import contextlib
 import os
 import platform
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import psutil
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.sessions import SessionProcess
-from sharedkernel.protocol import Allowance, Device
+from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 
-#: private memory allowed besides what the figures say: stacks of new threads, fragments of the heap
-SLACK_BYTES = 64 << 20
-#: what an idle session may grow by while another of its user's sessions works
-_IDLE_GROWTH_BYTES = 64 << 20
-#: allowances that differ by less are not worth telling
-_WORTH_TELLING_BYTES = 1 << 20
+#: private memory allowed besides what the figures say: stacks of new threads, fragments of the heap, what is allocated
+#: between two looks; at the limit itself not even the session's sockets work
+SLACK_BYTES = 128 << 20
 #: part of the machine's memory that is the device's when nothing else is said
 _DEFAULT_PART = 0.5
 #: lanes on this device count bytes and share none, so all sessions may share them
 TRUST_DOMAIN = "host"
 
 
-def describe(capacity: int | None, reserve: int) -> Device:
+def describe(capacity: int | None, reserve: int, name: str = "host") -> Device:
     """Return the device to serve.
 
     Parameters
     ----------
     capacity, reserve
         Bytes; without a capacity, half of the machine's memory.
+    name
+        ``host``, or ``host:N`` where several executors share out the machine.
 
     Raises
     ------
@@ -58,47 +61,62 @@ def describe(capacity: int | None, reserve: int) -> Device:
             f"a reserve of {format_bytes(reserve)} leaves nothing of the capacity of {format_bytes(capacity)}; "
             "name less with --reserve."
         )
-    name = f"host ({os.cpu_count()} x {platform.machine()})"
-    return Device(name=name, kind="host", capacity_bytes=capacity, reserve_bytes=reserve)
+    whole_name = f"{name} ({os.cpu_count()} x {platform.machine()})"
+    return Device(name=whole_name, kind="host", capacity_bytes=capacity, reserve_bytes=reserve)
 
 
 class HostLimits:
-    """Leases memory to session processes, and sets their limits.
+    """The host device as the executor serves it: leases hold by a limit on each session's private memory."""
 
-    A user's quota is leased to those of their sessions that have a cell open, in equal parts beyond what each holds
-    already; the others may only keep what they have. Nobody is leased what the device has not got.
-    """
+    #: no bytes are shared
+    lane_desk = None
+    check_lanes = False
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._leases = Leases(device, self._tell)
 
-    def update(self, sessions: Iterable[SessionProcess], busy: set[str]) -> None:
+    @property
+    def device(self) -> Device:
+        """What others are told of it."""
+        return self._device
+
+    async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
+        """Start nothing: the limits are set from this process."""
+
+    async def stop(self, *, end_sessions: bool) -> None:
+        """Stop nothing."""
+
+    def trust_domain(self, limits: Limits) -> str:
+        """Return the one domain there is: no bytes are shared."""
+        return TRUST_DOMAIN
+
+    def check_start(self, limits: Limits, others: Iterable[SessionProcess]) -> None:
+        """Let every session start; a quota larger than the device is worth a word in the log."""
+        self._leases.warn_of_quota(limits)
+
+    def environment(self, limits: Limits) -> dict[str, str]:
+        """Return nothing: a session needs no variables to find the processor."""
+        return {}
+
+    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Set the limits of all *sessions*, of which those named in *busy* have a cell open."""
-        all_sessions = list(sessions)
-        usable = self._device.capacity_bytes - self._device.reserve_bytes
-        held = sum(session.memory.persistent + session.memory.framework for session in all_sessions)
-        by_user: dict[str, list[SessionProcess]] = {}
-        for session in all_sessions:
-            by_user.setdefault(session.user or "", []).append(session)
-        for own in by_user.values():
-            self._update_user(own, busy, free=max(0, usable - held))
+        self._leases.update(sessions, busy, shelves)
 
-    def _update_user(self, own: list[SessionProcess], busy: set[str], *, free: int) -> None:
-        limits = own[0].limits
-        usable = self._device.capacity_bytes - self._device.reserve_bytes
-        quota = usable if limits is None or limits.quota_bytes is None else limits.quota_bytes
-        used = sum(session.memory.persistent for session in own)
-        remainder = max(0, min(quota - used, free))
-        working = [session for session in own if session.session in busy] or own
-        for session in own:
-            growth = remainder // len(working) if session in working else min(remainder, _IDLE_GROWTH_BYTES)
-            allowance = Allowance(
-                limit_bytes=session.memory.persistent + growth,
-                quota_bytes=quota,
-                others_bytes=used - session.memory.persistent,
-                capacity_bytes=self._device.capacity_bytes,
-            )
-            self._tell(session, allowance)
+    def utilisation(self, process: SessionProcess) -> float | None:
+        """Return nothing: sessions measure their own processor time."""
+        return None
+
+    async def suspend(self, process: SessionProcess) -> int:
+        """Free nothing: what offloading leaves is the process itself."""
+        return 0
+
+    async def resume(self, process: SessionProcess) -> None:
+        """Bring nothing back."""
+
+    def status(self) -> dict[str, Any]:
+        """Say that lanes count bytes here and share none."""
+        return {"lanes_shared": False, "lanes_shared_reason": "on the host device every process has its own heap."}
 
     @staticmethod
     def _tell(session: SessionProcess, allowance: Allowance) -> None:
@@ -107,12 +125,24 @@ class HostLimits:
         if (
             told is not None
             and told.quota_bytes == allowance.quota_bytes
-            and abs(limit - session.data_limit) < _WORTH_TELLING_BYTES
+            and abs(limit - session.data_limit) < WORTH_TELLING_BYTES
         ):
             return
+        if limit < session.data_limit:
+            # What it has by now stays possible: at its limit not even its sockets could send what went wrong.
+            limit = max(limit, min(session.data_limit, _data_in_use(session.pid) + SLACK_BYTES))
         session.told_allowance = allowance
         session.data_limit = limit
         session.send(allowance)
         with contextlib.suppress(ProcessLookupError):
             # Only the soft limit: an executor that is not root could not raise a hard one again.
             resource.prlimit(session.pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
+def _data_in_use(pid: int) -> int:
+    """Return what counts against the limit on a process's private memory now, in bytes; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
+            return int(statm.read().split()[5]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0

@@ -1,0 +1,92 @@
+"""Lease a device's memory to sessions: how far each may grow, out of its user's quota and what the device has left.
+
+A user's quota is leased to those of their sessions that have a cell open, in equal parts beyond what each holds
+already; the others may only keep what they have. Nobody is leased what the device has not got. How a lease is made to
+hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.protocol import Allowance, Device, Limits
+from sharedkernel.session.page import Word
+from sharedkernel.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+#: what an idle session may grow by while another of its user's sessions works
+IDLE_GROWTH_BYTES = 64 << 20
+#: allowances that differ by less are not worth telling
+WORTH_TELLING_BYTES = 1 << 20
+
+
+def own_bytes(session: SessionProcess) -> int:
+    """Return the bytes that are a session's beyond what every process holds.
+
+    What it keeps, and what is live of its iteration or was promised to it: a limit below what a process has in use
+    would make any allocation of its libraries fail, and end it.
+    """
+    return session.memory.persistent + max(session.promised_bytes, session.page.words[Word.LIVE])
+
+
+class Leases:
+    """Who may have how much of one device.
+
+    Parameters
+    ----------
+    device
+        Whose capacity is leased.
+    tell
+        Called with each session and its allowance; decides whether it is worth telling.
+    """
+
+    def __init__(self, device: Device, tell: Callable[[SessionProcess, Allowance], None]) -> None:
+        self._device = device
+        self._usable = device.capacity_bytes - device.reserve_bytes
+        self._tell = tell
+        self._warned: dict[str, int] = {}
+
+    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+        """Lease anew to all *sessions*, of which those named in *busy* have a cell open."""
+        all_sessions = list(sessions)
+        held = sum(own_bytes(session) + session.memory.framework for session in all_sessions) + sum(shelves.values())
+        by_user: dict[str, list[SessionProcess]] = {}
+        for session in all_sessions:
+            by_user.setdefault(session.user or "", []).append(session)
+        for user, own in by_user.items():
+            self._update_user(own, busy, free=max(0, self._usable - held), shelf=shelves.get(user, 0))
+
+    def quota_of(self, limits: Limits | None) -> int:
+        """Return a user's quota in bytes: what was set, or all there is to have."""
+        return self._usable if limits is None or limits.quota_bytes is None else limits.quota_bytes
+
+    def warn_of_quota(self, limits: Limits) -> None:
+        """Say in the log, once, that a user's quota is more than the device can ever give."""
+        quota = self.quota_of(limits)
+        if quota > self._usable and self._warned.get(limits.user) != quota:
+            self._warned[limits.user] = quota
+            log.warning(
+                "the quota of %s, %s, is more than this device can give (%s); name a smaller quota, or more with "
+                "--capacity.",
+                limits.user,
+                format_bytes(quota),
+                format_bytes(self._usable),
+            )
+
+    def _update_user(self, own: list[SessionProcess], busy: set[str], *, free: int, shelf: int) -> None:
+        quota = self.quota_of(own[0].limits)
+        used = shelf + sum(map(own_bytes, own))
+        remainder = max(0, min(quota - used, free))
+        working = [session for session in own if session.session in busy] or own
+        for session in own:
+            growth = remainder // len(working) if session in working else min(remainder, IDLE_GROWTH_BYTES)
+            allowance = Allowance(
+                limit_bytes=own_bytes(session) + growth,
+                quota_bytes=quota,
+                others_bytes=used - own_bytes(session),
+                capacity_bytes=self._device.capacity_bytes,
+            )
+            self._tell(session, allowance)

@@ -1,0 +1,230 @@
+"""What sessions did when, as stretches of time: ran in a lane, waited, were offloaded, were restored.
+
+A *span* is the time in which one session did one thing. Spans are found by comparing what a session does now with what
+it did last: by :meth:`SpanTracker.follow` with the scheduler's own records, after each event, or by whoever has only
+status documents (:meth:`SpanTracker.change`). So spans of one session never overlap, and those that ran in one lane do
+not either.
+
+Lanes come and go with cells, and their numbers only grow. For a picture each lane is therefore given a *track*: the
+lowest number that no other present lane has.
+
+Nothing here looks at a clock, and nothing is kept but what each session does now: `timeline.py` keeps the last minutes,
+a trace all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sharedkernel.scheduling.model import LaneId, Session, SessionId, SessionState
+from sharedkernel.scheduling.scheduler import Scheduler
+
+
+class Activity(StrEnum):
+    """What a session can do for a while that others should know of."""
+
+    #: holds a grant
+    RUNNING = "running"
+    #: waits for its turn
+    QUEUED = "queued"
+    #: waits for memory
+    WAITING = "waiting"
+    #: moves its memory away
+    OFFLOADING = "offloading"
+    #: has its memory moved away
+    OFFLOADED = "offloaded"
+    #: its cell waits for room for what was moved away
+    AWAITING_RESTORE = "awaiting_restore"
+    #: brings its memory back
+    RESTORING = "restoring"
+
+
+#: activities of a session whose cell waits for others
+WAITS = frozenset({Activity.QUEUED, Activity.WAITING, Activity.AWAITING_RESTORE})
+
+_ACTIVITIES: dict[SessionState, Activity | None] = {
+    SessionState.IDLE: None,
+    SessionState.READY: None,
+    SessionState.DEAD: None,
+    SessionState.WAITING: Activity.WAITING,
+    SessionState.QUEUED: Activity.QUEUED,
+    SessionState.RUNNING: Activity.RUNNING,
+    SessionState.PREEMPTING: Activity.RUNNING,
+    SessionState.OFFLOADED: Activity.OFFLOADED,
+    SessionState.RESTORING: Activity.AWAITING_RESTORE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One session did one thing from `begin` to `end`, seconds on the axis of whoever tells."""
+
+    session: str
+    user: str
+    activity: Activity
+    begin: float
+    end: float
+    #: lane and track it ran in; None for everything but running
+    lane: int | None = None
+    track: int | None = None
+    #: iterations it completed meanwhile
+    iterations: int = 0
+    #: when its grant was revoked; None: it was not
+    revoked_at: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Doing:
+    """What a session does now."""
+
+    user: str
+    activity: Activity | None
+    begin: float
+    lane: int | None
+    track: int | None
+    #: iterations it had completed when it began
+    iterations: int
+    revoked_at: float | None = None
+
+
+class SpanTracker:
+    """Turns what sessions do into spans.
+
+    Parameters
+    ----------
+    take
+        Called with each span that came to its end.
+    """
+
+    def __init__(self, take: Callable[[Span], None]) -> None:
+        self._take = take
+        self._doing: dict[str, _Doing] = {}
+        self._tracks: dict[int, int] = {}
+        #: what of each session was looked at last
+        self._seen: dict[str, tuple[SessionState, bool, bool]] = {}
+
+    def follow(self, now: float, scheduler: Scheduler) -> None:
+        """Compare what every session of *scheduler* does at *now*, seconds, with what it did before."""
+        sessions = scheduler.sessions
+        lanes = scheduler.lanes.by_id
+        for name, session in sessions.items():
+            # Nearly all sessions do what they did: that must be seen quickly, since this is looked at after each event.
+            seen = (session.state, session.is_returning, session.is_asked_to_offload)
+            if self._seen.get(name) == seen:
+                continue
+            self._seen[name] = seen
+            doing, activity = self._doing.get(name), activity_of(session)
+            if doing is None or doing.activity is not activity:
+                lane = None if session.lane is None else session.lane.id
+                self.change(now, name, session.user.id, activity, lane=lane, iterations=session.iterations, lanes=lanes)
+            elif session.state is SessionState.PREEMPTING:
+                doing.revoked_at = now
+        if len(self._doing) != len(sessions):
+            for gone in [known for known in self._doing if SessionId(known) not in sessions]:
+                self.end(now, gone)
+
+    def change(
+        self,
+        now: float,
+        session: str,
+        user: str,
+        activity: Activity | None,
+        *,
+        lane: int | None,
+        iterations: int,
+        lanes: Container[LaneId],
+    ) -> None:
+        """Take note that *session* does something else from *now* on.
+
+        Parameters
+        ----------
+        now
+            Seconds.
+        session, user
+            Who.
+        activity
+            What; None for what is not told.
+        lane
+            Its lane, if it has one.
+        iterations
+            All that it has completed.
+        lanes
+            All lanes there are now: a track of any other is free.
+        """
+        self._close(now, session, iterations)
+        runs = activity is Activity.RUNNING and lane is not None
+        self._doing[session] = _Doing(
+            user=user,
+            activity=activity,
+            begin=now,
+            lane=lane if runs else None,
+            track=self._track(lane, lanes) if runs and lane is not None else None,
+            iterations=iterations,
+        )
+
+    def end(self, now: float, session: str) -> None:
+        """Take note that *session* is gone since *now*, seconds."""
+        if session in self._doing:
+            self._close(now, session, self._doing[session].iterations)
+            del self._doing[session]
+            self._seen.pop(session, None)
+
+    def under_way(self, now: float) -> Iterator[Span]:
+        """Yield what has not come to its end as if it ended at *now*, seconds."""
+        for session in self._doing:
+            span = self._span(now, session, self._doing[session].iterations)
+            if span is not None:
+                yield span
+
+    def lane_of_track(self, lanes: Container[LaneId]) -> dict[int, int]:
+        """Return the lane that each track has now, of *lanes*, which are all there are."""
+        return {track: lane for lane, track in self._tracks.items() if LaneId(lane) in lanes}
+
+    def activity(self, session: str) -> Activity | None:
+        """Return what *session* does, as last heard."""
+        doing = self._doing.get(session)
+        return None if doing is None else doing.activity
+
+    def sessions(self) -> list[str]:
+        """Return the sessions that have not ended."""
+        return list(self._doing)
+
+    def _track(self, lane: int, lanes: Container[LaneId]) -> int:
+        if lane not in self._tracks:
+            self._tracks = {known: track for known, track in self._tracks.items() if LaneId(known) in lanes}
+            taken = set(self._tracks.values())
+            self._tracks[lane] = next(track for track in range(1, len(taken) + 2) if track not in taken)
+        return self._tracks[lane]
+
+    def _close(self, now: float, session: str, iterations: int) -> None:
+        span = self._span(now, session, iterations)
+        if span is not None:
+            self._take(span)
+
+    def _span(self, now: float, session: str, iterations: int) -> Span | None:
+        doing = self._doing.get(session)
+        if doing is None or doing.activity is None or now <= doing.begin:
+            return None
+        return Span(
+            session=session,
+            user=doing.user,
+            activity=doing.activity,
+            begin=doing.begin,
+            end=now,
+            lane=doing.lane,
+            track=doing.track,
+            iterations=max(0, iterations - doing.iterations),
+            revoked_at=doing.revoked_at,
+        )
+
+
+def activity_of(session: Session) -> Activity | None:
+    """Return what a session of the scheduler does; None for what is not told (idle, plain Python)."""
+    state = session.state
+    if state is SessionState.RESTORING and session.is_returning:
+        return Activity.RESTORING
+    if session.is_asked_to_offload:
+        return Activity.OFFLOADING
+    return _ACTIVITIES[state]

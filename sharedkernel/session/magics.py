@@ -1,0 +1,62 @@
+"""``%shared``: what the widgets show, as text, for consoles and for who would rather read."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from sharedkernel.session import view
+
+#: seconds to wait for the device's answer
+_ANSWER_TIMEOUT = 2.0
+_PARTS = ("usage", "queue", "lanes")
+
+
+@magics_class
+class SharedMagics(Magics):
+    """Line magics about the shared device."""
+
+    @line_magic
+    def shared(self, words: str) -> None:
+        """Print this notebook's memory, its place in the queue, and the lanes of the last minutes.
+
+        ``%shared`` prints all of it, ``%shared usage``, ``%shared queue`` and ``%shared lanes`` a part.
+
+        Raises
+        ------
+        UsageError
+            For a part that there is not.
+        """
+        parts = words.split() or list(_PARTS)
+        if unknown := [part for part in parts if part not in _PARTS]:
+            raise UsageError(f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}.")
+        status = _newest_status()
+        if status is None:
+            print("The device does not answer at the moment; your session is not affected. Try again.")  # noqa: T201
+            return
+        # Here, because nothing of it is needed before somebody asks.
+        from sharedkernel.widgets.lanes import lanes_text
+        from sharedkernel.widgets.render import queue_text, usage_text
+
+        texts = {"usage": usage_text, "queue": queue_text, "lanes": lanes_text}
+        print("\n\n".join(texts[part](status, view.session_id()) for part in parts))  # noqa: T201
+
+
+def _newest_status() -> dict[str, Any] | None:
+    """Return the status document of this moment; None when it does not come in time."""
+    answered = threading.Event()
+    documents: list[dict[str, Any]] = []
+
+    def take(status: dict[str, Any]) -> None:
+        documents.append(status)
+        answered.set()
+
+    unsubscribe = view.subscribe(take)
+    try:
+        answered.wait(_ANSWER_TIMEOUT)
+    finally:
+        unsubscribe()
+    return documents[-1] if documents else None

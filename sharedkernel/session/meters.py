@@ -1,0 +1,127 @@
+"""Which meter a session has, and what the gate and the boundaries need of any.
+
+The kind of device decides how memory is measured, and which operations are the device's: on the host all are, on a GPU
+those that touch it. Only what is needed is imported, after the fork: the warm parent serves both kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.session.page import Page
+
+if TYPE_CHECKING:
+    from sharedkernel.session.descriptor_client import DescriptorClient
+    from sharedkernel.session.lane_turns import LaneTurns
+
+#: given an operation's arguments and keywords, whether it is the device's
+OperationFilter = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+
+
+class Meter(Protocol):
+    """Measures one session; called by its gate, its boundaries and its process."""
+
+    #: called about ten times a second while a grant is held (on the meter's thread)
+    on_clock: Callable[[], None]
+
+    def start(self) -> None:
+        """Start to measure."""
+
+    def start_over(self) -> None:
+        """Take what is in use now as the baseline: it is nobody's data."""
+
+    @property
+    def memory(self) -> Memory:
+        """The figures last measured."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use now, beyond the baseline."""
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the peak has not risen for a while."""
+
+    def data_bytes(self) -> int:
+        """Return what a limit on this process's private memory must allow besides tensors (host device)."""
+
+    def allow(self, allowance: Allowance) -> None:
+        """Take note of how far the session may grow (any thread)."""
+
+    def grant_began(self) -> None:
+        """Start to look for the peak."""
+
+    def grant_ended(self, *, at_boundary: bool) -> int:
+        """Wait until nothing runs on the device; return the live bytes beyond persistent, at a boundary 0."""
+
+    def boundary_measured(self) -> None:
+        """Measure at a boundary, with the grant kept."""
+
+    def look_closely(self) -> None:
+        """Take note that other code may run now."""
+
+    def measure_idle(self) -> None:
+        """Measure between cells, when everything in use is persistent."""
+
+    def went_away(self, size: int) -> None:
+        """Take note that *size* bytes were moved away."""
+
+    def came_back(self) -> None:
+        """Take note that everything is back."""
+
+    def utilisation(self) -> float | None:
+        """Return how busy the session kept the device since the grant began (0 to 1); None if that is not known."""
+
+
+def make_meter(page: Page, device_kind: str) -> Meter:
+    """Return the meter for a device of this kind, ``"host"`` or ``"cuda"``."""
+    if device_kind == "cuda":
+        import torch
+
+        from sharedkernel.session.cuda_meter import CudaMeter
+        from sharedkernel.session.torch_cuda import TorchCuda
+
+        return CudaMeter(page, TorchCuda(torch))
+    from sharedkernel.session.meter import HostMeter
+
+    return HostMeter(page)
+
+
+def make_lanes(meter: Meter, device_kind: str, channel: DescriptorClient) -> LaneTurns | None:
+    """Return a session's way to lanes whose bytes are shared; None on a device where none are."""
+    if device_kind != "cuda":
+        return None
+    import torch
+
+    from sharedkernel.session.cuda_meter import CudaMeter
+    from sharedkernel.session.lane_turns import LaneTurns
+
+    assert isinstance(meter, CudaMeter)
+    return LaneTurns(torch, meter, channel)
+
+
+def operation_filter(device_kind: str) -> OperationFilter | None:
+    """Return what tells the device's operations from others by their arguments; None where all are the device's."""
+    return touches_cuda if device_kind == "cuda" else None
+
+
+def touches_cuda(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Return whether an operation with these arguments uses the GPU: it has a tensor there, or makes one.
+
+    Parameters
+    ----------
+    arguments, keywords
+        As a dispatch mode gets them. Of lists (as `torch.cat` and fused optimizers have) every element counts.
+    """
+    device = keywords.get("device")
+    if device is not None and getattr(device, "type", None) == "cuda":
+        return True
+    return any(map(_is_on_gpu, arguments)) or any(map(_is_on_gpu, keywords.values()))
+
+
+def _is_on_gpu(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_on_gpu, value))
+    return bool(getattr(value, "is_cuda", False))

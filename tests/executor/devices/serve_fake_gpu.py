@@ -1,0 +1,44 @@
+"""An executor that serves a GPU which only NVML's stand-in knows; run as a process by the tests.
+
+Its sessions are real, with what they have for a GPU, on a build of torch that has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from sharedkernel.executor.devices.cuda import describe
+from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions
+from sharedkernel.executor.service import ExecutorService
+from sharedkernel.nvml import Gpu
+from sharedkernel.scheduling.model import SchedulerConfig
+from tests.fake_nvml import GIB, FakeGpu, FakeNvml
+
+
+async def serve(runtime_directory: Path) -> None:
+    """Serve until told to stop; SIGUSR1 loses the GPU, and SIGUSR2 lets every session hold 50 GiB of it."""
+    fake = FakeGpu(uuid="GPU-1", total=16 * GIB, reserved=0, percent=50)
+    gpu = Gpu("cuda:0", library=FakeNvml(fake), host_pids=True)
+    device = CudaDevice(
+        gpu, describe(gpu.facts, None, None), CudaOptions(overuse_patience=0.0), lanes="it is not there."
+    )
+    config = SchedulerConfig(capacity=device.device.capacity_bytes, reserve=device.device.reserve_bytes)
+    service = ExecutorService(runtime_directory, device, config)
+
+    def hoard() -> None:
+        fake.processes = {process.pid: 50 * GIB for process in service.sessions()}
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(fake, "lost", True))
+    loop.add_signal_handler(signal.SIGUSR2, hoard)
+    await service.start()
+    await service.stopped.wait()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    asyncio.run(serve(Path(sys.argv[1])))

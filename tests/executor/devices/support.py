@@ -1,0 +1,47 @@
+"""Session processes and an oversight that writes down what a device does to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.protocol import Limits
+from sharedkernel.session.page import Page
+
+GIB = 1 << 30
+
+
+def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = None) -> SessionProcess:
+    """Return a process that serves a session of one user (within an event loop)."""
+    limits = limits or Limits(user="ada")
+    return SessionProcess(
+        process=name,
+        page=Page.create(name),
+        pid=pid,
+        ready=asyncio.get_running_loop().create_future(),
+        session=f"session-{name}",
+        user=limits.user,
+        limits=limits,
+    )
+
+
+class Recorder:
+    """An oversight of *processes*."""
+
+    def __init__(self, *processes: SessionProcess) -> None:
+        self.processes = list(processes)
+        self.done: list[tuple[str, str, Any]] = []
+
+    def sessions(self) -> Iterable[SessionProcess]:
+        return self.processes
+
+    def warn(self, process: SessionProcess, text: str) -> None:
+        self.done.append(("warn", process.process, text))
+
+    def offload(self, process: SessionProcess) -> None:
+        self.done.append(("offload", process.process, None))
+
+    def end(self, process: SessionProcess, reason: str, message: str) -> None:
+        self.done.append(("end", process.process, (reason, message)))

@@ -1,0 +1,354 @@
+"""A GPU as the executor serves it: what is offered, to whom, and how a session is told."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.errors import ConfigError, Refused, SharedKernelError
+from sharedkernel.executor.devices.cuda import check_torch, describe, named_device, why_unshared
+from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions, LaneSharing
+from sharedkernel.executor.devices.mps import MpsMode
+from sharedkernel.executor.lane_desk import LaneDesk
+from sharedkernel.nvml import Gpu, GpuFacts
+from sharedkernel.protocol import Device, Limits
+from sharedkernel.session.page import Turn, Word
+from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
+from tests.executor.devices.support import GIB, Recorder, make_process
+from tests.executor.harness import until
+from tests.fake_nvml import FakeGpu, FakeNvml
+
+FACTS = GpuFacts(name="NVIDIA H200", uuid="GPU-1", total_bytes=140 * GIB, driver_version="580.65.06")
+ADA, GRACE, ALAN = Limits(user="ada", group="lab"), Limits(user="grace", group="lab"), Limits(user="alan")
+
+
+def test_all_of_a_gpu_is_offered_but_a_reserve() -> None:
+    """Two percent, and 512 MiB at least."""
+    assert describe(FACTS, None, None) == Device(
+        name="NVIDIA H200", kind="cuda", capacity_bytes=140 * GIB, reserve_bytes=int(140 * GIB * 0.02)
+    )
+    assert describe(FACTS, 8 * GIB, None).reserve_bytes == 512 << 20
+    assert describe(FACTS, 8 * GIB, 0).reserve_bytes == 0
+
+
+@pytest.mark.parametrize(("capacity", "reserve"), [(141 * GIB, None), (GIB, GIB), (512 << 20, None)])
+def test_more_than_there_is_cannot_be_offered(capacity: int, reserve: int | None) -> None:
+    """Nor a reserve that leaves nothing."""
+    with pytest.raises(ConfigError, match="--capacity"):
+        describe(FACTS, capacity, reserve)
+
+
+@pytest.mark.parametrize(
+    ("name", "visible", "expected"),
+    [
+        ("cuda", None, "cuda"),
+        ("cuda:2", None, "cuda:2"),
+        ("cuda", "GPU-7", "GPU-7"),
+        ("cuda:1", "GPU-7, GPU-8", "GPU-8"),
+        ("cuda:1", "3,2", "cuda:2"),
+    ],
+)
+def test_devices_are_counted_as_the_environment_shows_them(name: str, visible: str | None, expected: str) -> None:
+    """A scheduler of the cluster may have shown this executor only some of the GPUs."""
+    assert named_device(name, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == expected
+
+
+@pytest.mark.parametrize(("name", "visible"), [("cuda:1", "GPU-7"), ("cuda", ""), ("cuda", "-1"), ("cuda", "MIG-1")])
+def test_a_device_that_is_not_shown_is_not_taken(name: str, visible: str) -> None:
+    """The variable is named, since it is what to change."""
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
+        named_device(name, {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_torch_without_cuda_is_refused_without_importing_it() -> None:
+    """The executor imports no torch: it reads what the package says of itself."""
+    code = """if True:
+        import sys
+        from sharedkernel.errors import ConfigError
+        from sharedkernel.executor.devices.cuda import check_torch
+        try:
+            check_torch()
+        except ConfigError as error:
+            print(error)
+        assert "torch" not in sys.modules
+    """
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    import torch
+
+    assert ("built without CUDA" in said) is (torch.version.cuda is None)
+
+
+def test_a_cuda_build_of_torch_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that says so is taken at its word."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "version.py").write_text("__version__ = '2.11.0+cu130'\ncuda: str | None = '13.0'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    check_torch()
+
+
+def test_memory_that_can_be_shared_is_created_and_exported_once() -> None:
+    """Nothing is left of the attempt."""
+    driver = FakeDriver()
+    assert why_unshared(driver) is None
+    assert driver.handles == {}
+    assert "cuMemExportToShareableHandle" in driver.calls
+
+
+@pytest.mark.parametrize(
+    ("attribute", "call", "words"),
+    [
+        (CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, None, "too old"),
+        (CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, None, "too old"),
+        (None, "cuInit", "cannot be used"),
+        (None, "cuMemExportToShareableHandle", "cuMemExportToShareableHandle"),
+        (None, "cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle"),
+    ],
+)
+def test_where_memory_cannot_be_shared_it_says_why(attribute: int | None, call: str | None, words: str) -> None:
+    """Sessions are served all the same, with ephemeral memory of their own."""
+    driver = FakeDriver()
+    if attribute is not None:
+        driver.attributes[attribute] = 0
+    if call is not None:
+        driver.results[call] = CUresult.CUDA_ERROR_NOT_SUPPORTED
+    reason = why_unshared(driver)
+    assert reason is not None
+    assert words in reason
+    assert "given back at a switch" in reason
+    assert driver.handles == {}
+
+
+def test_a_driver_library_without_the_calls_cannot_share() -> None:
+    """Old drivers lack them; the bindings say so by an exception."""
+    driver = FakeDriver()
+    driver.missing.add("cuMemCreate")
+    assert "not found" in (why_unshared(driver) or "")
+
+
+# --- a device in service --------------------------------------------------------------------------------------------
+
+
+def make_device(
+    fake: FakeGpu | None = None, *, lanes: LaneDesk | str | None = None, driver: Any = None, **options: Any
+) -> CudaDevice:
+    gpu = Gpu("cuda:0", library=FakeNvml(fake or FakeGpu(uuid="GPU-1")), host_pids=True)
+    device = describe(gpu.facts, None, 0)
+    desk = LaneDesk(LaneStore(MemfdDriver()))
+    return CudaDevice(gpu, device, CudaOptions(**options), lanes=lanes or desk, driver=driver)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "shared"),
+    [(LaneSharing.USER, set()), (LaneSharing.GROUP, {"grace"}), (LaneSharing.ALL, {"grace", "alan"})],
+)
+def test_lanes_are_shared_within_a_trust_domain(sharing: LaneSharing, shared: set[str]) -> None:
+    """Who has no group shares with nobody; groups and users of one name are two things."""
+    device = make_device(lane_sharing=sharing)
+    with_ada = {other.user for other in (GRACE, ALAN) if device.trust_domain(other) == device.trust_domain(ADA)}
+    assert with_ada == shared
+    impostor = Limits(user="lab")
+    assert (device.trust_domain(impostor) == device.trust_domain(ADA)) is (sharing is LaneSharing.ALL)
+
+
+def test_where_no_bytes_are_shared_there_is_one_domain() -> None:
+    """Lanes only count there, so any sessions may take turns in one."""
+    device = make_device(lanes="cannot.")
+    assert device.trust_domain(ADA) == device.trust_domain(ALAN)
+    assert device.status()["lanes_shared"] is False
+    assert device.status()["lanes_shared_reason"] == "cannot."
+
+
+def test_a_session_sees_one_gpu_by_its_uuid() -> None:
+    """Whatever number it has on the host."""
+    assert make_device().environment(ADA) == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+async def serving(device: CudaDevice, recorder: Recorder, directory: Path, body: Callable[[], Awaitable[None]]) -> None:
+    await device.start(directory, recorder)
+    try:
+        await body()
+    finally:
+        await device.stop(end_sessions=True)
+
+
+async def refused(device: CudaDevice, limits: Limits, others: Recorder) -> str | None:
+    try:
+        device.check_start(limits, others.sessions())
+    except Refused as refusal:
+        return refusal.reason
+    return None
+
+
+def test_no_session_starts_on_a_gpu_that_is_gone(tmp_path: Path) -> None:
+    """Status says so; when it is back sessions start again."""
+    fake, recorder = FakeGpu(), Recorder()
+    device = make_device(fake)
+
+    async def body() -> None:
+        assert await refused(device, ADA, recorder) is None
+        fake.lost = True
+        assert await until(lambda: refused(device, ADA, recorder), "the loss is seen") == "device_lost"
+        status = device.status()
+        assert status["nvml"] == "lost"
+        assert "does not answer" in status["nvml_note"]
+        fake.lost = False
+
+        async def is_back() -> bool:
+            return await refused(device, ADA, recorder) is None
+
+        await until(is_back, "it is back")
+        assert device.status()["nvml"] == "ok"
+
+    asyncio.run(serving(device, recorder, tmp_path, body))
+
+
+def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) -> None:
+    """With two at a time nobody can tell whose it is."""
+    fake = FakeGpu(percent=80, used=3 * GIB)
+
+    async def scenario() -> None:
+        holder, idle = make_process("p", pid=1), make_process("q", pid=2)
+        holder.page.words[Word.TURN] = Turn.HOLDING
+        device, recorder = make_device(fake), Recorder(holder, idle)
+
+        async def body() -> None:
+            async def seen() -> float | None:
+                return device.utilisation(holder)
+
+            assert await until(seen, "the GPU's use is seen") == pytest.approx(0.8)
+            assert device.utilisation(idle) is None
+            status = device.status()
+            assert (status["utilisation"], status["physical_used_bytes"]) == (0.8, 3 * GIB)
+
+        await serving(device, recorder, tmp_path, body)
+
+    asyncio.run(scenario())
+
+
+def test_a_quota_beyond_the_device_is_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each user and quota, not at every start."""
+    device = make_device()
+    for _ in range(2):
+        device.check_start(Limits(user="ada", quota_bytes=900 * GIB), [])
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == ["the quota of ada"]
+
+
+def test_allowances_are_told_when_they_change() -> None:
+    """A session's limit is torch's own, set in its process: no limit is set from outside."""
+
+    class Sent(list[bytes]):
+        def write(self, data: bytes) -> None:
+            self.append(data)
+
+    async def scenario() -> None:
+        device, process = make_device(), make_process(limits=Limits(user="ada", quota_bytes=8 * GIB))
+        process.transport = sent = Sent()  # type: ignore[assignment]
+        for _ in range(2):
+            device.update([process], {process.session or ""}, {})
+        assert len(sent) == 1
+        assert process.told_allowance is not None
+        assert process.told_allowance.limit_bytes == 8 * GIB
+
+    asyncio.run(scenario())
+
+
+# --- MPS ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mps_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    """Return a device that runs under MPS with two lanes side by side."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text("#!/bin/sh\ncat > /dev/null\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return make_device(mps=MpsMode.REQUIRE, parallel_lanes=2)
+
+
+def test_strangers_do_not_share_an_mps_server(mps_device: CudaDevice, tmp_path: Path) -> None:
+    """One client's fault reaches all: only one trust domain at a time."""
+
+    async def scenario() -> None:
+        present = Recorder(make_process(limits=ADA))
+
+        async def body() -> None:
+            assert await refused(mps_device, GRACE, present) is None
+            assert await refused(mps_device, ALAN, present) == "mps"
+            assert await refused(mps_device, ALAN, Recorder()) is None
+            status = mps_device.status()
+            assert status["mps"] == "on"
+            assert "fatal fault" in status["mps_note"]
+
+        await serving(mps_device, present, tmp_path, body)
+
+    asyncio.run(scenario())
+
+
+def test_shares_become_parts_of_the_processors(mps_device: CudaDevice, tmp_path: Path) -> None:
+    """With two lanes an average share is half of them."""
+
+    async def scenario() -> None:
+        async def body() -> None:
+            heavy = Limits(user="grace", group="lab", share=3.0)
+            mps_device.check_start(heavy, [make_process(limits=ADA)])
+            percent = {
+                limits.user: mps_device.environment(limits)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+                for limits in (ADA, heavy)
+            }
+            assert percent == {"ada": "25", "grace": "75"}
+
+        await serving(mps_device, Recorder(), tmp_path, body)
+
+    asyncio.run(scenario())
+
+
+# --- process checkpoint ---------------------------------------------------------------------------------------------
+
+
+def test_processes_are_suspended_only_if_asked_for(tmp_path: Path) -> None:
+    """It is opt-in, and where it cannot be had status says why."""
+
+    async def scenario() -> None:
+        driver = FakeDriver()
+        driver.cuInit(0)
+        process = make_process(pid=42)
+        process.page.words[Word.FRAMEWORK] = GIB
+        driver.processes[42] = driver.CUprocessState.CU_PROCESS_STATE_RUNNING
+        off = make_device(lanes="no.", driver=driver)
+        assert await off.suspend(process) == 0
+        assert "off" in off.status()["process_checkpoint"]
+        on = make_device(lanes="no.", driver=driver, process_checkpoint=True)
+        assert await on.suspend(process) == GIB
+        assert driver.processes[42].name.endswith("CHECKPOINTED")
+        await on.resume(process)
+        assert driver.processes[42].name.endswith("RUNNING")
+        sharing = make_device(driver=driver, process_checkpoint=True)
+        assert await sharing.suspend(process) == 0
+        assert "not available because" in sharing.status()["process_checkpoint"]
+
+    asyncio.run(scenario())
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_device_ends_the_command_with_one_sentence(tmp_path: Path) -> None:
+    """Exit code 2, and nothing but the sentence."""
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run")]
+    for arguments, words in ((["--device", "tpu:0"], "no device 'tpu:0'"), (["--lane-sharing", "none"], "none")):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert issubclass(ConfigError, SharedKernelError)

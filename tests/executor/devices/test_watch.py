@@ -1,0 +1,119 @@
+"""The watch on one GPU: samples, a GPU that goes and comes back, and who is accused of what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from sharedkernel.executor.devices.leases import Leases
+from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Escalation, Overuse, Step
+from sharedkernel.executor.devices.watch import Watch
+from sharedkernel.nvml import Gpu, GpuSample
+from sharedkernel.protocol import Device, Limits, Memory
+from sharedkernel.session.page import Word
+from tests.executor.devices.support import GIB, Recorder, make_process
+from tests.executor.harness import until
+from tests.fake_nvml import FakeGpu, FakeNvml
+
+DEVICE = Device(name="gpu", kind="cuda", capacity_bytes=100 * GIB, reserve_bytes=0)
+
+
+async def watching(fake: FakeGpu, body: Callable[[Watch, list[GpuSample]], Awaitable[None]]) -> None:
+    samples: list[GpuSample] = []
+    watch = Watch(Gpu("cuda:0", library=FakeNvml(fake), host_pids=True), samples.append, interval=0.001)
+    watch.start()
+    try:
+        await body(watch, samples)
+    finally:
+        watch.stop()
+
+
+def test_a_gpu_that_disappears_is_told_and_found_again() -> None:
+    """While it is gone there are no samples; then they go on."""
+    fake = FakeGpu(used=GIB)
+
+    async def is_lost(watch: Watch) -> bool:
+        return watch.lost is not None
+
+    async def body(watch: Watch, samples: list[GpuSample]) -> None:
+        async def sampled() -> bool:
+            return bool(samples)
+
+        async def is_back() -> bool:
+            return watch.lost is None
+
+        await until(sampled, "a sample")
+        fake.lost = True
+        await until(lambda: is_lost(watch), "the loss is seen")
+        assert watch.lost is not None
+        assert "does not answer any more" in watch.lost
+        fake.lost, fake.used = False, 2 * GIB
+        await until(is_back, "the return is seen")
+        assert watch.latest is not None
+        assert watch.latest.used_bytes == 2 * GIB
+
+    asyncio.run(watching(fake, body))
+
+
+def test_nobody_is_warned_for_one_look() -> None:
+    """An excess has to last until the next look; then steps follow, `patience` apart, up to the end."""
+    escalation = Escalation(30.0)
+    assert escalation.look(0.0, ["a"]) == []
+    assert escalation.look(1.0, ["a"]) == [("a", Step.WARNED)]
+    assert escalation.look(30.0, ["a"]) == []
+    assert escalation.look(31.0, ["a"]) == [("a", Step.OFFLOADED)]
+    assert escalation.look(61.0, ["a"]) == [("a", Step.ENDED)]
+    assert escalation.look(99.0, ["a"]) == []
+
+
+def test_who_frees_it_in_time_is_forgiven() -> None:
+    """The next excess begins with a warning again."""
+    escalation = Escalation(30.0)
+    for now in (0.0, 1.0):
+        escalation.look(now, ["a"])
+    escalation.look(2.0, [])
+    assert escalation.look(40.0, ["a"]) == []
+    assert escalation.look(41.0, ["a"]) == [("a", Step.WARNED)]
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+def test_memory_outside_torch_counts_to_the_quota(beyond: bool) -> None:
+    """A context is free, what torch holds is counted as what it uses of it, and the rest is added."""
+
+    async def body() -> list[tuple[str, str, object]]:
+        limits = Limits(user="ada", quota_bytes=8 * GIB)
+        process, other = make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=Limits(user="bob"))
+        process.memory = Memory(persistent=3 * GIB)
+        process.page.words[Word.RESERVED] = 4 * GIB
+        recorder = Recorder(process, other)
+        overuse = Overuse(Leases(DEVICE, lambda session, allowance: None), recorder, 0.0)
+        outside = 5 * GIB + (1 if beyond else 0)
+        used = {7: 4 * GIB + CONTEXT_BYTES + outside, 8: 60 * GIB, 9: 90 * GIB}
+        for _ in range(5):
+            overuse.look(recorder.sessions(), used)
+        return recorder.done
+
+    done = asyncio.run(body())
+    assert [(what, who) for what, who, _ in done] == ([("warn", "p"), ("offload", "p"), ("end", "p")] if beyond else [])
+    if beyond:
+        assert "5.0 GiB on the device outside PyTorch" in str(done[0][2])
+        assert "your quota of 8.0 GiB" in str(done[0][2])
+        reason, message = done[2][2]  # type: ignore[misc]
+        assert reason == "overuse"
+        assert "Your session was ended" in message
+
+
+def test_of_a_users_sessions_the_one_that_holds_most_is_accused() -> None:
+    """Their quota is one; who takes most of it outside torch gives it back."""
+
+    async def body() -> list[tuple[str, str, object]]:
+        limits = Limits(user="ada", quota_bytes=4 * GIB)
+        recorder = Recorder(make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=limits))
+        overuse = Overuse(Leases(DEVICE, lambda session, allowance: None), recorder, 30.0)
+        for _ in range(2):
+            overuse.look(recorder.sessions(), {7: 3 * GIB, 8: 4 * GIB})
+        return recorder.done
+
+    assert [(what, who) for what, who, _ in asyncio.run(body())] == [("warn", "q")]

@@ -1,0 +1,222 @@
+"""Idle sessions' memory is given back to those who wait for it, and is there again before their next line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from sharedkernel.errors import Refused
+from sharedkernel.protocol import Limits
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+
+MIB = 1 << 20
+_USERS = ("ada", "grace", "hedy", "joan", "lise", "mary")
+#: something to keep, and what it adds up to
+_KEEP = """
+import torch
+torch.manual_seed({seed})
+kept = [torch.randint(1 << 40, ({mebibytes} << 14,)) for _ in range(8)]
+def total():
+    return sum(int(part.sum()) for part in kept)
+print(total())
+"""
+
+
+def keep(seed: int, mebibytes: int) -> str:
+    """Return a cell that keeps so much, in eight tensors, and prints its sum."""
+    return _KEEP.format(seed=seed, mebibytes=mebibytes)
+
+
+def at_once(user: str) -> Limits:
+    """Return the limits of a user whose idle sessions may be offloaded as soon as somebody waits."""
+    return Limits(user=user, offload_after=0.0)
+
+
+@asynccontextmanager
+async def small_device(capacity: str) -> AsyncIterator[Executor]:
+    """Give an executor of little capacity."""
+    process = ExecutorProcess("--spares", "0", capacity=capacity)
+    try:
+        async with Executor(process) as executor:
+            yield executor
+    finally:
+        await asyncio.to_thread(process.close)
+
+
+async def in_state(executor: Executor, notebook: Notebook, state: str) -> None:
+    """Wait for a session to be in *state*."""
+
+    async def there() -> bool:
+        return bool((await executor.session(notebook))["state"] == state)
+
+    await until(there, f"the session is {state}")
+
+
+def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProcess) -> None:
+    """Its memory is free meanwhile, also as the system sees it; its next cell finds everything."""
+
+    async def check() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            before = (await notebook.run(keep(1, 128))).text
+            resident = psutil.Process(notebook.record.pid).memory_info().rss
+            await executor.client.offload_session(notebook.session)
+            entry = await executor.session(notebook)
+            assert entry["state"] == "offloaded"
+            assert entry["offloaded_bytes"] > 127 * MIB > 16 * MIB > entry["persistent_bytes"]
+            assert resident - psutil.Process(notebook.record.pid).memory_info().rss > 100 * MIB
+            await executor.client.offload_session(notebook.session)  # there is nothing left to do
+            assert (await notebook.run("print(total())")).text == before
+            entry = await executor.session(notebook)
+            assert (entry["state"], entry["offloaded_bytes"]) == ("idle", 0)
+            assert (entry["offloads"], entry["restores"]) == (1, 1)
+
+    asyncio.run(check())
+
+
+def test_who_runs_code_is_not_offloaded(process: ExecutorProcess) -> None:
+    """A cell, or a thread of the user's: each is a sentence, and nothing is moved."""
+
+    async def check() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run(keep(2, 16) + "import threading; end = threading.Event()")
+            cell = asyncio.create_task(notebook.run("print('here', flush=True); end.wait()"))
+            await in_state(executor, notebook, "ready")
+            with pytest.raises(Refused, match="its code runs"):
+                await executor.client.offload_session(notebook.session)
+            await executor.client.signal_session(notebook.session, 2)
+            assert (await cell).error == "KeyboardInterrupt"
+            await notebook.run("thread = threading.Thread(target=end.wait, name='mine'); thread.start()")
+            await in_state(executor, notebook, "idle")
+            with pytest.raises(Refused, match="mine"):
+                await executor.client.offload_session(notebook.session)
+            entry = await executor.session(notebook)
+            assert entry["offloaded_bytes"] == 0
+            assert "mine" in entry["offload_note"]
+            await notebook.run("end.set(); thread.join()")
+
+    asyncio.run(check())
+
+
+def test_an_offloaded_session_outlives_its_executor() -> None:
+    """The next one knows that it is offloaded, and lets it come back."""
+
+    async def check() -> None:
+        async with small_device("2GiB") as executor:
+            notebook = await executor.notebook()
+            before = (await notebook.run(keep(3, 64))).text
+            await executor.client.offload_session(notebook.session)
+            await executor.replace()
+            await in_state(executor, notebook, "offloaded")
+            assert (await executor.session(notebook))["offloaded_bytes"] > 63 * MIB
+            assert (await notebook.run("print(total())")).text == before
+            await in_state(executor, notebook, "idle")
+
+    asyncio.run(check())
+
+
+def test_memory_is_taken_from_the_longest_idle_while_somebody_waits() -> None:
+    """And from nobody else, and not before."""
+
+    async def check() -> None:
+        async with small_device("800MiB") as executor:
+            first, second = [await executor.notebook(user, limits=at_once(user)) for user in ("ada", "grace")]
+            sums = [(await first.run(keep(4, 256))).text, (await second.run(keep(5, 256))).text]
+            assert [(await executor.session(each))["offloads"] for each in (first, second)] == [0, 0]
+            third = await executor.notebook("hedy", limits=at_once("hedy"))
+            outcome = await third.run(keep(6, 256))
+            assert outcome.status == "ok", outcome.message
+            assert [(await executor.session(each))["offloads"] for each in (first, second, third)] == [1, 0, 0]
+            assert (await first.run("print(total())")).text == sums[0]
+            assert (await second.run("print(total())")).text == sums[1]
+
+    asyncio.run(check())
+
+
+def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
+    """It is told that it waits and for what; afterwards everything is still there to come back to."""
+
+    async def check() -> None:
+        async with small_device("700MiB") as executor:
+            first = await executor.notebook("ada", limits=at_once("ada"))
+            before = (await first.run(keep(7, 256))).text
+            await executor.client.offload_session(first.session)
+            never = Limits(user="grace", offload_after=None)
+            second = await executor.notebook("grace", limits=never)
+            assert (await second.run(keep(8, 400))).status == "ok"
+            cell = asyncio.create_task(first.run("print(total())"))
+
+            async def waiting() -> bool:
+                return (await executor.session(first))["waiting_for"] == "restore"
+
+            await until(waiting, "it waits to be restored")
+            await asyncio.wait_for(first.displayed.wait(), 60)
+            await executor.client.signal_session(first.session, 2)
+            assert (await cell).error == "KeyboardInterrupt"
+            await in_state(executor, first, "offloaded")
+            await second.run("del kept")
+            assert (await first.run("print(total())")).text == before
+
+    asyncio.run(check())
+
+
+def test_a_cell_grows_into_what_idle_sessions_give_back() -> None:
+    """One allocation larger than what was left when the cell began waits for room instead of failing."""
+
+    async def check() -> None:
+        async with small_device("800MiB") as executor:
+            idle = await executor.notebook("ada", limits=at_once("ada"))
+            before = (await idle.run(keep(9, 300))).text
+            notebook = await executor.notebook("grace", limits=at_once("grace"))
+            outcome = await notebook.run(
+                "import torch; x = torch.ones(1); y = torch.ones(500 << 18); print(int(y.sum()))"
+            )
+            assert outcome.text == f"{500 << 18}\n", outcome.message
+            assert (await executor.session(idle))["offloads"] == 1
+            await notebook.run("del y")
+            assert (await idle.run("print(total())")).text == before
+
+    asyncio.run(check())
+
+
+def test_what_can_never_fit_is_refused_with_who_holds_what() -> None:
+    """Nobody can give way, so the cell fails at once, and its session goes on."""
+
+    async def check() -> None:
+        async with small_device("800MiB") as executor:
+            other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
+            await other.run(keep(10, 300))
+            notebook = await executor.notebook("grace")
+            outcome = await notebook.run("import torch; x = torch.ones(1); y = torch.ones(600 << 18)")
+            assert outcome.error == "OutOfMemoryError"
+            assert "ada" in outcome.message
+            assert (await notebook.run("print(x.item())")).text == "1.0\n"
+
+    asyncio.run(check())
+
+
+def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
+    """Six of them, each several cells long and half of the device large: nobody sees an error, nothing changes."""
+
+    async def check() -> None:
+        async with small_device("600MiB") as executor:
+            notebooks = [await executor.notebook(user, limits=at_once(user)) for user in _USERS]
+
+            async def work(number: int, notebook: Notebook) -> None:
+                outcome = await notebook.run(keep(20 + number, 300))
+                assert outcome.status == "ok", outcome.message
+                for _ in range(2):
+                    again = await notebook.run("print(total())")
+                    assert (again.status, again.text) == ("ok", outcome.text), again.message
+
+            await asyncio.gather(*(work(number, notebook) for number, notebook in enumerate(notebooks)))
+            entries = [await executor.session(notebook) for notebook in notebooks]
+            assert sum(entry["offloads"] for entry in entries) >= 5
+            assert sum(entry["restores"] for entry in entries) >= 5
+
+    asyncio.run(check())

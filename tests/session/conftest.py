@@ -1,0 +1,20 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Yield where memory is moved: in memory, where that can be, as a disk's speed does not matter. Nothing is left."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as parent:
+        path = Path(parent) / "offload"
+        yield path
+        assert not path.is_dir() or list(path.iterdir()) == []

@@ -1,0 +1,228 @@
+"""A real session process under an executor of the test's own, which says and withholds what the test wants."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from jupyter_client.blocking.client import BlockingKernelClient
+
+from sharedkernel import protocol
+from sharedkernel.session.page import Page, Word
+
+#: seconds that anything in these tests may take, on a busy machine
+PATIENCE = 60.0
+GIB = 1 << 30
+
+M = TypeVar("M", bound=protocol.Message)
+
+_RUN = """
+import sys
+from sharedkernel.session import process
+process.run("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host")
+"""
+
+
+class SessionUnderTest:
+    """One session's process; by itself it is granted the device at once, and not restored.
+
+    Parameters
+    ----------
+    environment
+        Added to that of the process.
+    """
+
+    def __init__(self, **environment: str) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="sk-")
+        path = Path(self._directory.name)
+        self.offload_directory = Path(environment.setdefault("SHAREDKERNEL_OFFLOAD_DIR", str(path / "offload")))
+        #: everything heard, oldest first
+        self.heard: list[Any] = []
+        self._news = threading.Condition()
+        self._connection: socket.socket | None = None
+        #: called with each :class:`DeviceWanted`, to say what the executor does
+        self.on_wanted: Callable[[protocol.DeviceWanted], None] = lambda wanted: self.say(protocol.Granted())
+        self.page = Page.create("test")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path / "executor.sock"))
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+        os.set_inheritable(self.page.descriptor, True)
+        self._log = path / "session.log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _RUN, path / "kernel.json", path / "executor.sock", str(self.page.descriptor)],
+                close_fds=False, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        hello = self.wait_for(protocol.SessionHello)
+        assign = protocol.Assign(session="s", user="ada", notebook=None, cwd="/", env={})
+        self.say(assign)
+        self.wait_for(protocol.Assigned)
+        self.client = BlockingKernelClient()
+        self.client.load_connection_info({**hello.connection, "key": hello.connection["key"].encode()})
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE)
+        self.run("import torch")
+
+    # --- the executor's side ------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            decoder = protocol.Decoder(protocol.ToExecutor)
+            self._connection = connection
+            while data := _receive(connection):
+                for message in decoder.feed(data):
+                    self._hear(message)
+
+    def _hear(self, message: Any) -> None:
+        if isinstance(message, protocol.SessionHello):
+            device = protocol.Device(name="test", kind="host", capacity_bytes=64 * GIB, reserve_bytes=0)
+            self.say(protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid()))
+        elif isinstance(message, protocol.GrantReleased):
+            self.page.words[Word.PREEMPT] = 0
+        with self._news:
+            self.heard.append(message)
+            self._news.notify_all()
+        if isinstance(message, protocol.DeviceWanted):
+            self.on_wanted(message)
+        elif isinstance(message, protocol.DeviceWantWithdrawn):
+            self.say(protocol.WithdrawalSeen())
+
+    def say(self, message: protocol.Message) -> None:
+        """Send *message* to the session."""
+        assert self._connection is not None
+        self._connection.sendall(protocol.encode(message))
+
+    def wait_for(self, kind: type[M], since: int = 0, where: Callable[[M], bool] = lambda message: True) -> M:
+        """Return the first message of *kind* heard as number *since* or later for which *where* holds."""
+        deadline = time.monotonic() + PATIENCE
+        with self._news:
+            while True:
+                for message in self.heard[since:]:
+                    if isinstance(message, kind) and where(message):
+                        return message
+                left = deadline - time.monotonic()
+                assert left > 0, f"no {kind.__name__}; heard {self.heard[since:]}\n{self.log()}"
+                self._news.wait(left)
+
+    def kinds(self, since: int) -> list[str]:
+        """Return the names of the messages heard from number *since* on."""
+        with self._news:
+            return [type(message).__name__ for message in self.heard[since:]]
+
+    @property
+    def mark(self) -> int:
+        """How many messages were heard so far."""
+        return len(self.heard)
+
+    def hang_up(self) -> None:
+        """Go away as an executor does that crashed; the session finds the next one at once."""
+        assert self._connection is not None
+        self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def limit(self, limit_bytes: int, *, quota: int = 64 * GIB, slack: int = 64 << 20) -> None:
+        """Let the session use *limit_bytes* in all, and enforce it with some *slack*."""
+        hello = self.wait_for(protocol.SessionHello)
+        wants = [message.data_bytes for message in self.heard if isinstance(message, protocol.DeviceWanted)]
+        data = (wants or [hello.data_bytes])[-1]
+        soft = data + limit_bytes + slack
+        resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (soft, resource.RLIM_INFINITY))
+        self.say(
+            protocol.Allowance(limit_bytes=limit_bytes, quota_bytes=quota, others_bytes=0, capacity_bytes=64 * GIB)
+        )
+
+    # --- the user's side ----------------------------------------------------------------------------------------------
+
+    def run(self, code: str, **options: Any) -> dict[str, Any]:
+        """Run a cell to its end; return its reply's content, with what it printed and showed."""
+        return self.reply(self.client.execute(code, **options))
+
+    def reply(self, request: str) -> dict[str, Any]:
+        """Return the content of the reply to *request*, with what the cell printed (`text`) and showed (`shown`)."""
+        deadline = time.monotonic() + PATIENCE
+        texts: list[str] = []
+        shown: list[str] = []
+        while True:
+            message = self.client.get_iopub_msg(timeout=deadline - time.monotonic())
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            match message["msg_type"]:
+                case "stream":
+                    texts.append(content["text"])
+                case "display_data" | "update_display_data":
+                    shown.append(content["data"]["text/plain"])
+                case "status" if content["execution_state"] == "idle":
+                    break
+        while True:
+            message = self.client.get_shell_msg(timeout=deadline - time.monotonic())
+            if message["parent_header"].get("msg_id") == request:
+                return {**message["content"], "text": "".join(texts), "shown": shown}
+
+    def request(self, kind: str, content: dict[str, Any]) -> str:
+        """Send a request of the shell channel; return its id."""
+        message = self.client.session.msg(kind, content)
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def interrupt(self) -> None:
+        """Interrupt as a Jupyter server does."""
+        os.kill(self.process.pid, signal.SIGINT)
+
+    def offload(self) -> protocol.Offloaded:
+        """Have the session offload."""
+        since = self.mark
+        self.say(protocol.Offload())
+        return self.wait_for(protocol.Offloaded, since)
+
+    def run_restored(self, code: str) -> dict[str, Any]:
+        """Run a cell that is given room for what is away, if anything is."""
+        since = self.mark
+        request = self.client.execute(code)
+        self.wait_for(protocol.CellOpened, since)
+        self.say(protocol.Restore())
+        return self.reply(request)
+
+    def log(self) -> str:
+        """Return what the session logged."""
+        return self._log.read_text()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.client.stop_channels()
+        self.client.context.term()
+        self.process.kill()
+        self.process.wait()
+        self._listener.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._directory.cleanup()
+        self.page.close()
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65536)
+    except OSError:
+        return b""

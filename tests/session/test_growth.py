@@ -1,0 +1,118 @@
+"""A cell that needs more than its lease asks for it, waits, and goes on; or ends with the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.session.page import Word
+from tests.session.harness import GIB, SessionUnderTest
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def shared_session() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        yield session
+
+
+@pytest.fixture
+def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
+    """Yield a session that may use 256 MiB of a quota of 64 GiB."""
+    shared_session.limit(256 * MIB)
+    shared_session.run("pass")
+    yield shared_session
+    shared_session.on_wanted = lambda wanted: shared_session.say(protocol.Granted())
+    shared_session.limit(64 * GIB)
+    shared_session.run("%reset -f\nimport torch")
+
+
+def give(session: SessionUnderTest, asked: list[protocol.DeviceWanted]) -> None:
+    """Have the executor give what growths ask for, and note them in *asked*."""
+
+    def answer(wanted: protocol.DeviceWanted) -> None:
+        if wanted.growth:
+            asked.append(wanted)
+            live = max(0, session.page.words[Word.LIVE])
+            session.limit(wanted.memory.persistent + live + wanted.growth)
+        session.say(protocol.Granted())
+
+    session.on_wanted = answer
+
+
+def test_an_allocation_that_failed_is_done_again_with_more(session: SessionUnderTest) -> None:
+    """The operation returns as if nothing had been; the device was free meanwhile, its live bytes charged."""
+    asked: list[protocol.DeviceWanted] = []
+    give(session, asked)
+    since = session.mark
+    reply = session.run("a = torch.ones(32 << 20)\nb = torch.ones(128 << 20)\nprint(float(b.sum()), len(a))")
+    assert reply["text"] == f"{float(128 << 20)} {32 << 20}\n"
+    assert max(wanted.growth for wanted in asked) >= 512 * MIB
+    released = session.wait_for(protocol.GrantReleased, since)
+    assert (released.at, released.live_bytes) == ("yield", pytest.approx(128 * MIB, abs=8 * MIB))
+
+
+def test_a_refusal_is_the_users_error(session: SessionUnderTest) -> None:
+    """torch.OutOfMemoryError in that line, with the executor's words; code that catches it goes on."""
+
+    def refuse(wanted: protocol.DeviceWanted) -> None:
+        message = protocol.RefusedGrant(reason="memory", message="grace holds 7 GiB of 8.")
+        session.say(message if wanted.growth else protocol.Granted())
+
+    session.on_wanted = refuse
+    reply = session.run(
+        "try:\n    torch.ones(1 << 30)\nexcept torch.OutOfMemoryError as error:\n    print(error)\n"
+        "print(int(torch.ones(3).sum()))"
+    )
+    assert reply["text"] == "grace holds 7 GiB of 8.\n3\n"
+
+
+def test_a_wait_for_more_can_be_interrupted(session: SessionUnderTest) -> None:
+    """The cell ends; the wish is withdrawn; the next cell is as ever."""
+    session.on_wanted = lambda wanted: None if wanted.growth else session.say(protocol.Granted())
+    since = session.mark
+    request = session.client.execute("torch.ones(1 << 30)")
+    session.wait_for(protocol.DeviceWanted, since, where=lambda wanted: wanted.growth > 0)
+    session.interrupt()
+    assert session.reply(request)["ename"] == "KeyboardInterrupt"
+    session.wait_for(protocol.DeviceWantWithdrawn, since)
+    assert session.run("print(int(torch.ones(3).sum()))")["text"] == "3\n"
+
+
+def test_beyond_the_quota_nothing_is_asked(session: SessionUnderTest) -> None:
+    """What can never be given is an error at once, with the figures of the quota."""
+    session.limit(256 * MIB, quota=300 * MIB)
+    since = session.mark
+    reply = session.run("torch.ones(1 << 30)")
+    assert reply["ename"] == "OutOfMemoryError"
+    assert "your quota is 300 MiB" in reply["evalue"]
+    assert not any(getattr(message, "growth", 0) for message in session.heard[since:])
+
+
+def test_headroom_is_asked_for_before_it_is_needed(session: SessionUnderTest) -> None:
+    """An operation in place cannot be done twice: with little left, more is asked for before."""
+    asked: list[protocol.DeviceWanted] = []
+    give(session, asked)
+    reply = session.run(
+        "parts = []\nfor _ in range(30):\n    parts.append(torch.ones(4 << 20))\nprint(sum(map(len, parts)))"
+    )
+    assert reply["text"] == f"{30 * (4 << 20)}\n", (reply["evalue"], asked, session.log()[-600:])
+    assert asked
+
+
+def test_headroom_that_is_refused_is_no_error(session: SessionUnderTest) -> None:
+    """The next operation may fit; it is not asked for again until much more is used."""
+
+    def refuse(wanted: protocol.DeviceWanted) -> None:
+        refusal = protocol.RefusedGrant(reason="memory", message="full")
+        session.say(refusal if wanted.growth else protocol.Granted())
+
+    session.on_wanted = refuse
+    session.limit(256 * MIB, slack=GIB)  # the process's limit is not what this is about
+    since = session.mark
+    reply = session.run("a = torch.ones(59 << 20)\nfor _ in range(5000):\n    b = a[:10] + 1\nprint(float(b.sum()))")
+    assert reply["text"] == "20.0\n", reply
+    assert len([message for message in session.heard[since:] if getattr(message, "growth", 0)]) == 1
