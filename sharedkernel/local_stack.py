@@ -1,4 +1,4 @@
-"""An executor and a gateway on loopback, for one command or one test, gone without a trace when it ends.
+"""Executors and a gateway on loopback, for one command or one test, gone without a trace when it ends.
 
 `lab`, `demo` and `bench` stand on it. Everything lives in one private directory: sockets, logs, configuration, the
 users' tokens, the kernelspec. Linux only; not for serving others: that is what `sharedkernel executor` and
@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,7 @@ from typing import Any, Self
 from sharedkernel import lifetime
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
-from sharedkernel.paths import EXECUTOR_SOCKET
+from sharedkernel.paths import EXECUTOR_SOCKET, device_directory
 from sharedkernel.signals import uninterrupted
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class Service:
 
 
 class LocalStack:
-    """An executor and a gateway on loopback, with a token for each of *users* and the kernelspec.
+    """An executor (or several) and a gateway on loopback, with a token for each of *users* and the kernelspec.
 
     Use it as a context manager, from a thread that lives as long as it does::
 
@@ -149,6 +150,8 @@ class LocalStack:
         Who may come; the first one is an admin.
     device, capacity
         As ``sharedkernel executor`` takes them; no capacity: what the executor takes by itself.
+    executors
+        The devices, where there are several, such as ``["host", "host:1"]``; each has an executor of *capacity*.
     quotas, groups
         As in ``jupyter_sharedkernel_config.py``.
     config
@@ -164,6 +167,7 @@ class LocalStack:
         *,
         users: Sequence[str] = ("user",),
         device: str = "host",
+        executors: Sequence[str] = (),
         capacity: str | None = "4GiB",
         quotas: Mapping[str, Any] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
@@ -172,7 +176,9 @@ class LocalStack:
         port: int | None = None,
     ) -> None:
         self.users = list(users)
-        self._settings = {"quotas": quotas, "groups": groups, "admins": set(self.users[:1])}
+        self._settings = {
+            "quotas": quotas, "groups": groups, "admins": set(self.users[:1]), "executors": list(executors),
+        }  # fmt: skip
         self._extra_config = config
         #: holds everything; short, because a unix socket's path holds at most 107 bytes
         self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
@@ -180,15 +186,19 @@ class LocalStack:
         self.gateway_url = f"http://127.0.0.1:{self.port}"
         self._tokens: dict[str, str] = {}
         capacity_arguments = [] if capacity is None else ["--capacity", capacity]
-        self.executor = Service(
-            [
-                "executor", "--device", device, *capacity_arguments, "--end-sessions-on-exit",
-                "--runtime-dir", str(self.runtime_directory), *executor_arguments,
-            ],
-            log_path=self.directory / "executor.log",
-            is_ready=self._executor_answers,
-            scratch=self._scratch,
-        )  # fmt: skip
+        #: the executors' services, by device
+        self.executors = {
+            name: Service(
+                [
+                    "executor", "--device", name, *capacity_arguments, "--end-sessions-on-exit",
+                    "--runtime-dir", str(self.runtime_directory), *executor_arguments,
+                ],
+                log_path=self.directory / ("executor.log" if name == device else f"executor-{name}.log"),
+                is_ready=partial(self._executor_answers, name),
+                scratch=self._scratch,
+            )
+            for name in executors or (device,)
+        }  # fmt: skip
         self.gateway = Service(
             [
                 "gateway", "--ip", "127.0.0.1", "--port", str(self.port),
@@ -198,6 +208,11 @@ class LocalStack:
             is_ready=self._gateway_answers,
             scratch=self._scratch,
         )  # fmt: skip
+
+    @property
+    def executor(self) -> Service:
+        """The only executor, or the first of several."""
+        return next(iter(self.executors.values()))
 
     @property
     def runtime_directory(self) -> Path:
@@ -244,9 +259,11 @@ class LocalStack:
         """
         try:
             self._prepare()
-            self.executor.start()
+            for executor in self.executors.values():
+                executor.start()
             self.gateway.start()
-            self.executor.wait_until_ready()
+            for executor in self.executors.values():
+                executor.wait_until_ready()
             self.gateway.wait_until_ready()
         except BaseException:
             self.stop()
@@ -256,12 +273,13 @@ class LocalStack:
         """End the services and every session, and remove everything; returns once that is so."""
         with uninterrupted():
             self.gateway.stop()
-            if self._executor_crashed():
-                # Only an executor can end what another one has left running: sessions survive their executor.
-                with contextlib.suppress(SharedKernelError):
-                    self.executor.start()
-                    self.executor.wait_until_ready()
-            self.executor.stop()
+            for device, executor in self.executors.items():
+                if self._executor_crashed(device):
+                    # Only an executor can end what another one has left running: sessions survive their executor.
+                    with contextlib.suppress(SharedKernelError):
+                        executor.start()
+                        executor.wait_until_ready()
+                executor.stop()
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -290,13 +308,16 @@ class LocalStack:
         self._config_path.write_text("\n".join([*lines, self._extra_config, ""]))
         write_kernelspec(self.kernels_directory / "shared-gpu")
 
-    def _executor_answers(self) -> bool:
+    def _executor_socket(self, device: str) -> Path:
+        return device_directory(self.runtime_directory, device) / EXECUTOR_SOCKET
+
+    def _executor_answers(self, device: str) -> bool:
         with socket.socket(socket.AF_UNIX) as attempt:
-            return attempt.connect_ex(str(self.runtime_directory / EXECUTOR_SOCKET)) == 0
+            return attempt.connect_ex(str(self._executor_socket(device))) == 0
 
     def _gateway_answers(self) -> bool:
         try:
-            self.status()
+            devices = self.status().get("devices", ())
         except GatewayUnavailable:
             return False
         except Refused as refusal:
@@ -304,12 +325,13 @@ class LocalStack:
             if refusal.reason != "executor_unavailable":
                 raise
             return False
-        return True
+        return all(device["available"] or not self.executors[device["name"]].running for device in devices)
 
-    def _executor_crashed(self) -> bool:
+    def _executor_crashed(self, device: str) -> bool:
         """Whether the executor went without a good-bye, which removes its socket."""
-        ended = self.executor.process is not None and not self.executor.running
-        return ended and (self.runtime_directory / EXECUTOR_SOCKET).exists()
+        executor = self.executors[device]
+        ended = executor.process is not None and not executor.running
+        return ended and self._executor_socket(device).exists()
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""The command ``sharedkernel gateway``: Jupyter's server, cut down to kernels, and the executor behind it."""
+"""The command ``sharedkernel gateway``: Jupyter's server, cut down to kernels, and the executors behind it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from traitlets import Enum, Integer, Set, Unicode, default
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.gateway.events import StatusFeed
+from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.identity import OwnerAuthorizer, SingleUser, TokenUsers
 from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.kernels import SessionKernels
 from sharedkernel.gateway.kernelspecs import NoContents, OneKernelSpec
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
-from sharedkernel.gateway.settings import CONFIG_NAME, build_quotas, read_settings
+from sharedkernel.gateway.settings import CONFIG_NAME, build_devices, build_placement, build_quotas, read_settings
 from sharedkernel.gateway.tokens import default_tokens_file
 from sharedkernel.gateway.websocket import SessionWebsocket
 from sharedkernel.paths import default_runtime_directory, make_private_directory
@@ -31,13 +31,13 @@ DEFAULT_PORT = 8585
 
 
 class SharedKernelGateway(CommandApp, ServerApp):
-    """Serves the sessions of this machine's executor to their users."""
+    """Serves the sessions of this machine's executors to their users."""
 
     name = "gateway"
     description = (
-        "Serve notebooks of many users from this machine's executor.\n\n"
-        f"Users, quotas and shares are set in {CONFIG_NAME}.py (in Jupyter's configuration directories, or --config); "
-        "SIGHUP reads it again."
+        "Serve notebooks of many users from this machine's executors.\n\n"
+        f"Users, quotas, shares and, if there are several, devices are set in {CONFIG_NAME}.py (in Jupyter's "
+        "configuration directories, or --config); SIGHUP reads it again."
     )
     examples = f"""
         sharedkernel gateway                                   # for yourself, on http://127.0.0.1:{DEFAULT_PORT}
@@ -83,6 +83,16 @@ class SharedKernelGateway(CommandApp, ServerApp):
         "('8GiB', '25%'), share (1.0 is usual), sessions (a number), priority, offload_after and cull_after ('10m').",
     ).tag(config=True)
     groups = AnyTrait({}, help="Members of groups: {NAME: [USER, …]}.").tag(config=True)
+    executors = AnyTrait(
+        [],
+        help="The devices whose executors serve, such as ['cuda:0', 'cuda:1'], each started by `sharedkernel executor "
+        "--device NAME` with the same --runtime-dir. Default: the only one there is.",
+    ).tag(config=True)
+    placement = AnyTrait(
+        "least-loaded",
+        help="Which of several devices a new session gets: `least-loaded`, `tiresias` (one with nothing to do), "
+        "`allox` (where it would end soonest), `horus` (least interference, then the tightest fit of memory).",
+    ).tag(config=True)
     max_body_size = Integer(1024**2, help="Longest body of a request, in bytes.").tag(config=True)
 
     # --- defaults that differ from a notebook server's ----------------------------------------------------------------
@@ -167,26 +177,25 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.update_config(self._settings.config)
 
     def init_configurables(self) -> None:
-        """Make the managers and connect them to the executor."""
+        """Make the managers and connect them to the executors."""
         make_private_directory(Path(self.runtime_dir))
-        quotas = build_quotas(self.quotas, self.groups, self._settings.files)
+        files = self._settings.files
+        quotas = build_quotas(self.quotas, self.groups, files)
+        devices, placement = build_devices(self.executors, files), build_placement(self.placement, files)
         self.jpserver_extensions = {}
         self.extra_services = ["sharedkernel.gateway.handlers"]
         super().init_configurables()
         manager = self.kernel_manager
         manager.quotas = quotas
-        self.executor = manager.executor = ExecutorClient(
-            Path(self.runtime_dir), role="gateway", on_died=manager.on_died, on_connected=manager.on_connected
+        manager.executors = Executors(
+            Path(self.runtime_dir), devices, placement, on_died=manager.on_died, on_connected=manager.on_connected
         )
-        self.tornado_settings["status_feed"] = StatusFeed(self.executor)
+        self.tornado_settings["status_feed"] = StatusFeed(manager.status)
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
         self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
         self._warn()
 
     def _warn(self) -> None:
-        entries = [self.kernel_manager.quotas.explain(user) for user in ("", *self.kernel_manager.quotas.known_users())]
-        if any(entry["offload_after"]["value"] for entry in entries):
-            self.log.warning("offload_after is set, but the host device has nothing to offload to; it has no effect.")
         if not (self.certfile or _is_loopback(self.ip)):
             self.log.warning(
                 "serving on %s without encryption: tokens and notebooks can be read on the way; see --certfile.",
@@ -220,7 +229,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.start_ioloop()
 
     async def _post_start(self) -> None:
-        self.executor.keep_connected()
+        self.kernel_manager.connect()
         self.kernel_manager.start_culling()
         self._announce()
 
@@ -234,24 +243,29 @@ class SharedKernelGateway(CommandApp, ServerApp):
         )
 
     def reload(self) -> None:
-        """Read quotas, groups and admins again; a file that cannot be used changes nothing."""
+        """Read quotas, groups, admins and placement again; a file that cannot be used changes nothing."""
         try:
             settings = read_settings(self.config_file_paths, self.config_file)
             section = settings.section()
             quotas = build_quotas(section.get("quotas", {}), section.get("groups", {}), settings.files)
             admins = set(section.get("admins", ()))
+            placement = build_placement(section.get("placement", self.placement), settings.files)
+            devices = build_devices(section.get("executors", self.executors), settings.files)
         except SharedKernelError as error:
             self.log.error("the configuration was not read again: %s", error)
             return
         self._settings = settings
         self.admins = admins
         self.kernel_manager.replace_quotas(quotas)
+        self.kernel_manager.executors.placement = placement
         self.log.info("the configuration was read again")
+        if list(devices) != list(self.executors):
+            self.log.warning("executors are as they were at the start; restart the gateway, and sessions run on.")
 
     async def cleanup_kernels(self) -> None:
-        """Leave the executor; its sessions run on."""
+        """Leave the executors; their sessions run on."""
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
-        await self.executor.close()
+        await self.kernel_manager.executors.close()
 
 
 def _is_loopback(ip: str) -> bool:

@@ -1,6 +1,6 @@
 """The status document as it changes, over a websocket.
 
-One question to the executor per tick, however many watch; a watcher that reads slowly misses documents, never delays
+One question to each executor per tick, however many watch; a watcher that reads slowly misses documents, never delays
 others.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jupyter_server.auth.decorator import ws_authenticated
@@ -16,7 +17,6 @@ from jupyter_server.base.websocket import WebSocketMixin
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.identity import GatewayUser
 
@@ -29,12 +29,12 @@ class StatusFeed:
 
     Parameters
     ----------
-    executor
-        Who is asked; only while somebody watches.
+    ask
+        Returns the document, nothing hidden; called only while somebody watches.
     """
 
-    def __init__(self, executor: ExecutorClient) -> None:
-        self._executor = executor
+    def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        self._ask = ask
         self._watchers: set[EventsHandler] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +51,7 @@ class StatusFeed:
     async def _run(self) -> None:
         while self._watchers:
             try:
-                status = await self._executor.status()
+                status = await self._ask()
             except ExecutorUnavailable as error:
                 status = {"message": str(error), "reason": error.reason}
             for watcher in list(self._watchers):
@@ -63,7 +63,7 @@ class StatusFeed:
 class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     """``/sharedkernel/api/events``: pushes the status document, as its user may see it, whenever it has changed.
 
-    While the executor cannot be reached it pushes ``{"message", "reason"}`` instead.
+    While no executor can be reached it pushes ``{"message", "reason"}`` instead.
     """
 
     auth_resource = "sharedkernel"

@@ -92,6 +92,14 @@ class KernelsHandler(AnswersRefusals, kernels.MainKernelHandler):
 
     @web.authenticated
     @authorized
+    async def get(self) -> None:
+        """List the kernels, once those that outlived an earlier gateway are known: nobody takes them for gone."""
+        manager: Any = self.kernel_manager
+        await manager.gathered()
+        await cast("Awaitable[None]", super().get())
+
+    @web.authenticated
+    @authorized
     async def post(self) -> None:
         """Start a session, or return the one that this client's place has already."""
         body = read_body(self, {"name": str, "path": str, "env": dict})
@@ -131,15 +139,30 @@ class GatewayHandler(AnswersRefusals, APIHandler):
 
 
 class StatusHandler(GatewayHandler):
-    """``/sharedkernel/api/status``: who uses what of the device, and who waits for what."""
+    """``/sharedkernel/api/status``: who uses what of the devices, and who waits for what."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
         """Answer the status document, as this user may see it."""
-        status = await self.kernel_manager.executor.status()  # type: ignore[attr-defined]
+        status = await self.kernel_manager.status()  # type: ignore[attr-defined]
         user = self.current_user
         self.finish(json.dumps(status if user.admin else visible_to(status, user.username)))
+
+
+class OffloadHandler(GatewayHandler):
+    """``/sharedkernel/api/sessions/ID/offload``: move an idle session's memory away until its next cell."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Offload, and answer once the memory is free."""
+        manager: Any = self.kernel_manager
+        manager.check_visible(kernel_id, self.current_user)
+        await manager.get_kernel(kernel_id).offload()
+        self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
 
 
 class QuotasHandler(GatewayHandler):
@@ -168,8 +191,34 @@ class QuotasHandler(GatewayHandler):
         except QuotaError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
-        if manager.executor.connected:  # else it is told when it is back
-            await manager.configure_users()
+        await manager.configure_users()
+        await cast("Awaitable[None]", self.get())
+
+
+class PolicyHandler(GatewayHandler):
+    """``/sharedkernel/api/policy``: who is served before whom."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the policy, and that of each device; `policy` is null where they differ."""
+        manager: Any = self.kernel_manager
+        devices = await manager.policies()
+        policies = set(devices.values())
+        self.finish(json.dumps({"policy": policies.pop() if len(policies) == 1 else None, "devices": devices}))
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Let another policy rank, until the executors end; for admins."""
+        if not self.current_user.admin:
+            raise Refused("only admins may change the policy.", reason="not_admin")
+        policy = read_body(self, {"policy": str}).get("policy")
+        if policy is None:
+            raise Refused('no `policy` is named; send one such as {"policy": "fair"}.', reason="bad_request")
+        manager: Any = self.kernel_manager
+        await manager.set_policy(policy)
+        self.log.info("%s set the policy to %s", self.current_user.username, policy)
         await cast("Awaitable[None]", self.get())
 
 
@@ -205,6 +254,8 @@ default_handlers = [
     (r"/api/sessions", NotebookSessionsHandler),
     (rf"/api/sessions/{sessions._session_id_regex}", NotebookSessionHandler),
     (r"/sharedkernel/api/status", StatusHandler),
+    (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", OffloadHandler),
     (r"/sharedkernel/api/quotas", QuotasHandler),
+    (r"/sharedkernel/api/policy", PolicyHandler),
     (r"/sharedkernel/api/events", EventsHandler),
 ]

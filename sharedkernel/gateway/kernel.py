@@ -24,6 +24,7 @@ from sharedkernel.gateway.backlog import Backlog
 from sharedkernel.protocol import SessionRecord
 
 if TYPE_CHECKING:
+    from sharedkernel.executor.client import ExecutorClient
     from sharedkernel.gateway.kernels import SessionKernels
     from sharedkernel.gateway.websocket import SessionWebsocket
 
@@ -38,6 +39,7 @@ class SessionKernel(ServerKernelManager):
     """
 
     user = Unicode(help="Whose it is.")
+    device = Unicode(help="Whose executor has it, by its name in the configuration; it stays there.")
     notebook = Unicode(None, allow_none=True, help="Path of the notebook as its user names it.")
     client_key = Unicode(None, allow_none=True, help="Names the client's place for this session.")
     cwd = Unicode(None, allow_none=True, help="Working directory that the notebook would have.")
@@ -65,6 +67,10 @@ class SessionKernel(ServerKernelManager):
     def _sessions(self) -> SessionKernels:
         """All sessions: who knows the executor and everybody's limits."""
         return cast("SessionKernels", self.parent)
+
+    @property
+    def _executor(self) -> ExecutorClient:
+        return self._sessions.executors[self.device]
 
     # --- the process --------------------------------------------------------------------------------------------------
 
@@ -96,9 +102,9 @@ class SessionKernel(ServerKernelManager):
             When the executor refuses or is not there.
         """
         assert self.kernel_id is not None
-        record = await self._sessions.executor.start_session(
+        record = await self._executor.start_session(
             self.kernel_id,
-            self._sessions.limits(self.user),
+            self._sessions.limits(self.user, self.device),
             notebook=self.notebook,
             cwd=self.cwd,
             env=self.env,
@@ -163,12 +169,23 @@ class SessionKernel(ServerKernelManager):
         SharedKernelError
             When there is no such session, or no executor.
         """
-        await self._sessions.executor.signal_session(self.kernel_id, signum)
+        await self._executor.signal_session(self.kernel_id, signum)
+
+    async def offload(self) -> None:
+        """Have its memory moved away until its next cell; returns once it is free.
+
+        Raises
+        ------
+        SharedKernelError
+            When it cannot be now, or there is no executor.
+        """
+        assert self.kernel_id is not None
+        await self._executor.offload_session(self.kernel_id)
 
     async def _end(self) -> None:
         if self._alive:
             with contextlib.suppress(SessionNotFound):
-                await self._sessions.executor.end_session(self.kernel_id)
+                await self._executor.end_session(self.kernel_id)
         self._alive = False
         self.stop_restarter()
 

@@ -1,12 +1,16 @@
 """Which sessions there are, whose they are, and how many a user may have.
 
-Every kernel here is a session that the executor has. The gateway keeps nothing of its own: when it starts, and when
-the executor comes back, it asks which sessions live and adopts them under their old ids. When it stops, they run on.
+Every kernel here is a session that an executor has. The gateway keeps nothing of its own: when it starts, and when
+an executor comes back, it asks which sessions live and adopts them under their old ids. When it stops, they run on.
+
+With several executors a session is one's for good: while that one is away its sessions can't be restarted or ended,
+and all others can. How many sessions a user may have is counted over all; how much memory, each device counts alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
@@ -22,8 +26,8 @@ from tornado.web import HTTPError
 from traitlets import Instance, Integer, default
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.gateway.backlog import ANYBODY, Backlog
+from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.kernelspecs import KERNEL_NAME
@@ -36,29 +40,39 @@ _ENVIRONMENT_PREFIX = "KERNEL_"
 _ENVIRONMENT_SIZE = 16 * 1024
 #: session states of the status document in which no cell is open
 _IDLE_STATES = ("idle", "offloaded", "dead")
+#: time since its last activity for which an idle session still counts as in use when a new one is placed
+_LATELY = timedelta(minutes=10)
+#: seconds after this gateway's start in which requests wait for those of several executors that are not there yet
+_GATHERING_PATIENCE = 3.0
 
 
 class SessionKernels(AsyncMappingKernelManager):
-    """The sessions of one executor, as Jupyter's server sees kernels."""
+    """The sessions of all executors, as Jupyter's server sees kernels."""
 
     backlog_bytes = Integer(
         16 * 1024**2,
         help="Outputs kept per session while no client is connected, in bytes; the oldest are dropped beyond it.",
     ).tag(config=True)
 
-    executor: Any = Instance(ExecutorClient)
+    executors: Any = Instance(Executors)
     quotas: Any = Instance(Quotas)
 
     _kernels: dict[str, SessionKernel]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        #: whether the executor was reached since this gateway started: before, no id can be called unknown
-        self._adopted = False
+        #: devices whose executors were reached since this gateway started: before, no id can be called unknown
+        self._adopted: set[str] = set()
+        #: set once that is all of them, or they were waited for long enough
+        self._gathered = asyncio.Event()
         #: sessions being started, by user
         self._num_starting: Counter[str] = Counter()
+        #: the same by device
+        self._num_starting_on: Counter[str] = Counter()
         #: ids of those
         self._starting_ids: set[str] = set()
+        #: devices of sessions whose executor went away before it said whether they started, by id: they are nobody's
+        self._abandoned: dict[str, str] = {}
         #: starts under way that name a client's place, by (user, client key)
         self._starting: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._tasks: set[asyncio.Future[None]] = set()
@@ -105,12 +119,16 @@ class SessionKernels(AsyncMappingKernelManager):
             self._raise_unknown(kernel_id)
 
     def _raise_unknown(self, kernel_id: str) -> None:
-        if not self._adopted:
+        if missing := [device for device in self.executors if device not in self._adopted]:
             raise ExecutorUnavailable(
-                f"the gateway has not reached the executor yet ({self.executor.path}), so it does not know the running "
+                f"the gateway has not reached {self.executors.describe(missing)} yet, so it does not know the running "
                 "sessions; try again."
             )
         raise HTTPError(404, f"Kernel does not exist: {kernel_id}")
+
+    async def gathered(self) -> None:
+        """Wait until all executors have told which sessions they have, or have had their time for it."""
+        await self._gathered.wait()
 
     def list_kernels(self) -> list[dict[str, Any]]:
         """Return the kernels that the requesting user may see."""
@@ -162,6 +180,9 @@ class SessionKernels(AsyncMappingKernelManager):
                 reason="bad_request",
             )
         client_key = env.get("KERNEL_CLIENT_KEY")
+        if self.executors.several:
+            # Or a client would be given another session than its own, and a user more than they may have.
+            await self._gathered.wait()
         start = partial(
             self._start,
             user=user.username,
@@ -186,18 +207,52 @@ class SessionKernels(AsyncMappingKernelManager):
     async def _start(self, *, user: str, **session: Any) -> str:
         # Counted before anything is awaited, so that requests in parallel cannot slip through together.
         self._check_number(user)
-        kernel_id = str(uuid4())
         self._num_starting[user] += 1
-        self._starting_ids.add(kernel_id)
         try:
-            kernel = self._make_kernel(kernel_id, user=user, **session)
-            await kernel.start_kernel()
-            self._register(kernel)
+            return await self._start_somewhere(user=user, **session)
         finally:
             self._num_starting[user] -= 1
+
+    async def _start_somewhere(self, *, user: str, notebook: str | None, **session: Any) -> str:
+        """Start a session on the device that the placement rule chooses, or, if it refuses, on the next."""
+        refusals: dict[str, SharedKernelError] = {}
+        while True:
+            try:
+                device = await self.executors.place(user, notebook, count_in_use=self._count_in_use, without=refusals)
+            except ExecutorUnavailable:
+                if refusals:
+                    raise next(iter(refusals.values())) from None
+                raise
+            # Without a pause from here: the next one to be placed sees this one.
+            try:
+                return await self._start_on(device, user=user, notebook=notebook, **session)
+            except (Refused, ExecutorUnavailable) as refusal:
+                self.log.info("no session of %s was started%s: %s", user, device and f" on {device}", refusal)
+                refusals[device] = refusal
+
+    async def _start_on(self, device: str, *, user: str, **session: Any) -> str:
+        kernel_id = str(uuid4())
+        self._num_starting_on[device] += 1
+        self._starting_ids.add(kernel_id)
+        try:
+            kernel = self._make_kernel(kernel_id, user=user, device=device, **session)
+            await kernel.start_kernel()
+            self._register(kernel)
+        except ExecutorUnavailable:
+            self._abandoned[kernel_id] = device
+            raise
+        finally:
+            self._num_starting_on[device] -= 1
             self._starting_ids.discard(kernel_id)
-        self.log.info("kernel %s of %s started", kernel_id, user)
+        self.log.info("kernel %s of %s started%s", kernel_id, user, device and f" on {device}")
         return kernel_id
+
+    def _count_in_use(self, device: str) -> int:
+        """Return how many sessions on *device* have work or are likely to have some soon, those starting included."""
+        recent = utcnow() - _LATELY
+        kernels = [kernel for kernel in self._kernels.values() if kernel.device == device]
+        in_use = sum(kernel.execution_state == "busy" or kernel.last_activity > recent for kernel in kernels)
+        return in_use + self._num_starting_on[device]
 
     def _check_number(self, user: str) -> None:
         allowed = self.quotas.max_sessions(user)
@@ -234,6 +289,8 @@ class SessionKernels(AsyncMappingKernelManager):
             When the executor is not there: the session runs on.
         """
         self._check_kernel_id(kernel_id)
+        if self.executors.several:
+            await self.executors.documents()  # the last that can be learned of it for its notebook's next session
         await self._kernels[kernel_id].shutdown_kernel()
         self._handle_kernel_died(kernel_id)
         self.last_kernel_activity = utcnow()
@@ -263,52 +320,99 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel.retire()
         self.log.info("kernel %s of %s is gone", kernel_id, kernel.user)
 
-    # --- the executor's news ------------------------------------------------------------------------------------------
+    # --- the executors' news ------------------------------------------------------------------------------------------
 
-    def limits(self, user: str) -> Limits:
-        """Return *user*'s limits, as the executor needs them."""
-        device = self.executor.device
-        return self.quotas.limits(user, None if device is None else device.capacity_bytes)
+    def connect(self) -> None:
+        """Connect to the executors, now that there is an event loop, and keep connected."""
+        self.executors.keep_connected()
+        asyncio.get_running_loop().call_later(_GATHERING_PATIENCE, self._gathered.set)
 
-    def replace_quotas(self, quotas: Quotas) -> None:
-        """Let *quotas* hold from now on, for running sessions too."""
-        self.quotas = quotas
-        if self.executor.connected:  # else it is told when it is back
-            self._spawn(self.configure_users())
-
-    async def configure_users(self) -> None:
-        """Tell the executor what everybody may use.
+    async def status(self) -> dict[str, Any]:
+        """Return the status document of all devices, nothing hidden.
 
         Raises
         ------
         ExecutorUnavailable
-            When it is not there; it is told when it comes back.
+            When no executor answers.
         """
+        devices = Counter(kernel.device for kernel in self._kernels.values())
+        document: dict[str, Any] = await self.executors.status(devices.__getitem__)
+        return document
+
+    async def policies(self) -> dict[str, str]:
+        """Return by which policy each device that answers serves, by its name."""
+        documents = await self.executors.documents()
+        if not documents:
+            raise self.executors.unavailable()
+        return {name: document["device"]["policy"] for name, document in documents.items()}
+
+    async def set_policy(self, policy: str) -> None:
+        """Let another policy rank on every device whose executor answers, until that executor ends.
+
+        Raises
+        ------
+        Refused
+            When there is none of that name; nothing has changed then.
+        ExecutorUnavailable
+            When no executor answers.
+        """
+        devices = self.executors.connected()
+        if not devices:
+            raise self.executors.unavailable()
+        for device in devices:
+            await self.executors[device].set_policy(policy)
+
+    def limits(self, user: str, device: str) -> Limits:
+        """Return *user*'s limits on *device*, as its executor needs them."""
+        served = self.executors[device].device
+        return self.quotas.limits(user, None if served is None else served.capacity_bytes)
+
+    def replace_quotas(self, quotas: Quotas) -> None:
+        """Let *quotas* hold from now on, for running sessions too."""
+        self.quotas = quotas
+        self._spawn(self.configure_users())
+
+    async def configure_users(self) -> None:
+        """Tell the executors what everybody may use; those that are away are told when they come back."""
+        for device in self.executors.connected():
+            with contextlib.suppress(ExecutorUnavailable):
+                await self._configure_users_of(device)
+
+    async def _configure_users_of(self, device: str) -> None:
         users = self.quotas.known_users() | self.owners()
-        await self.executor.configure_users([self.limits(user) for user in sorted(users)])
+        await self.executors[device].configure_users([self.limits(user, device) for user in sorted(users)])
 
-    def on_connected(self) -> None:
-        """Meet the executor, or meet it again."""
-        self._spawn(self._adopt_all())
+    def on_connected(self, device: str) -> None:
+        """Meet the executor of *device*, or meet it again."""
+        self._spawn(self._adopt_all(device))
 
-    async def _adopt_all(self) -> None:
+    async def _adopt_all(self, device: str) -> None:
+        executor = self.executors[device]
         try:
-            await self.configure_users()
-            states = {session["id"]: session["state"] for session in (await self.executor.status())["sessions"]}
-            records = {record.session: record for record in await self.executor.sessions()}
+            await self._configure_users_of(device)
+            states = {session["id"]: session["state"] for session in (await executor.status())["sessions"]}
+            records = {record.session: record for record in await executor.sessions()}
         except SharedKernelError as error:
             self.log.warning("sessions could not be adopted: %s", error)
             return
         # Without a pause from here: what the executor said is still true.
+        for kernel_id in [kernel_id for kernel_id, where in self._abandoned.items() if where == device]:
+            del self._abandoned[kernel_id]
+            if records.pop(kernel_id, None) is not None:
+                self.log.info("ending session %s: it started when nobody waited for it any longer", kernel_id)
+                self._spawn(executor.end_session(kernel_id))
         for kernel_id, record in records.items():
-            self._adopt(record, busy=states.get(kernel_id, "idle") not in _IDLE_STATES)
-        for kernel_id, kernel in list(self._kernels.items()):
+            self._adopt(record, device, busy=states.get(kernel_id, "idle") not in _IDLE_STATES)
+        own = {kernel_id: kernel for kernel_id, kernel in self._kernels.items() if kernel.device == device}
+        for kernel_id, kernel in own.items():
             if kernel_id not in records and not kernel.is_changing:
                 self._spawn(kernel.died("Your session ended while the gateway and the executor were apart."))
-        self._adopted = True
-        self.log.info("connected to the executor (%s); %d sessions", self.executor.device.name, len(self._kernels))
+        self._adopted.add(device)
+        if len(self._adopted) == len(list(self.executors)):
+            self._gathered.set()
+        self.log.info("connected to the executor (%s); %d sessions", executor.device.name, len(own.keys() | records))
 
-    def _adopt(self, record: SessionRecord, *, busy: bool) -> None:
+    def _adopt(self, record: SessionRecord, device: str, *, busy: bool) -> None:
         kernel = self._kernels.get(record.session)
         if kernel is not None:
             if not kernel.is_changing and kernel.incarnation != record.incarnation:
@@ -319,6 +423,7 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel = self._make_kernel(
             record.session,
             user=record.user,
+            device=device,
             notebook=record.notebook,
             client_key=record.client_key,
             cwd=record.cwd,
@@ -329,10 +434,10 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self.backlog_bytes))
         self.log.info("adopted kernel %s of %s", record.session, record.user)
 
-    def on_died(self, news: SessionDied) -> None:
+    def on_died(self, device: str, news: SessionDied) -> None:
         """Meet the end of a session's process: unless it was asked for, another one is started."""
         kernel = self._kernels.get(news.session)
-        if kernel is None or kernel.is_changing or kernel.incarnation != news.incarnation:
+        if kernel is None or kernel.device != device or kernel.is_changing or kernel.incarnation != news.incarnation:
             return
         self.log.info("session %s of %s: %s", news.session, kernel.user, news.message)
         if news.reason == "asked":
@@ -378,6 +483,8 @@ class SessionKernels(AsyncMappingKernelManager):
         after = None if kernel is None else self.quotas.cull_after(kernel.user)
         if kernel is None or after is None or utcnow() - kernel.last_activity < timedelta(seconds=after):
             return
+        if not self.executors[kernel.device].connected:
+            return  # it cannot be ended now, and its time is not over before the executor is back
         busy = kernel.execution_state == "busy" and not self.cull_busy
         connected = self._kernel_connections[kernel_id] > 0 and not self.cull_connected
         if not busy and not connected and not kernel.is_changing:

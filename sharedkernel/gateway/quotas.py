@@ -18,6 +18,8 @@ from sharedkernel.units import parse_bytes, parse_duration
 
 #: where a value came from, in the API's answers
 BUILT_IN = "built in"
+#: value of `offload_after` for sessions that keep their memory, whoever waits
+NEVER = "never"
 
 
 def _share(value: Any) -> float:
@@ -47,13 +49,17 @@ def _duration(value: Any) -> float | None:
     return parse_duration(value) or None
 
 
+def _offload_after(value: Any) -> float | str:
+    return NEVER if value == NEVER else parse_duration(value)
+
+
 #: how each key's value is checked and turned into what is kept; None always means "not limited"
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "memory": _memory,
     "share": _share,
     "sessions": _sessions,
     "priority": _priority,
-    "offload_after": _duration,
+    "offload_after": _offload_after,
     "cull_after": _duration,
 }
 _DEFAULTS: dict[str, Any] = {
@@ -61,7 +67,7 @@ _DEFAULTS: dict[str, Any] = {
     "share": 1.0,
     "sessions": None,
     "priority": 0,
-    "offload_after": None,
+    "offload_after": 30.0,
     "cull_after": None,
 }
 
@@ -214,6 +220,7 @@ class Quotas:
             sessions=values["sessions"],
             priority=values["priority"],
             group=next(iter(self._groups_of(user)), None),
+            offload_after=None if values["offload_after"] == NEVER else values["offload_after"],
         )
 
     def max_sessions(self, user: str) -> int | None:

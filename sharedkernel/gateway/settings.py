@@ -17,6 +17,8 @@ from traitlets.config import Config
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, LazyConfigValue, PyFileConfigLoader
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.executors import parse_devices
+from sharedkernel.gateway.placing import check_rule
 from sharedkernel.gateway.quotas import QuotaError, Quotas
 
 CONFIG_NAME = "jupyter_sharedkernel_config"
@@ -34,8 +36,9 @@ class Settings:
         """Return the settings of the gateway itself."""
         section = self.config.get("SharedKernelGateway", {})
         # What was changed in place (`c.….admins.add(…)`) is not a value yet.
+        empty: dict[str, Any] = {"admins": set(), "executors": []}
         return {
-            name: value.get_value(set() if name == "admins" else {}) if isinstance(value, LazyConfigValue) else value
+            name: value.get_value(empty.get(name, {})) if isinstance(value, LazyConfigValue) else value
             for name, value in section.items()
         }
 
@@ -101,6 +104,34 @@ def build_quotas(quotas: Any, groups: Any, files: Sequence[Path]) -> Quotas:
         raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
     except ConfigError as error:
         raise ConfigError(f"{_place(files, 'groups', ())}{error}") from None
+
+
+def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the devices of the setting `executors`.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot be used, with the line of the first file that names them.
+    """
+    try:
+        return parse_devices(executors)
+    except ConfigError as error:
+        raise ConfigError(f"{_place(files, 'executors', ())}{error}") from None
+
+
+def build_placement(placement: Any, files: Sequence[Path]) -> str:
+    """Return the rule of the setting `placement`.
+
+    Raises
+    ------
+    ConfigError
+        When there is none of that name, with the line of the first file that names it.
+    """
+    try:
+        return check_rule(placement)
+    except ConfigError as error:
+        raise ConfigError(f"{_place(files, 'placement', ())}{error}") from None
 
 
 def _place(files: Sequence[Path], setting: str, path: tuple[str, ...]) -> str:

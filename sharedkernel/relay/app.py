@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 PARENT_INTERVAL = 5.0
 
 
+def client_key(connection_file: Path, key: bytes) -> str:
+    """Return the name by which gateways know one notebook's place on this machine.
+
+    Whoever has the connection file can tell with it which session is behind a kernel; nobody can tell the secret by it.
+    """
+    place = f"{platform.node()}\0{connection_file.resolve()}".encode()
+    return hmac.new(key, place, hashlib.sha256).hexdigest()
+
+
 def session_environment(connection_file: Path, key: bytes, environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a gateway is told about the notebook when it is asked for a session.
 
@@ -38,11 +47,7 @@ def session_environment(connection_file: Path, key: bytes, environment: Mapping[
     environment
         This process's environment.
     """
-    place = f"{platform.node()}\0{connection_file.resolve()}".encode()
-    told = {
-        "KERNEL_WORKING_DIR": os.getcwd(),
-        "KERNEL_CLIENT_KEY": hmac.new(key, place, hashlib.sha256).hexdigest(),
-    }
+    told = {"KERNEL_WORKING_DIR": os.getcwd(), "KERNEL_CLIENT_KEY": client_key(connection_file, key)}
     if notebook := environment.get("JPY_SESSION_NAME"):
         told["KERNEL_NOTEBOOK"] = notebook
     return told

@@ -83,9 +83,10 @@ def stack(whole_stack: Stack) -> Iterator[Stack]:
     yield whole_stack
     for service, seen in zip((whole_stack.gateway, whole_stack.executor), before, strict=True):
         sys.stdout.write(service.log_path.read_text()[seen:])
-    run(_end_all(whole_stack.client("ada")))
+    run(end_all(whole_stack.client("ada")))
 
 
-async def _end_all(admin: Client) -> None:
+async def end_all(admin: Client) -> None:
+    """End everybody's sessions."""
     kernels = (await admin.request("GET", "/api/kernels")).body
     await asyncio.gather(*(admin.end(kernel["id"]) for kernel in kernels))
