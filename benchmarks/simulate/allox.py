@@ -1,0 +1,59 @@
+"""AlloX: the worked example, and the mean and the worst user over alpha."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.simulate import tables
+from sharedkernel.scheduling.matching import MatchedDevice, MatchedJob, match
+from sharedkernel.simulator.unlike import simulate_unlike
+from sharedkernel.simulator.workloads import two_kinds
+
+_SEEDS = range(30)
+_ALPHAS = (1.0, 0.7, 0.5, 0.3, 0.1)
+
+
+def example() -> None:
+    """Print the four jobs of AlloX's talk."""
+    times = {"1": (10, 20), "2": (15, 25), "3": (20, 100), "4": (20, 90)}
+    jobs = [MatchedJob(id=name, seconds={"x": x, "y": y}) for name, (x, y) in times.items()]
+    devices = [MatchedDevice(id=f"{kind}{n}", kind=kind) for kind in "xy" for n in range(2)]
+    ends = []
+    for device in devices:
+        now = 0.0
+        for job in match(jobs, devices)[device.id]:
+            now += job.seconds[device.kind]
+            ends.append(now)
+    rows = [
+        ["mean", 53.75, 21.25, statistics.mean(ends)],
+        ["makespan", 100, 25, max(ends)],
+    ]
+    tables.table("four jobs, two devices of each kind", ["", "shortest first", "AlloX, published", "ours"], rows)
+
+
+def online() -> None:
+    """Print the medians over seeds of an overloaded cluster."""
+    rows = []
+    runs = [("fifo", 1.0), ("srtf", 1.0), *(("allox", alpha) for alpha in _ALPHAS)]
+    for policy, alpha in runs:
+        found = [
+            simulate_unlike(
+                two_kinds(jobs=300, devices=8, seed=seed, load=1.1), policy, {"fast": 4, "slow": 4}, alpha=alpha
+            ).figures()
+            for seed in _SEEDS
+        ]
+        names = ("avg_jct_seconds", "worst_user_jct_seconds", "worst_user_slowdown", "p95_jct_seconds")
+        name = f"allox, alpha {alpha:g}" if policy == "allox" else policy
+        rows.append([name, *(statistics.median(figures[figure] for figures in found) for figure in names)])
+    columns = ["", "mean, s", "worst user's mean, s", "worst user's slowdown", "p95, s"]
+    tables.table(f"300 jobs of ten users online, load 1.1, medians over {len(_SEEDS)} seeds", columns, rows)
+
+
+def main() -> None:
+    """Print both tables."""
+    example()
+    online()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Salus: how many models fit a device, and what ordering and lanes make of its workloads."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.simulate import tables
+from sharedkernel.scheduling import SchedulerConfig
+from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.device import SimulatedCell, SimulatedSession
+from sharedkernel.simulator.device_runs import PATIENCE, hyperparameter_300, simulate_device, trace_100
+from sharedkernel.simulator.packing import devices_needed, share_of_pairs
+from sharedkernel.simulator.report import Outcome
+from sharedkernel.simulator.salus_models import INFERENCE, TRAINING
+from sharedkernel.simulator.traces import TraceJob
+from sharedkernel.simulator.workloads import heavy_tailed
+
+_CAPACITY = 14 << 30
+_SEEDS = range(20)
+_FEW_SEEDS = range(5)
+#: seconds of a turn: hundreds of jobs wait for memory here, and each turn looks at all of them
+_QUANTUM = 60.0
+
+
+def packing() -> None:
+    """Print devices needed by the 42 models, and the share of pairs that fit."""
+    models = [model for model in INFERENCE.values() for _ in range(3)]
+    trainings = list(TRAINING.values())
+    published = {"lanes": (1, "91.4 %"), "peaks": (6, "75.5 %"), "exclusive": (42, "-")}
+    rows = [
+        [
+            rule,
+            needed,
+            devices_needed(models, _CAPACITY, rule),
+            share,
+            f"{share_of_pairs(trainings, _CAPACITY, rule):.1%}",
+        ]
+        for rule, (needed, share) in published.items()
+    ]
+    columns = ["", "42 models, published", "ours", "1,035 pairs, published", "ours"]
+    tables.table("devices of 14 GiB needed, and pairs that fit one", columns, rows)
+
+
+def heavy(seed: int) -> list[SimulatedSession]:
+    """Return the sessions of `trace-100`, all there at once, with the durations of `heavy-tailed` jobs instead."""
+    durations = [job.duration for job in heavy_tailed(jobs=100, devices=1, seed=seed)]
+    sessions = []
+    for session, duration in zip(trace_100(seed), durations, strict=True):
+        cell = session.cells[0]
+        iterations = max(1, round(duration / cell.iteration))
+        sessions.append(
+            replace(session, cells=[SimulatedCell(seconds=iterations * cell.iteration, iteration=cell.iteration)])
+        )
+    return sessions
+
+
+def ordered(sessions: Sequence[SimulatedSession], policy: str) -> float:
+    """Return the mean completion time, minutes, of sessions as whole jobs: one lane, switched at no cost."""
+    jobs = [TraceJob(id=s.name, devices=1, submitted=s.cells[0].pause, duration=s.cells[0].seconds) for s in sessions]
+    return _minutes(simulate_cluster(jobs, policy, ClusterOptions(devices=1)))
+
+
+def shared(sessions: Sequence[SimulatedSession]) -> float:
+    """Return the mean completion time, minutes, under the scheduler's `fair`."""
+    config = SchedulerConfig(capacity=_CAPACITY, preempt_patience=PATIENCE, quantum=_QUANTUM)
+    return _minutes(simulate_device(sessions, config))
+
+
+def _minutes(outcome: Outcome) -> float:
+    return statistics.mean(outcome.completion_times) / 60
+
+
+def ordering() -> None:
+    """Print completion times of 100 jobs by order of service."""
+    rows: list[list[object]] = []
+    for name, make in {
+        "1, 5 or 10 minutes (trace-100)": trace_100,
+        "heavy tail, all there at once": heavy,
+    }.items():
+        fifo, srtf = ([ordered(make(seed), policy) for seed in _SEEDS] for policy in ("fifo", "srtf"))
+        fair = [shared(make(seed)) for seed in _FEW_SEEDS]
+        ratios = [a / b for a, b in zip(fifo, srtf, strict=True)]
+        medians = [statistics.median(values) for values in (fifo, fair, srtf, ratios)]
+        rows.append([name, *medians, f"{min(ratios):.2f} to {max(ratios):.2f}"])
+    rows.append(["published, on a trace that is not", 170.6, 96.6, 53.4, 3.19, "-"])
+    columns = ["100 jobs on one device", "fifo, min", "fair, min", "srtf, min", "fifo / srtf", "over seeds"]
+    title = f"mean completion time, medians over {len(_SEEDS)} seeds (fair: {len(_FEW_SEEDS)})"
+    tables.table(title, columns, rows)
+
+
+def search() -> None:
+    """Print makespans of the search for hyper-parameters, one at a time and in lanes."""
+    exclusive = simulate_device(
+        hyperparameter_300(0), SchedulerConfig(capacity=_CAPACITY, policy="fifo", preempt_patience=PATIENCE)
+    )
+    config = SchedulerConfig(
+        capacity=_CAPACITY, preempt_patience=PATIENCE, quantum=_QUANTUM, parallel_lanes=4, utilisation_limit=1.2
+    )
+    lanes = simulate_device(hyperparameter_300(0), config)
+    rows = [
+        ["one at a time", exclusive.ended, 1.0],
+        ["fair, up to 4 lanes at once", lanes.ended, exclusive.ended / lanes.ended],
+        ["published, Salus over one at a time", "-", 2.38],
+    ]
+    tables.table("hyperparameter-300, assumptions in device_runs.py", ["", "makespan, s", "gain"], rows)
+    tables.say(
+        "Jobs as short and as mixed as these hardly ever run side by side, and as far as sharing slows them down in "
+        "proportion to what they ask of the device, no policy could gain more than about 1.17."
+    )
+
+
+def main() -> None:
+    """Print all tables."""
+    packing()
+    ordering()
+    search()
+
+
+if __name__ == "__main__":
+    main()

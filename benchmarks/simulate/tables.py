@@ -1,0 +1,62 @@
+"""How the benchmarks read traces and print what they found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+_console = Console(highlight=False, width=110 if not sys.stdout.isatty() else None)
+
+
+def trace(*parts: str) -> Path:
+    """Return a file of the folder of published traces.
+
+    Raises
+    ------
+    SystemExit
+        With 0 after saying that it was skipped, when no folder is named.
+    """
+    folder = os.environ.get("SHAREDKERNEL_TRACES")
+    if not folder:
+        say(
+            f"Skipped: SHAREDKERNEL_TRACES names no folder with {'/'.join(parts)}; see benchmarks/simulate/__init__.py."
+        )
+        sys.exit(0)
+    return Path(folder, *parts)
+
+
+def has_traces() -> bool:
+    """Return whether a folder of published traces is named."""
+    return bool(os.environ.get("SHAREDKERNEL_TRACES"))
+
+
+def say(sentence: str) -> None:
+    """Print one sentence."""
+    _console.print(sentence)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; numbers are aligned to the right and cut to what they mean."""
+    shown = Table(
+        Column(columns[0]),
+        *(Column(name, justify="right") for name in columns[1:]),
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for row in rows:
+        shown.add_row(*(_text(value) for value in row))
+    _console.print(shown)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,166 @@
+"""Whole jobs on a cluster of like devices, under simulated time.
+
+The policies of `scheduling/job_policies.py` are asked whenever something changes: a job comes, ends, crosses a
+threshold or is promoted. Between two such moments nothing does, so time jumps from one to the next. Preempting costs
+nothing, and running beside others slows nobody: like Tiresias's own simulator, so figures can be compared, and like it
+kind to policies that preempt.
+
+A job that needs more devices than there are is left out and counted as not finished.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sharedkernel.scheduling.job_policies import Job, JobId, JobPolicy, choose
+from sharedkernel.simulator.traces import TraceJob
+
+#: seconds that do not count: sums of times are not exact
+_ROUNDING = 1e-6
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Run:
+    """One job's way through the cluster. Times are seconds."""
+
+    job: TraceJob
+    #: when it was done; infinite: it was not
+    ended: float = math.inf
+    #: stretches in which it ran, (from, until), in order
+    stretches: list[tuple[float, float]] = field(default_factory=list)
+    preemptions: int = 0
+
+    @property
+    def jct(self) -> float:
+        """Job completion time: from coming to being done."""
+        return self.ended - self.job.submitted
+
+    @property
+    def waited(self) -> float:
+        """How long of that it did not run."""
+        return self.jct - self.job.duration
+
+
+class Cluster:
+    """Runs a trace to its end.
+
+    Parameters
+    ----------
+    jobs
+        The trace, in any order.
+    devices
+        How many there are.
+    policy
+        Who is to run.
+    on_finished
+        Told a finished job's service, device-seconds: what policies learn from.
+    on_progress
+        Told how many jobs are done whenever one is.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        *,
+        devices: int,
+        policy: JobPolicy,
+        on_finished: Callable[[float], None] = lambda service: None,
+        on_progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self.devices = devices
+        self.policy = policy
+        self.now = 0.0
+        #: one for each job of the trace, in its order
+        self.runs = [Run(job=job) for job in jobs]
+        self._on_finished = on_finished
+        self._on_progress = on_progress
+        fitting = [run for run in self.runs if run.job.devices <= devices]
+        fitting.sort(key=lambda run: run.job.submitted)
+        self._coming = [(run.job.submitted, number, run) for number, run in enumerate(fitting)]
+        heapq.heapify(self._coming)
+        self._active: dict[Job, Run] = {}
+        self._running: list[Job] = []
+        self._done = 0
+
+    def run(self) -> list[Run]:
+        """Let time pass until every job that can run is done; return all runs, in the order of the trace."""
+        while self._coming or self._active:
+            self._pass_time(self._next_moment())
+            self._finish()
+            self._promote()
+            while self._coming and self._coming[0][0] <= self.now + _ROUNDING:
+                self._come(*heapq.heappop(self._coming)[1:])
+            self._take_turns()
+        return self.runs
+
+    def ages(self) -> list[float]:
+        """Return the service that jobs which are there and not done have attained, device-seconds; 0 of none."""
+        return [job.executed * job.devices for job in self._active if job.executed > 0]
+
+    def _next_moment(self) -> float:
+        moments = [self._coming[0][0]] if self._coming else []
+        for job in self._active:
+            if job.is_running:
+                moments.append(self.now + min(job.remaining, self.policy.changes_in(job)))
+            else:
+                moments.append(self.policy.promoted_at(job))
+        return max(self.now, min(moments))
+
+    def _pass_time(self, until: float) -> None:
+        elapsed = until - self.now
+        for job in self._running:
+            job.executed += elapsed
+            job.recent += elapsed
+            job.remaining -= elapsed
+            # A threshold that was aimed at is reached, whatever the rounding.
+            if 0 < self.policy.changes_in(job) <= _ROUNDING:
+                job.recent += _ROUNDING
+        self.now = until
+
+    def _finish(self) -> None:
+        for job in [job for job in self._running if job.remaining <= _ROUNDING]:
+            run = self._active.pop(job)
+            self._stop(job, run)
+            run.ended = self.now
+            self._done += 1
+            self._on_finished(job.executed * job.devices)
+            self._on_progress(self._done)
+
+    def _promote(self) -> None:
+        for job in self._active:
+            if not job.is_running and self.policy.promoted_at(job) <= self.now + _ROUNDING:
+                job.recent = 0.0
+
+    def _come(self, number: int, run: Run) -> None:
+        job = Job(
+            id=JobId(run.job.id),
+            devices=run.job.devices,
+            arrival=number,
+            remaining=run.job.duration,
+            waiting_since=self.now,
+        )
+        self._active[job] = run
+
+    def _take_turns(self) -> None:
+        chosen = choose(self.policy, self._active, self.devices)
+        kept = set(chosen)
+        for job in [job for job in self._running if job not in kept]:
+            run = self._active[job]
+            run.preemptions += 1
+            self._stop(job, run)
+            job.waiting_since = self.now
+        for job in chosen:
+            if not job.is_running:
+                job.is_running = True
+                job.started_at = min(job.started_at, self.now)
+                self._active[job].stretches.append((self.now, math.inf))
+        self._running = chosen
+
+    def _stop(self, job: Job, run: Run) -> None:
+        job.is_running = False
+        started = run.stretches[-1][0]
+        run.stretches[-1] = (started, self.now)
+        self._running = [other for other in self._running if other is not job]

@@ -1,0 +1,315 @@
+"""Cells of notebooks: how many devices they need when they own them, bind them, and share them.
+
+reserved
+    A notebook owns the devices of its largest cell from its first cell to the end of its last one.
+bound
+    It has devices only while a cell runs. Both are counted as the trace has it, nobody waits, and devices are whole.
+shared
+    Ours: notebooks stay on one device each and share it, with the scheduler that serves them in earnest: admission by
+    memory, lanes, offloading of those that are idle. Cells that want several devices are left out of this.
+
+Where the trace does not say which notebook a cell belongs to, a new one begins where time goes back from one row to the
+next. A cell is sent when the pause after the one before is over, so a notebook that is slowed sends later.
+
+How sharing is simulated: switching every few milliseconds is replaced by its limit. Notebooks that have a lane run at
+once, each at its part of the device (`device.py`); turns are taken only among those that share one lane. Memory is that
+of trainings whose profiles are published (`salus_models.py`), drawn at random for each notebook from those that fit;
+its persistent part stays between cells until it is offloaded.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.scheduling import PolicyName, SchedulerConfig
+from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
+from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
+from sharedkernel.simulator.report import Figure, Outcome, Span
+from sharedkernel.simulator.salus_models import TRAINING
+from sharedkernel.simulator.traces import TraceJob
+
+#: seconds of an iteration of a notebook's cell
+_ITERATION = 0.2
+#: lanes that run at once: as many as there may be
+_UNBOUNDED = 10**6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """How many of something there were over time."""
+
+    mean: float
+    p95: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """How devices are shared.
+
+    Raises
+    ------
+    ConfigError
+        With a sentence that says which value cannot be used.
+    """
+
+    #: how many there are
+    devices: int
+    #: memory of each, bytes
+    capacity: int
+    policy: str = PolicyName.FAIR
+    #: how notebooks are spread over devices: a :class:`.PlacementName`
+    placement: str = PlacementName.LEAST_LOADED
+    #: longest turn of those that share a lane, seconds
+    quantum: float = 60.0
+    #: start of the random numbers that profiles are drawn by
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ConfigError(f"{self.devices} devices cannot be shared; give at least 1.")
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(f"there is no placement {self.placement!r}; choose one of {', '.join(PLACEMENTS)}.")
+        self.config()
+
+    def config(self) -> SchedulerConfig:
+        """Return the configuration of each device's scheduler."""
+        return SchedulerConfig(
+            capacity=self.capacity,
+            policy=self.policy,
+            quantum=self.quantum,
+            preempt_patience=1.0,
+            parallel_lanes=_UNBOUNDED,
+            utilisation_limit=_UNBOUNDED,
+        )
+
+
+def notebooks_of(jobs: Iterable[TraceJob]) -> list[list[TraceJob]]:
+    """Return the cells of each notebook: by user where the trace names users, else where time goes back."""
+    notebooks: dict[str, list[TraceJob]] = {}
+    number, last = -1, math.inf
+    for job in jobs:
+        if job.submitted < last:
+            number += 1
+        last = job.submitted
+        notebooks.setdefault(job.user or str(number), []).append(job)
+    return [sorted(cells, key=lambda cell: cell.submitted) for cells in notebooks.values()]
+
+
+def bound_devices(notebooks: Sequence[Sequence[TraceJob]]) -> Level:
+    """Return how many devices are used by running cells over time."""
+    cells = (cell for cells in notebooks for cell in cells)
+    return level((cell.submitted, cell.submitted + cell.duration, cell.devices) for cell in cells)
+
+
+def reserved_devices(notebooks: Sequence[Sequence[TraceJob]]) -> Level:
+    """Return how many devices notebooks own over time, each those of its largest cell, from its first to its last."""
+    return level((*_present(cells), max(cell.devices for cell in cells)) for cells in notebooks)
+
+
+def level(stretches: Iterable[tuple[float, float, float]]) -> Level:
+    """Return the mean, the 95th percentile and the most over time of a sum of (from, until, amount)."""
+    changes = sorted(change for began, ended, amount in stretches for change in ((began, amount), (ended, -amount)))
+    times = numpy.array([time for time, _ in changes])
+    levels = numpy.cumsum([amount for _, amount in changes])[:-1]
+    lasted = numpy.diff(times)
+    order = numpy.argsort(levels)
+    reached = numpy.cumsum(lasted[order])
+    place = numpy.searchsorted(reached, 0.95 * reached[-1])
+    return Level(
+        mean=float((levels * lasted).sum() / lasted.sum()), p95=float(levels[order][place]), most=float(levels.max())
+    )
+
+
+def simulate_notebooks(
+    notebooks: Sequence[Sequence[TraceJob]],
+    options: SharedOptions,
+    *,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Outcome:
+    """Share devices among *notebooks* and return what it came to; jobs are cells.
+
+    Parameters
+    ----------
+    notebooks
+        Cells of each; those that want several devices are left out.
+    options
+        How devices are shared.
+    on_progress
+        Told how many cells are over whenever one is.
+
+    Raises
+    ------
+    ConfigError
+        When no cell wants one device, or no profile fits.
+    """
+    single = [cells for cells in ([cell for cell in cells if cell.devices == 1] for cells in notebooks) if cells]
+    if not single:
+        raise ConfigError("no cell of these notebooks wants one device; there is nothing to share.")
+    runs: list[CellRun] = []
+    for sessions in _spread(single, options):
+        over = len(runs)
+        device = SimulatedDevice(
+            options.config(),
+            sessions,
+            on_progress=lambda done, over=over: on_progress(over + done),  # type: ignore[misc]
+        )
+        runs += device.run()
+    return _outcome(runs, notebooks, single, options)
+
+
+def fewest_devices(
+    notebooks: Sequence[Sequence[TraceJob]],
+    options: SharedOptions,
+    *,
+    wait: float,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Outcome:
+    """Return the outcome on the fewest devices on which 95 % of the cells begin within *wait* seconds.
+
+    Parameters
+    ----------
+    notebooks, on_progress
+        As of :func:`simulate_notebooks`.
+    options
+        How devices are shared; their number is the most that is tried, and the answer where none meets the wait. Fewer
+        devices do not wait less but for chance, so it is found by halving, down to as many as are busy on average.
+    wait
+        Seconds.
+    """
+    tried: dict[int, Outcome] = {}
+
+    def is_met(devices: int) -> bool:
+        tried[devices] = simulate_notebooks(notebooks, replace(options, devices=devices), on_progress=on_progress)
+        p95 = tried[devices].added["p95_start_wait_seconds"]
+        return isinstance(p95, float) and p95 <= wait
+
+    cells = [[cell for cell in cells if cell.devices == 1] for cells in notebooks]
+    low, high = max(1, math.ceil(bound_devices(cells).mean)), options.devices
+    while low < high:
+        middle = (low + high) // 2
+        if is_met(middle):
+            high = middle
+        else:
+            low = middle + 1
+    if high not in tried:
+        is_met(high)
+    return tried[high]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """One device while notebooks are spread."""
+
+    id: DeviceId
+    sessions: list[SimulatedSession] = field(default_factory=list)
+    #: (end of its presence, persistent bytes, utilisation) of each notebook on it
+    present: list[tuple[float, int, float]] = field(default_factory=list)
+
+    def state(self, capacity: int, now: float) -> DeviceState:
+        self.present = [entry for entry in self.present if entry[0] > now]
+        return DeviceState(
+            id=self.id,
+            capacity=capacity,
+            # What is idle can be offloaded: no notebook is turned away for memory.
+            free=max(capacity, capacity - sum(entry[1] for entry in self.present)),
+            active=len(self.present),
+            utilisation=sum(entry[2] for entry in self.present),
+            backlog=sum(entry[2] for entry in self.present),
+        )
+
+
+def _spread(notebooks: Sequence[Sequence[TraceJob]], options: SharedOptions) -> list[list[SimulatedSession]]:
+    """Place each notebook when it comes, by what is known then of those that are there."""
+    rng = random.Random(options.seed)
+    models = [model for model in TRAINING.values() if model.peak <= options.capacity]
+    if not models:
+        raise ConfigError(f"no published model fits a device of {options.capacity} bytes; give it more memory.")
+    rule = PLACEMENTS[options.placement]()
+    places = [_Place(id=DeviceId(str(number))) for number in range(options.devices)]
+    for number, cells in enumerate(sorted(notebooks, key=lambda cells: cells[0].submitted)):
+        model = rng.choice(models)
+        began, ended = _present(cells)
+        busy = sum(cell.duration for cell in cells) / (ended - began)
+        states = [place.state(options.capacity, began) for place in places]
+        chosen = rule.place(Demand(memory=model.peak, utilisation=min(1.0, busy)), states)
+        assert chosen is not None, "every device has room for a model that fits it"
+        place = places[int(chosen[0])]
+        place.present.append((ended, model.persistent, busy))
+        place.sessions.append(
+            SimulatedSession(
+                name=f"notebook-{number}",
+                user=f"user-{number}",
+                cells=_cells(cells),
+                persistent=model.persistent,
+                ephemeral=model.ephemeral,
+            )
+        )
+    return [place.sessions for place in places]
+
+
+def _cells(cells: Sequence[TraceJob]) -> list[SimulatedCell]:
+    made, before = [], 0.0
+    for cell in cells:
+        pause = max(0.0, cell.submitted - before)
+        made.append(SimulatedCell(seconds=cell.duration, iteration=min(_ITERATION, cell.duration), pause=pause))
+        before = cell.submitted + cell.duration
+    return made
+
+
+def _present(cells: Sequence[TraceJob]) -> tuple[float, float]:
+    """Return when a notebook's first cell comes and its last one is done."""
+    return cells[0].submitted, max(cell.submitted + cell.duration for cell in cells)
+
+
+def _outcome(
+    runs: Sequence[CellRun],
+    notebooks: Sequence[Sequence[TraceJob]],
+    single: Sequence[Sequence[TraceJob]],
+    options: SharedOptions,
+) -> Outcome:
+    ended = [run for run in runs if run.ended < math.inf]
+    began, last = min(run.sent for run in runs), max((run.ended for run in ended), default=0.0)
+    bound, reserved = bound_devices(notebooks), reserved_devices(notebooks)
+    present = level((*_present(cells), 1) for cells in single)
+    waits = numpy.array([run.granted - run.sent for run in runs])
+    slowdowns = [(run.ended - run.sent) / run.cell.seconds for run in ended]
+    added: Mapping[str, Figure] = {
+        "notebooks": len(single),
+        "devices": options.devices,
+        "devices_mean": bound.mean,
+        "devices_p95": bound.p95,
+        "devices_max": bound.most,
+        "reserved_devices_mean": reserved.mean,
+        "reserved_devices_p95": reserved.p95,
+        "notebooks_mean": present.mean,
+        "notebooks_per_device": present.mean / options.devices,
+        "p95_start_wait_seconds": float(numpy.percentile(waits, 95)),
+        "p50_slowdown": float(numpy.percentile(slowdowns, 50)) if ended else None,
+        "p95_slowdown": float(numpy.percentile(slowdowns, 95)) if ended else None,
+    }
+    spans = [
+        Span(job=number, started=started, ended=until)
+        for number, run in enumerate(runs)
+        for started, until in run.stretches
+    ]
+    return Outcome(
+        policy=options.policy,
+        jobs=len(runs),
+        completion_times=[run.ended - run.sent for run in ended],
+        waits=[max(0.0, run.ended - run.sent - run.cell.seconds) for run in ended],
+        durations=[run.cell.seconds for run in ended],
+        began=began,
+        ended=last,
+        preemptions=sum(run.revoked for run in runs),
+        devices=options.devices,
+        used=sum(run.cell.seconds for run in ended),
+        added=added,
+        spans=spans,
+    )

@@ -1,0 +1,91 @@
+"""How many devices hold some models at once, by three rules; arithmetic of memory, without time.
+
+lanes
+    Salus's safety condition for one lane: what is persistent of all, and the largest ephemeral need, fit together.
+peaks
+    Peaks side by side, as where processes share a device without knowing of each other.
+exclusive
+    A device each.
+
+Models are put on the first device on which they fit, the largest peak first. That is no proof that fewer would not do;
+:func:`devices_needed_at_least` bounds it from below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.simulator.salus_models import ModelProfile
+
+
+def fits_in_lanes(models: Sequence[ModelProfile], capacity: int) -> bool:
+    """Return whether *models* can take turns in one lane on a device of *capacity* bytes."""
+    return sum(model.persistent for model in models) + max(model.ephemeral for model in models) <= capacity
+
+
+def fits_peaks(models: Sequence[ModelProfile], capacity: int) -> bool:
+    """Return whether the peaks of *models* fit side by side on a device of *capacity* bytes."""
+    return sum(model.peak for model in models) <= capacity
+
+
+def fits_exclusively(models: Sequence[ModelProfile], capacity: int) -> bool:
+    """Return whether *models* is one model, and fits a device of *capacity* bytes."""
+    return len(models) == 1 and models[0].peak <= capacity
+
+
+#: rules by name: whether models fit one device
+RULES: Mapping[str, Callable[[Sequence[ModelProfile], int], bool]] = {
+    "lanes": fits_in_lanes,
+    "peaks": fits_peaks,
+    "exclusive": fits_exclusively,
+}
+
+
+def devices_needed(models: Sequence[ModelProfile], capacity: int, rule: str) -> int:
+    """Return how many devices first fit takes for *models*.
+
+    Parameters
+    ----------
+    models
+        All of them are to be there at once.
+    capacity
+        Memory of each device, bytes.
+    rule
+        One of :data:`RULES`.
+
+    Raises
+    ------
+    ConfigError
+        When a model fits no device.
+    """
+    fits = RULES[rule]
+    devices: list[list[ModelProfile]] = []
+    for model in sorted(models, key=lambda model: -model.peak):
+        if not fits([model], capacity):
+            raise ConfigError(f"{model.name} needs {model.peak} bytes and fits no device of {capacity} bytes.")
+        device = next((device for device in devices if fits([*device, model], capacity)), None)
+        if device is None:
+            devices.append([model])
+        else:
+            device.append(model)
+    return len(devices)
+
+
+def devices_needed_at_least(models: Sequence[ModelProfile], capacity: int, rule: str) -> int:
+    """Return how many devices no packing by *rule* can do without: what adds up in any case, over the capacity."""
+    match rule:
+        case "lanes":
+            return math.ceil((sum(m.persistent for m in models) + max(m.ephemeral for m in models)) / capacity)
+        case "peaks":
+            return math.ceil(sum(model.peak for model in models) / capacity)
+        case _:
+            return len(models)
+
+
+def share_of_pairs(models: Sequence[ModelProfile], capacity: int, rule: str) -> float:
+    """Return the share of all pairs of *models*, of a model with itself too, that fit one device by *rule*."""
+    fits = RULES[rule]
+    pairs = [(a, b) for number, a in enumerate(models) for b in models[number:]]
+    return sum(fits(pair, capacity) for pair in pairs) / len(pairs)

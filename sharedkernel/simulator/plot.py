@@ -1,0 +1,96 @@
+"""Pictures of a simulation: who ran when, and how completion times are distributed.
+
+matplotlib draws them. It is asked for only here, and only when a picture is wanted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.simulator.report import Outcome
+
+#: kinds of picture by the ending of the file's name
+PICTURES = (".png", ".svg", ".pdf")
+#: most jobs of which each gets a row of its own
+_MOST_ROWS = 120
+
+
+def check_plot(path: Path) -> None:
+    """Make sure, before anything is simulated, that a picture can be drawn to *path*.
+
+    Raises
+    ------
+    ConfigError
+        When matplotlib is missing, or the name's ending is of no known kind of picture.
+    """
+    if path.suffix not in PICTURES:
+        raise ConfigError(f"{path} is no name for a picture; let it end in {', '.join(PICTURES)}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("a picture needs matplotlib; install it with `pip install 'sharedkernel[plot]'`.")
+
+
+def plot(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Draw *outcomes* side by side and write the picture to *path*.
+
+    Above, for each policy: a row for each job with the stretches in which it ran, or, for many jobs, how many devices
+    were used over time. Below: the share of the jobs that were done within a time.
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3 + 2.2 * len(outcomes)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(outcomes) + 1, 1, squeeze=False)[:, 0]
+    for panel, outcome in zip(panels, outcomes, strict=False):
+        draw = _draw_rows if outcome.jobs <= _MOST_ROWS else _draw_use
+        draw(panel, outcome)
+        panel.set_title(outcome.policy, loc="left")
+        panel.set_xlabel("time, s")
+        panel.set_xlim(outcome.began, outcome.ended)
+    _draw_distribution(panels[-1], outcomes)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ConfigError(f"the picture cannot be written to {path}: {error.strerror}.") from None
+
+
+def _draw_rows(panel: Any, outcome: Outcome) -> None:
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for span in outcome.spans:
+        rows.setdefault(span.job, []).append((span.started, span.ended - span.started))
+    for job, stretches in rows.items():
+        panel.broken_barh(stretches, (job - 0.4, 0.8))
+    panel.set_ylabel("job")
+    panel.invert_yaxis()
+
+
+def _draw_use(panel: Any, outcome: Outcome) -> None:
+    changes = [(span.started, span.devices) for span in outcome.spans]
+    changes += [(span.ended, -span.devices) for span in outcome.spans]
+    times, levels, level = [outcome.began], [0.0], 0.0
+    for time, change in sorted(changes):
+        level += change
+        times.append(time)
+        levels.append(level)
+    panel.step(times, levels, where="post", linewidth=0.8)
+    panel.set_ylabel("devices used")
+
+
+def _draw_distribution(panel: Any, outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        times = sorted(outcome.completion_times)
+        shares = [(number + 1) / len(times) for number in range(len(times))]
+        panel.step(times, shares, where="post", label=outcome.policy)
+    panel.set_xscale("log")
+    panel.set_xlabel("completion time, s")
+    panel.set_ylabel("share of jobs")
+    panel.legend()

@@ -1,0 +1,188 @@
+"""Traces: jobs and cell events as CSV files have them.
+
+One layout is read, Tiresias's: ``job_id,num_gpu,submit_time,iterations,model_name,duration,interval``, in any order of
+columns. Others are ignored, but for ``user`` and, on clusters of unlike devices, ``duration_KIND``. Only ``job_id``,
+``num_gpu``, ``submit_time`` and ``duration`` must be there. Times are in the unit the caller names; seconds come out.
+
+A row that cannot be used is an error that names file, line and column, or is skipped and counted if the caller says so.
+Nothing is guessed: a job that never ends, needs no device, or comes before time 0 is a bad row.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from sharedkernel.errors import TraceError
+
+#: seconds in each unit of time that a trace may be in
+TIME_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+
+_REQUIRED = ("job_id", "num_gpu", "submit_time", "duration")
+_KIND_PREFIX = "duration_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """One row of a trace: a job of a cluster, or a cell of a notebook."""
+
+    #: as the trace names it
+    id: str
+    #: devices it needs, all of them at once
+    devices: int
+    #: when it comes, seconds
+    submitted: float
+    #: how long it runs when it is never interrupted, seconds
+    duration: float
+    #: iterations in all; 0 where the trace does not say
+    iterations: int = 0
+    #: name of its model; empty where the trace does not say
+    model: str = ""
+    #: who sent it; empty where the trace does not say
+    user: str = ""
+    #: its duration by kind of device, seconds, where the trace tells kinds apart
+    durations: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What was read of a file."""
+
+    path: Path
+    #: in the order of the file
+    jobs: tuple[TraceJob, ...]
+    #: what was wrong with each row that was skipped
+    skipped: tuple[str, ...] = ()
+
+
+def read_trace(path: Path | str, *, time_unit: str = "s", skip_bad: bool = False) -> Trace:
+    """Read a trace.
+
+    Parameters
+    ----------
+    path
+        A CSV file with a line of column names.
+    time_unit
+        Unit of its times, one of :data:`TIME_UNITS`.
+    skip_bad
+        Whether a row that cannot be used is left out instead of ending the reading.
+
+    Raises
+    ------
+    TraceError
+        When the file cannot be read, has no usable row, or has a bad one, with file, line and column.
+    """
+    path = Path(path)
+    if time_unit not in TIME_UNITS:
+        raise TraceError(f"{time_unit!r} is no unit of time for a trace; use one of {', '.join(TIME_UNITS)}.")
+    skipped: list[str] = []
+    jobs: list[TraceJob] = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            for number, row in _rows(path, lines):
+                try:
+                    jobs.append(_Row(path, number, row, TIME_UNITS[time_unit]).job())
+                except TraceError as error:
+                    if not skip_bad:
+                        raise
+                    skipped.append(str(error))
+    except OSError as error:
+        raise TraceError(f"the trace {path} cannot be read: {error.strerror}; give the path of a CSV file.") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"the trace {path} is no UTF-8 text; give the path of a CSV file.") from None
+    except csv.Error as error:
+        raise TraceError(f"the trace {path} is no CSV file: {error}.") from None
+    if not jobs:
+        raise TraceError(f"the trace {path} has no usable row below its line of column names.")
+    return Trace(path=path, jobs=tuple(jobs), skipped=tuple(skipped))
+
+
+def read_samples(path: Path | str) -> list[float]:
+    """Read samples of attained service, device-seconds: the column ``duration`` of a CSV file.
+
+    Raises
+    ------
+    TraceError
+        When the file cannot be read or has a bad row, with file, line and column.
+    """
+    path = Path(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            rows = _rows(path, lines, required=("duration",))
+            samples = [_Row(path, number, row, 1.0).number("duration", above=0.0) for number, row in rows]
+    except OSError as error:
+        raise TraceError(f"the samples {path} cannot be read: {error.strerror}; give the path of a CSV file.") from None
+    if not samples:
+        raise TraceError(f"the samples {path} have no row below the line of column names.")
+    return samples
+
+
+def _rows(
+    path: Path, lines: Iterator[str], *, required: tuple[str, ...] = _REQUIRED
+) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Yield (line number, row) for each row that is not empty."""
+    reader = csv.DictReader(lines, restkey="")
+    names = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = names
+    missing = [name for name in required if name not in names]
+    if missing:
+        raise TraceError(
+            f"{path}, line 1: there is no column {', '.join(missing)}; a trace begins with a line that names its "
+            f"columns, at least {', '.join(required)}."
+        )
+    for row in reader:
+        yield reader.line_num, row
+
+
+class _Row:
+    """One row, and where it stands."""
+
+    def __init__(self, path: Path, number: int, row: Mapping[str, str | None], unit: float) -> None:
+        self._path = path
+        self._number = number
+        self._row = row
+        self._unit = unit
+
+    def job(self) -> TraceJob:
+        devices = self.whole("num_gpu", least=1)
+        kinds = [name for name in self._row if name.startswith(_KIND_PREFIX) and self._row[name]]
+        return TraceJob(
+            id=self.text("job_id"),
+            devices=devices,
+            submitted=self.number("submit_time") * self._unit,
+            duration=self.number("duration", above=0.0) * self._unit,
+            iterations=self.whole("iterations") if self._row.get("iterations") else 0,
+            model=(self._row.get("model_name") or "").strip(),
+            user=(self._row.get("user") or "").strip(),
+            durations={name.removeprefix(_KIND_PREFIX): self.number(name, above=0.0) * self._unit for name in kinds},
+        )
+
+    def text(self, column: str) -> str:
+        value = (self._row.get(column) or "").strip()
+        if not value:
+            self._refuse(column, "it is empty")
+        return value
+
+    def number(self, column: str, *, above: float | None = None) -> float:
+        text = self.text(column)
+        try:
+            value = float(text)
+        except ValueError:
+            self._refuse(column, f"{text!r} is no number")
+        if not math.isfinite(value) or value < 0 or (above is not None and value <= above):
+            wanted = "a number of at least 0" if above is None else f"a number greater than {above:g}"
+            self._refuse(column, f"{text!r} is not {wanted}")
+        return value
+
+    def whole(self, column: str, *, least: int = 0) -> int:
+        text = self.text(column)
+        if not text.isdecimal() or int(text) < least:
+            self._refuse(column, f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    def _refuse(self, column: str, what: str) -> NoReturn:
+        raise TraceError(f"{self._path}, line {self._number}, column {column}: {what}.")

@@ -1,0 +1,157 @@
+"""``sharedkernel simulate``: traces in, figures out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.commands.simulate import SimulateApp
+from tests.commands.test_cli import sharedkernel
+
+TRACE = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval
+0,1,0,10,vgg19,10,0
+1,2,0,10,vgg19,10,0
+2,1,1,10,vgg19,2,0
+"""
+FIGURES = [
+    "policy",
+    "jobs",
+    "finished",
+    "avg_jct_seconds",
+    "p50_jct_seconds",
+    "p95_jct_seconds",
+    "max_jct_seconds",
+    "makespan_seconds",
+    "avg_wait_seconds",
+    "preemptions",
+    "utilization",
+    "jain_index",
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def simulate(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
+    """Run a scenario in this process and return what it printed."""
+    SimulateApp.clear_instance()
+    application = SimulateApp()
+    application.initialize([str(argument) for argument in arguments])
+    try:
+        application.start()
+    finally:
+        type(application.subapp or application).clear_instance()
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_the_command_is_one_of_all(trace: Path) -> None:
+    """From the shell: one policy is one document with the fixed names in their order."""
+    done = sharedkernel("simulate", "cluster", "--trace", str(trace), "--devices", "2", "--policy", "srtf", "--json")
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    assert list(document) == FIGURES
+    assert (document["finished"], document["makespan_seconds"]) == (3, 20.0)
+    assert done.stderr == ""
+
+
+def test_compare_gives_a_list(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One document for each policy, on the same jobs."""
+    out, _ = simulate(capsys, "cluster", "--trace", trace, "--devices", 2, "--compare", "fifo,las,gittins", "--json")
+    assert [document["policy"] for document in json.loads(out)] == ["fifo", "las", "gittins"]
+
+
+def test_options_of_the_cluster_do_what_they_say(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Backfill overtakes, thresholds demote, and the unit of time scales."""
+
+    def run(*options: object) -> dict[str, float]:
+        out, _ = simulate(capsys, "cluster", "--trace", trace, "--devices", 2, *options, "--json")
+        document: dict[str, float] = json.loads(out)
+        return document
+
+    assert run("--policy", "fifo")["avg_jct_seconds"] > run("--policy", "fifo", "--backfill")["avg_jct_seconds"]
+    assert run("--policy", "las", "--las-thresholds", "4,8")["preemptions"] > 0
+    assert run("--policy", "las", "--las-thresholds", "4000")["preemptions"] == 0
+    assert run("--policy", "fifo", "--time-unit", "min")["makespan_seconds"] == 22 * 60
+    learned = run("--policy", "gittins", "--samples", "trace", "--promote", "2")
+    assert learned["finished"] == 3
+
+
+def test_a_table_is_for_people(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json the figures come as a table with a column for each policy."""
+    out, _ = simulate(capsys, "cluster", "--trace", trace, "--compare", "fifo,srtf")
+    assert "avg jct seconds" in out
+    assert out.index("fifo") < out.index("srtf")
+
+
+def test_the_other_scenarios_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Generated workloads need no file; each scenario adds its own figures."""
+    out, _ = simulate(capsys, "device", "--policy", "fair", "--capacity", "14GB", "--json")
+    assert json.loads(out)["devices_needed"] == 1
+    out, _ = simulate(capsys, "notebooks", "--jobs", 200, "--devices", 2, "--json", "--seed", 3)
+    added = json.loads(out)
+    assert {"devices_mean", "devices_p95", "reserved_devices_mean", "notebooks_per_device"} <= added.keys()
+    out, _ = simulate(capsys, "cluster", "--devices", "fast=2,slow=2", "--jobs", 60, "--policy", "allox", "--json")
+    assert json.loads(out)["users"] > 1
+
+
+def test_a_picture_is_written(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--plot draws what was simulated."""
+    pytest.importorskip("matplotlib")
+    simulate(capsys, "cluster", "--trace", trace, "--plot", tmp_path / "runs.svg")
+    assert (tmp_path / "runs.svg").stat().st_size > 1000
+
+
+def test_bad_rows_are_an_error_or_left_out(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence names file, line and column; --skip-bad goes on and says so."""
+    trace.write_text(TRACE + "3,1,5,0,m,never,0\n")
+    done = sharedkernel("simulate", "cluster", "--trace", str(trace))
+    assert done.returncode == 1
+    assert done.stderr == f"sharedkernel: {trace}, line 5, column duration: 'never' is no number.\n"
+    out, err = simulate(capsys, "cluster", "--trace", trace, "--skip-bad", "--json")
+    assert json.loads(out)["jobs"] == 3
+    assert err == f"left out: {trace}, line 5, column duration: 'never' is no number.\n"
+
+
+def test_jobs_too_large_are_told(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They cannot run, and the figures do not hide it."""
+    out, err = simulate(capsys, "cluster", "--trace", trace, "--devices", 1, "--json")
+    assert json.loads(out)["finished"] == 2
+    assert err == "1 of 3 jobs need more than 1 devices and cannot run.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "which scenario? There are device, cluster, notebooks"),
+        (["moon"], "there is no scenario 'moon'"),
+        (["cluster", "--policy", "dice"], "there is no policy 'dice' here; there are fifo, srtf, las, gittins, allox"),
+        (["cluster", "--policy", "fifo", "--compare", "fifo"], "either --policy or --compare"),
+        (["cluster", "--policy", "allox"], "allox is no policy for like devices"),
+        (["cluster", "--devices", "many"], "--devices takes a number, or kinds such as"),
+        (["cluster", "--las-thresholds", "1,x"], "--las-thresholds takes numbers separated by commas"),
+        (["cluster", "--time-unit", "h"], "--time-unit is one of ms, s, min"),
+        (["cluster", "--workload", "x"], "--workload is one of heavy-tailed, alike, two-kinds"),
+        (["cluster", "--plot", "x.txt"], "x.txt is no name for a picture"),
+        (["device", "--workload", "x"], "--workload is one of inference-42"),
+        (["device", "--capacity", "1Gb"], "unknown unit of memory"),
+        (["notebooks", "--placement", "x"], "there is no placement 'x'"),
+        (["notebooks", "--jobs", "0"], "--jobs is a number of jobs"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_2(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be understood ends with one line and exit code 2, before anything is simulated."""
+    with pytest.raises(SystemExit) as caught:
+        simulate(capsys, *arguments)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert err.count("\n") == 1

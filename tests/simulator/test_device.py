@@ -1,0 +1,177 @@
+"""Sessions on one simulated device: the scheduler's decisions, carried out at iteration boundaries."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharedkernel.scheduling import SchedulerConfig
+from sharedkernel.scheduling.actions import Action, ForceYield, Revoke
+from sharedkernel.simulator.device import SimulatedCell, SimulatedDevice, SimulatedSession, shared_in_proportion
+from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
+from sharedkernel.simulator.report import jain_index
+
+
+def session(name: str, seconds: float, *, iteration: float = 0.01, pause: float = 0.0, **more: object) -> object:
+    cell = SimulatedCell(seconds=seconds, iteration=iteration, pause=pause)
+    values = {"user": name, "persistent": 10, "ephemeral": 10, **more}
+    return SimulatedSession(name=name, cells=[cell], **values)  # type: ignore[arg-type]
+
+
+def run(*sessions: object, until: float = math.inf, **config: object) -> SimulatedDevice:
+    values = {"capacity": 1000, "preempt_patience": PATIENCE, **config}
+    device = SimulatedDevice(SchedulerConfig(**values), sessions)  # type: ignore[arg-type]
+    device.run(until)
+    return device
+
+
+def test_a_session_alone_takes_its_time() -> None:
+    """Nothing is added to what it needs, and nothing revoked."""
+    (only,) = run(session("a", 2.0, pause=1.0)).runs
+    assert (only.sent, only.granted, only.ended, only.revoked) == (1.0, 1.0, pytest.approx(3.0), 0)
+
+
+def test_fair_serves_equal_users_equally() -> None:
+    """Users who always want the device get the same of it, whatever the lengths of their iterations."""
+    lengths = [0.003, 0.01, 0.02, 0.05, 0.11]
+    device = run(*(session(f"u{n}", 1e6, iteration=length) for n, length in enumerate(lengths)), until=60.0)
+    attained = [user.attained for user in device.scheduler.snapshot(60.0).users]
+    assert sum(attained) == pytest.approx(60.0)
+    assert jain_index(attained) >= 0.99
+
+
+def test_fifo_runs_one_after_the_other() -> None:
+    """In the order in which cells came, nothing revoked."""
+    device = run(session("a", 5.0), session("b", 1.0, pause=0.5), policy="fifo")
+    assert [round(cell.ended, 6) for cell in device.runs] == [5.0, 6.0]
+
+
+def test_what_does_not_fit_waits_for_memory() -> None:
+    """Two that need six tenths each run one after the other under fifo; what never fits is refused, with a sentence."""
+    device = run(
+        session("a", 1.0, persistent=500, ephemeral=100),
+        session("b", 1.0, persistent=500, ephemeral=100),
+        session("c", 1.0, persistent=900, ephemeral=200),
+        policy="fifo",
+    )
+    a, b, c = device.runs
+    assert (a.ended, b.granted) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert c.ended == math.inf
+    assert "1.1 KiB" in c.refused
+
+
+def test_parallel_lanes_slow_each_other_in_proportion() -> None:
+    """Two that keep the device busy for 0.8 each run at 1/1.6 of their speed, and alone at full speed."""
+    pair = [session(name, 10.0, utilisation=0.8) for name in "ab"]
+    device = run(*pair, parallel_lanes=2, utilisation_limit=2.0)
+    assert [cell.ended for cell in device.runs] == [pytest.approx(16.0, rel=0.05)] * 2
+    assert shared_in_proportion([0.3, 0.4]) == 1.0
+
+
+def test_idle_sessions_are_offloaded_and_restored() -> None:
+    """A session whose idle memory somebody needs is moved away, and brought back before its next cell."""
+    mebibyte = 1 << 20
+    cells = [
+        SimulatedCell(seconds=1.0, iteration=0.1),
+        SimulatedCell(seconds=1.0, iteration=0.1, pause=100.0),
+    ]
+    idle = SimulatedSession(name="idle", user="idle", cells=cells, persistent=600 * mebibyte, ephemeral=mebibyte)
+    other = session("other", 1.0, pause=50.0, persistent=600 * mebibyte, ephemeral=mebibyte)
+    config = SchedulerConfig(capacity=1000 * mebibyte, preempt_patience=PATIENCE)
+    device = SimulatedDevice(config, [idle, other], bandwidth=600 * mebibyte)  # type: ignore[list-item]
+    first, squeezed, second = device.run()
+    assert first.ended == pytest.approx(1.0)
+    # The copy takes a second each way.
+    assert squeezed.granted == pytest.approx(51.0)
+    assert second.granted == pytest.approx(second.sent + 1.0)
+
+
+class Recorder(SimulatedDevice):
+    """Notes sessions that are signalled although nobody revoked their grant."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        self.revoked: set[str] = set()
+        self.unasked: list[str] = []
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Revoke(session=name):
+                self.revoked.add(name)
+            case ForceYield(session=name) if name not in self.revoked:
+                self.unasked.append(name)
+        super()._do(action)
+
+    def _grant(self, actor: object) -> None:
+        self.revoked.discard(actor.id)  # type: ignore[attr-defined]
+        super()._grant(actor)  # type: ignore[arg-type]
+
+
+def test_no_grant_is_demanded_that_was_not_revoked() -> None:
+    """A signal comes only after the session was asked for its next boundary in vain."""
+    config = SchedulerConfig(capacity=1000)
+    device = Recorder(config, [session(name, 3.0, iteration=0.02) for name in "abc"])
+    device.run()
+    assert device.unasked == []
+
+
+sessions_to_run = st.lists(
+    st.tuples(
+        st.floats(0.01, 3.0),
+        st.sampled_from([0.001, 0.02, 0.4]),
+        st.floats(0, 2),
+        st.integers(0, 60),
+        st.integers(1, 60),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    described=sessions_to_run,
+    policy=st.sampled_from([("fair", False), ("fifo", False), ("fifo", True)]),
+    lanes=st.integers(1, 3),
+    patience=st.sampled_from([0.05, PATIENCE]),
+)
+def test_every_cell_ends_after_its_time(
+    described: list[tuple[float, float, float, int, int]], policy: tuple[str, bool], lanes: int, patience: float
+) -> None:
+    """Nobody is stuck, nobody is served too little, and the invariants hold at the end."""
+    sessions = [
+        session(f"s{number}", seconds, iteration=iteration, pause=pause, persistent=kept, ephemeral=needed)
+        for number, (seconds, iteration, pause, kept, needed) in enumerate(described)
+    ]
+    name, backfill = policy
+    device = run(
+        *sessions, capacity=120, policy=name, backfill=backfill, parallel_lanes=lanes, preempt_patience=patience
+    )
+    device.scheduler.validate()
+    for cell in device.runs:
+        held = sum(until - since for since, until in cell.stretches)
+        assert cell.ended < math.inf
+        # With one lane, what it held is what it needed; several slow each other.
+        assert held >= cell.cell.seconds - 1e-6
+        if lanes == 1:
+            assert held == pytest.approx(cell.cell.seconds, abs=1e-6)
+
+
+def test_workloads_repeat() -> None:
+    """The same seed gives the same sessions."""
+    for make in DEVICE_WORKLOADS.values():
+        assert make(3) == make(3)
+        assert make(3) != make(4)
+
+
+def test_the_inference_experiment_fits_one_device() -> None:
+    """42 models answer on one device of 14 GiB, hardly delayed; side by side they need six, alone 42."""
+    config = SchedulerConfig(capacity=14 << 30, preempt_patience=PATIENCE)
+    figures = simulate_device(DEVICE_WORKLOADS["inference-42"](0), config).figures()
+    assert figures["finished"] == figures["jobs"] == 840
+    names = ("devices_needed", "devices_needed_peaks", "devices_needed_exclusive")
+    assert [figures[name] for name in names] == [1, 6, 42]
+    assert figures["avg_wait_seconds"] < 0.005  # type: ignore[operator]

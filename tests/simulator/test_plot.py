@@ -1,0 +1,50 @@
+"""Pictures of a simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.plot import check_plot, plot
+from sharedkernel.simulator.workloads import alike, heavy_tailed
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("picture.png", b"\x89PNG"), ("picture.svg", b"<?xml"), ("picture.pdf", b"%PDF")]
+)
+def test_a_picture_is_drawn(tmp_path: Path, name: str, begins: bytes) -> None:
+    """Few jobs have a row each, many are drawn as the devices they use; both are files of the kind asked for."""
+    path = tmp_path / name
+    check_plot(path)
+    outcomes = [
+        simulate_cluster(alike(jobs=10, devices=4, seed=0), "fifo", ClusterOptions(devices=4)),
+        simulate_cluster(heavy_tailed(jobs=200, devices=4, seed=0), "srtf", ClusterOptions(devices=4)),
+    ]
+    plot(outcomes, path)
+    assert path.read_bytes().startswith(begins)
+
+
+def test_a_picture_of_nothing_finished_is_drawn(tmp_path: Path) -> None:
+    """A run in which no job could start still has its panel."""
+    outcome = simulate_cluster(alike(jobs=3, devices=1, seed=0), "srtf", ClusterOptions(devices=1))
+    nothing = simulate_cluster(
+        [job for job in heavy_tailed(jobs=50, devices=8, seed=0) if job.devices == 8],
+        "srtf",
+        ClusterOptions(devices=1),
+    )
+    plot([outcome, nothing], tmp_path / "empty.svg")
+    assert (tmp_path / "empty.svg").stat().st_size > 1000
+
+
+def test_what_cannot_be_drawn_is_said_beforehand(tmp_path: Path) -> None:
+    """The ending must be of a known kind of picture, and the folder must be there."""
+    with pytest.raises(ConfigError, match="let it end in"):
+        check_plot(tmp_path / "picture.txt")
+    outcome = simulate_cluster(alike(jobs=3, devices=1, seed=0), "srtf", ClusterOptions(devices=1))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        plot([outcome], tmp_path / "none" / "picture.png")

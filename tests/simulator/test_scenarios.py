@@ -1,0 +1,209 @@
+"""Notebooks, unlike devices, pairs on one device, and packing."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy
+import pytest
+
+from sharedkernel.errors import ConfigError, TraceError
+from sharedkernel.simulator.colocation import PairJob, PairTable, fit, read_pairs, simulate_colocation
+from sharedkernel.simulator.notebooks import (
+    SharedOptions,
+    bound_devices,
+    fewest_devices,
+    notebooks_of,
+    reserved_devices,
+    simulate_notebooks,
+)
+from sharedkernel.simulator.packing import devices_needed, devices_needed_at_least, share_of_pairs
+from sharedkernel.simulator.salus_models import INFERENCE, TRAINING
+from sharedkernel.simulator.traces import TraceJob
+from sharedkernel.simulator.unlike import simulate_unlike
+from sharedkernel.simulator.workloads import notebooks, two_kinds
+
+CAPACITY = 14 << 30
+
+
+def cell(submitted: float, duration: float, devices: int = 1, user: str = "") -> TraceJob:
+    return TraceJob(id="0", submitted=submitted, duration=duration, devices=devices, user=user)
+
+
+def test_a_notebook_ends_where_time_goes_back() -> None:
+    """Rows without users are cut there; with users, each user's cells are one notebook."""
+    assert [len(cells) for cells in notebooks_of([cell(0, 1), cell(5, 1), cell(2, 1)])] == [2, 1]
+    named = [cell(5, 1, user="ada"), cell(2, 1, user="bob"), cell(1, 1, user="ada")]
+    assert [[each.submitted for each in cells] for cells in notebooks_of(named)] == [[1, 5], [2]]
+
+
+def test_reserved_and_bound_devices() -> None:
+    """One device runs for 20 of 100 seconds; reserved are the four of the largest cell from first to last."""
+    notebook = [cell(0, 10, 4), cell(90, 10, 1)]
+    assert bound_devices([notebook]).mean == pytest.approx(0.5)
+    assert bound_devices([notebook]).most == 4
+    assert reserved_devices([notebook]).mean == 4
+
+
+def test_more_devices_do_not_make_notebooks_wait_longer() -> None:
+    """On as many devices as notebooks nobody is slowed; on one, everybody is."""
+    cells = notebooks_of(notebooks(jobs=400, seed=1))
+    one, many = (
+        simulate_notebooks(cells, SharedOptions(devices=count, capacity=CAPACITY)).figures()
+        for count in (1, len(cells))
+    )
+    assert many["avg_wait_seconds"] == pytest.approx(0.0, abs=1e-6)
+    assert one["avg_wait_seconds"] > 1  # type: ignore[operator]
+    assert one["finished"] == many["finished"] == one["jobs"]
+    assert one["notebooks_per_device"] == pytest.approx(len(cells) * many["notebooks_per_device"])  # type: ignore[operator]
+
+
+def test_the_fewest_devices_keep_the_wait() -> None:
+    """What is found keeps it, and nobody would have asked for more."""
+    cells = notebooks_of(notebooks(jobs=400, seed=1))
+    options = SharedOptions(devices=len(cells), capacity=CAPACITY)
+    found = fewest_devices(cells, options, wait=1.0).figures()
+    assert found["p95_start_wait_seconds"] <= 1.0  # type: ignore[operator]
+    assert found["devices"] < len(cells)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [({"devices": 0}, "give at least 1"), ({"placement": "dice"}, "no placement 'dice'"), ({"policy": "x"}, "policy")],
+)
+def test_options_of_sharing_are_checked(values: dict[str, object], what: str) -> None:
+    """Before anything is simulated."""
+    with pytest.raises(ConfigError, match=what):
+        SharedOptions(**{"devices": 1, "capacity": CAPACITY, **values})  # type: ignore[arg-type]
+
+
+def test_notebooks_that_cannot_share_are_refused() -> None:
+    """Cells that all want several devices, and devices that hold no model."""
+    with pytest.raises(ConfigError, match="nothing to share"):
+        simulate_notebooks([[cell(0, 1, 8)]], SharedOptions(devices=1, capacity=CAPACITY))
+    with pytest.raises(ConfigError, match="no published model fits"):
+        simulate_notebooks([[cell(0, 1)]], SharedOptions(devices=1, capacity=1000))
+
+
+# --- unlike devices -----------------------------------
+
+
+def test_matching_beats_greed_on_unlike_devices() -> None:
+    """Over ten seeds of an overloaded cluster the median mean is better than shortest first, and that than fifo."""
+    medians = {}
+    for policy in ("allox", "srtf", "fifo"):
+        runs = [
+            simulate_unlike(two_kinds(jobs=150, devices=6, seed=seed, load=1.2), policy, {"fast": 3, "slow": 3})
+            for seed in range(10)
+        ]
+        assert all(len(run.completion_times) == 150 for run in runs)
+        medians[policy] = numpy.median([numpy.mean(run.completion_times) for run in runs])
+    assert medians["allox"] < medians["srtf"] < medians["fifo"]
+
+
+def test_unlike_devices_run_one_job_at_a_time() -> None:
+    """No two jobs are on one device at once: as many run as there are devices, at most."""
+    jobs = two_kinds(jobs=100, devices=3, seed=0, load=2.0)
+    outcome = simulate_unlike(jobs, "allox", {"fast": 1, "slow": 2})
+    changes = sorted(change for span in outcome.spans for change in ((span.started, 1), (span.ended, -1)))
+    assert max(numpy.cumsum([step for _, step in changes])) <= 3
+    figures = outcome.figures()
+    assert (figures["users"], figures["finished"]) == (len({job.user for job in jobs}), 100)
+    assert figures["worst_user_slowdown"] >= 1  # type: ignore[operator]
+
+
+def test_what_unlike_devices_cannot_run_is_refused() -> None:
+    """Jobs on several devices, no devices, and policies that there are not."""
+    with pytest.raises(ConfigError, match="needs 2"):
+        simulate_unlike([cell(0, 1, 2)], "allox", {"x": 1})
+    with pytest.raises(ConfigError, match="at least one device of each kind"):
+        simulate_unlike([cell(0, 1)], "allox", {})
+    with pytest.raises(ConfigError, match="choose one of allox, srtf, fifo"):
+        simulate_unlike([cell(0, 1)], "las", {"x": 1})
+
+
+# --- pairs on one device -----------------------------------
+
+
+def table_of(utilisations: list[float]) -> PairTable:
+    """Return a table in which the assumption holds exactly."""
+    speeds = [[1 / max(1.0, a + b) for b in utilisations] for a in utilisations]
+    return PairTable(kinds=tuple(str(number) for number in range(len(utilisations))), speeds=numpy.array(speeds))
+
+
+def test_utilisations_are_found_again() -> None:
+    """Where the assumption holds, pairs that were not looked at are predicted."""
+    found = fit(table_of([0.6, 0.7, 0.8, 0.9, 1.0, 0.75, 0.65]), part=0.6)
+    assert found.checked > 5
+    assert found.error < 0.01
+
+
+def test_horus_avoids_the_pairs_that_hurt() -> None:
+    """With a tolerance no job is slowed beyond it, where any device would have done for others."""
+    utilisations = [0.2, 0.3, 0.9, 1.0]
+    table = table_of(utilisations)
+    rng = random.Random(0)
+    jobs = [PairJob(kind=rng.randrange(4), duration=rng.uniform(10, 100)) for _ in range(60)]
+    slowest = {
+        rule: simulate_colocation(table, utilisations, jobs, devices=4, rule=rule, tolerance=0.3, window=16).figures()
+        for rule in ("horus", "random", "least-loaded")
+    }
+    assert slowest["horus"]["worst_slowdown"] <= 1.3 + 1e-6  # type: ignore[operator]
+    assert slowest["random"]["worst_slowdown"] > 1.8  # type: ignore[operator]
+    assert slowest["least-loaded"]["worst_slowdown"] > 1.8  # type: ignore[operator]
+
+
+def test_pairs_that_do_not_fit_are_never_together() -> None:
+    """They wait for a device of their own."""
+    table = PairTable(kinds=("big",), speeds=numpy.array([[0.0]]))
+    jobs = [PairJob(kind=0, duration=10.0)] * 3
+    outcome = simulate_colocation(table, [0.1], jobs, devices=1, rule="horus")
+    assert [span.ended for span in outcome.spans] == pytest.approx([10, 20, 30])
+
+
+def test_a_table_is_read_or_refused(tmp_path: Path) -> None:
+    """Speeds are relative to running alone."""
+    path = tmp_path / "pairs.json"
+    rows = {"a": {"null": 2.0, "a": [1.0, 1.0], "b": [1.5, 2.0]}, "b": {"null": 4.0, "a": [2.0, 1.5], "b": [0.0, 0.0]}}
+    path.write_text(json.dumps({"v100": rows}))
+    table = read_pairs(path, "v100")
+    assert table.speeds.tolist() == [[0.5, 0.75], [0.5, 0.0]]
+    assert table.pairs() == [(0, 0), (0, 1)]
+    with pytest.raises(TraceError, match="no table of pairs on devices of kind k80"):
+        read_pairs(path, "k80")
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_pairs(tmp_path / "none", "v100")
+
+
+def test_horus_on_measured_pairs(traces: Path) -> None:
+    """On Gavel's pairs predictions are off by less than a tenth, and the worst slowdown is smaller."""
+    table = read_pairs(traces / "gavel" / "oracle_throughputs.json", "v100")
+    found = fit(table)
+    assert found.error < 0.1
+    rng = random.Random(0)
+    jobs = [PairJob(kind=rng.randrange(26), duration=min(7200, rng.lognormvariate(7, 1))) for _ in range(200)]
+    worst = {
+        rule: simulate_colocation(
+            table, found.utilisations, jobs, devices=16, rule=rule, tolerance=0.5, window=32
+        ).figures()["worst_slowdown"]
+        for rule in ("horus", "random", "least-loaded")
+    }
+    assert worst["horus"] < 0.9 * min(worst["random"], worst["least-loaded"])  # type: ignore[type-var, operator]
+
+
+# --- packing -----------------------------------
+
+
+def test_salus_packing() -> None:
+    """Salus's 42 models and 1,035 pairs, as published: 1, 6 and 42 devices; 91.4 % and 75.5 % of the pairs."""
+    models = [model for model in INFERENCE.values() for _ in range(3)]
+    assert [devices_needed(models, CAPACITY, rule) for rule in ("lanes", "peaks", "exclusive")] == [1, 6, 42]
+    assert [devices_needed_at_least(models, CAPACITY, rule) for rule in ("lanes", "peaks", "exclusive")] == [1, 6, 42]
+    trainings = list(TRAINING.values())
+    assert len(trainings) == 45
+    assert share_of_pairs(trainings, CAPACITY, "lanes") == pytest.approx(0.914, abs=0.0005)
+    assert share_of_pairs(trainings, CAPACITY, "peaks") == pytest.approx(0.755, abs=0.0005)
+    with pytest.raises(ConfigError, match="fits no device"):
+        devices_needed(trainings, 1 << 30, "lanes")
