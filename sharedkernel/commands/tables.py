@@ -19,7 +19,17 @@ from sharedkernel.units import format_bytes, format_seconds
 
 Document = Mapping[str, Any]
 
-_STATE_STYLES = {"running": "green", "preempting": "green", "queued": "yellow", "waiting": "yellow", "dead": "red"}
+_STATE_STYLES = {
+    "running": "green",
+    "preempting": "green",
+    "queued": "yellow",
+    "waiting": "yellow",
+    "restoring": "yellow",
+    "offloaded": "blue",
+    "dead": "red",
+}
+#: sessions are shown in this order of states, then by place in the queue
+_STATE_ORDER = ("running", "preempting", "queued", "waiting", "restoring", "ready", "idle", "offloaded")
 _BAR_WIDTH = 30
 
 
@@ -44,7 +54,11 @@ def device_view(status: Document) -> RenderableType:
         f" · {safe_text(device['kind'])} · policy {safe_text(device['policy'])}",
         f" · quantum {format_seconds(device['quantum_seconds'])}",
     )
-    return Group(name, used)
+    away = [amount for session in status["sessions"] if (amount := session.get("offloaded_bytes"))]
+    if not away:
+        return Group(name, used)
+    sessions = "1 session" if len(away) == 1 else f"{len(away)} sessions"
+    return Group(name, used, Text(f"       {format_bytes(sum(away))} of {sessions} moved away from the device"))
 
 
 def memory_bar(used: float, whole: float, width: int = _BAR_WIDTH) -> Text:
@@ -93,9 +107,24 @@ def sessions_table(status: Document) -> RenderableType:
     if not status["sessions"]:
         return Text("No sessions.", style="dim")
     table = new_table(text("user", 2), text("notebook", 3), *SESSION_COLUMNS)
-    for session in status["sessions"]:
+    sessions = sorted(status["sessions"], key=_place)
+    for session in sessions:
         table.add_row(cell(session["user"], "bold"), cell(session_name(session)), *session_cells(session))
-    return table
+    notes = [
+        Text(f"{safe_text(session['user'])} {session_name(session)}: {safe_text(session['offload_note'])}", style="dim")
+        for session in sessions
+        if session.get("offload_note")
+    ]
+    return Group(table, *notes)
+
+
+def _place(session: Document) -> tuple[int, float, str]:
+    """Return by what sessions are ordered: those that do or want something first, and the queue as it is."""
+    state = session["state"]
+    rank = _STATE_ORDER.index(state) if state in _STATE_ORDER else len(_STATE_ORDER)
+    if session["queue_position"] is not None:
+        return _STATE_ORDER.index("queued"), session["queue_position"], session["user"]
+    return rank, 0, session["user"]
 
 
 def session_cells(session: Document) -> list[RenderableType]:
@@ -113,7 +142,9 @@ def session_cells(session: Document) -> list[RenderableType]:
 
 def new_table(*columns: Column) -> Table:
     """Return an empty table in the house's look, as wide as the terminal."""
-    return Table(*columns, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, expand=True)
+    # Copies, since a column collects its cells: a shared one would show those of the table before.
+    fresh = (column.copy() for column in columns)
+    return Table(*fresh, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, expand=True)
 
 
 def text(heading: str, ratio: int = 1) -> Column:

@@ -1,70 +1,85 @@
 """The widgets themselves: a piece of HTML that a kernel thread keeps up to date.
 
-The status document comes from :mod:`sharedkernel.session.view`, in a background thread, so that the widgets move
-while the main thread runs a cell or waits in the queue. What it is turned into is in `render.py`.
+The status document comes through `feed.py`, so that the widgets move while the main thread runs a cell or waits in the
+queue. What it is turned into is in `render.py` and `lanes.py`.
+
+There are no buttons: what a button says to a kernel is heard only when its cell has ended, and what must work during a
+cell (interrupt, offload) belongs where it can reach the gateway, in JupyterLab's own controls and the extension.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ipywidgets import HTML
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.widgets import render
+from sharedkernel.widgets import lanes, render
+from sharedkernel.widgets.feed import feed
 
-#: seconds between two updates
-_INTERVAL = 0.5
 #: seconds that a new widget waits for its first figures, so that even a client without widgets shows some
 _FIRST_FIGURES_TIMEOUT = 1.0
+#: seconds between two updates while this notebook does nothing: what nobody reads must not pile up at the gateway
+_IDLE_INTERVAL = 2.0
+#: points of a curve, about a minute of them
+_HISTORY_LENGTH = 150
+
+Document = Mapping[str, Any]
 
 
 class _LiveView(HTML):
-    """Base of the widgets: subscribes to the status document and shows a rendering of it until closed."""
+    """Base of the widgets: follows the status document and shows a rendering of it until closed."""
 
     def __init__(self, **kwargs: Any) -> None:
-        self._unsubscribe: Callable[[], None] | None = None
+        self._leave: Callable[[], None] | None = None
         self._text = render.NOT_SHARED
+        self._state: str | None = None
+        self._shown_at = 0.0
+        self._first_figures = threading.Event()
+        self._held: deque[int] = deque(maxlen=_HISTORY_LENGTH)
         super().__init__(value=render.paragraph(render.NOT_SHARED), **kwargs)
-        self._subscribe()
+        try:
+            self._leave = feed.follow(self._take)
+        except (ImportError, SharedKernelError):
+            return
+        self._first_figures.wait(_FIRST_FIGURES_TIMEOUT)
 
-    def render_text(self, status: Mapping[str, Any], session_id: str) -> str:
+    def render_text(self, status: Document, session_id: str) -> str:
         """Return *status* as plain text (subclasses)."""
         raise NotImplementedError
 
-    def render_html(self, status: Mapping[str, Any], session_id: str) -> str:
+    def render_html(self, status: Document, session_id: str) -> str:
         """Return *status* as HTML, with everything escaped (subclasses)."""
         raise NotImplementedError
 
+    @property
+    def history(self) -> tuple[int, ...]:
+        """Bytes that this notebook held lately, oldest first."""
+        return tuple(self._held)
+
     def close(self) -> None:
         """Remove the widget and stop following the device."""
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-            self._unsubscribe = None
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
         super().close()
 
-    def _subscribe(self) -> None:
-        try:
-            # Here, because the user's side has neither torch nor the session's packages.
-            from sharedkernel.session import view
-
-            first_figures = threading.Event()
-
-            def update(status: dict[str, Any]) -> None:
-                self._show(status, view.session_id())
-                first_figures.set()
-
-            self._unsubscribe = view.subscribe(update, interval=_INTERVAL)
-        except (ImportError, SharedKernelError):
+    def _take(self, status: dict[str, Any], session_id: str) -> None:
+        session = render.find(status["sessions"], "id", session_id)
+        state = None if session is None else session["state"]
+        now = time.monotonic()
+        if state in ("idle", "offloaded") and state == self._state and now < self._shown_at + _IDLE_INTERVAL:
             return
-        first_figures.wait(_FIRST_FIGURES_TIMEOUT)
-
-    def _show(self, status: Mapping[str, Any], session_id: str) -> None:
+        self._state, self._shown_at = state, now
+        self._held.append(render.held_bytes(status, session_id))
         self._text = self.render_text(status, session_id)
         # An unchanged value sends nothing.
         self.value = self.render_html(status, session_id)
+        self._first_figures.set()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """Add the figures of this moment for what cannot show widgets: consoles, exported notebooks."""
@@ -79,7 +94,7 @@ class _LiveView(HTML):
 
 
 class Usage(_LiveView):
-    """Device memory by kind, this notebook's and all of its user's, against the user's quota.
+    """Device memory by kind, this notebook's and all of its user's, against the user's quota, and lately.
 
     Examples
     --------
@@ -90,17 +105,17 @@ class Usage(_LiveView):
         Usage()
     """
 
-    def render_text(self, status: Mapping[str, Any], session_id: str) -> str:
-        """Return the memory figures in one line."""
-        return render.usage_text(status, session_id)
+    def render_text(self, status: Document, session_id: str) -> str:
+        """Return the memory figures."""
+        return render.usage_text(status, session_id, self.history)
 
-    def render_html(self, status: Mapping[str, Any], session_id: str) -> str:
-        """Return the memory figures with a bar."""
-        return render.usage_html(status, session_id)
+    def render_html(self, status: Document, session_id: str) -> str:
+        """Return the memory figures with a bar and a curve."""
+        return render.usage_html(status, session_id, self.history)
 
 
 class Queue(_LiveView):
-    """Whether this notebook runs or waits, its place in the queue, and who is in which lane.
+    """Whether this notebook runs or waits, its place in the queue, the wait to expect, and who is in which lane.
 
     Examples
     --------
@@ -111,10 +126,62 @@ class Queue(_LiveView):
         Queue()
     """
 
-    def render_text(self, status: Mapping[str, Any], session_id: str) -> str:
-        """Return this notebook's place in one line."""
+    def render_text(self, status: Document, session_id: str) -> str:
+        """Return this notebook's place and the lanes."""
         return render.queue_text(status, session_id)
 
-    def render_html(self, status: Mapping[str, Any], session_id: str) -> str:
-        """Return this notebook's place and the lanes."""
+    def render_html(self, status: Document, session_id: str) -> str:
+        """Return this notebook's place and the lanes as a table."""
         return render.queue_html(status, session_id)
+
+
+class Lanes(_LiveView):
+    """The last minutes of the device's lanes as a picture, this notebook's turns picked out.
+
+    Examples
+    --------
+    In a notebook's cell::
+
+        from sharedkernel.widgets import Lanes
+
+        Lanes()
+    """
+
+    def render_text(self, status: Document, session_id: str) -> str:
+        """Return each lane as a line of blocks."""
+        return lanes.lanes_text(status, session_id)
+
+    def render_html(self, status: Document, session_id: str) -> str:
+        """Return the picture, and its figures as a table."""
+        return lanes.lanes_html(status, session_id)
+
+
+class Dashboard(_LiveView):
+    """Memory, queue and lanes in one.
+
+    Examples
+    --------
+    In a notebook's cell::
+
+        from sharedkernel.widgets import Dashboard
+
+        Dashboard()
+    """
+
+    def render_text(self, status: Document, session_id: str) -> str:
+        """Return all three as text."""
+        parts = (
+            render.queue_text(status, session_id),
+            render.usage_text(status, session_id, self.history),
+            lanes.lanes_text(status, session_id),
+        )
+        return "\n\n".join(parts)
+
+    def render_html(self, status: Document, session_id: str) -> str:
+        """Return all three, one below the other."""
+        parts = (
+            render.queue_html(status, session_id),
+            render.usage_html(status, session_id, self.history),
+            lanes.lanes_html(status, session_id),
+        )
+        return "".join(f'<div style="margin-bottom: 0.8em">{part}</div>' for part in parts)

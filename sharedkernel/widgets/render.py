@@ -1,113 +1,246 @@
-"""The status document as a widget's HTML and plain text.
+"""The status document as the widgets' HTML and plain text: memory, and the queue. The lanes' picture is in `lanes.py`.
 
-Names come from other people: every one is escaped here, since a front end runs whatever HTML a kernel sends.
+The HTML says the same as the text, and says it in words and tables too, so that it is of use where styles and pictures
+are taken out (GitHub, an untrusted notebook).
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharedkernel.describe import memory_by_kind, queue_sentence, safe_text, session_name
+from sharedkernel.describe import memory_by_kind, queue_sentence, safe_text, session_name, session_state, wait_outlook
 from sharedkernel.units import format_bytes
+from sharedkernel.widgets import theme
 
 Document = Mapping[str, Any]
 
 NOT_SHARED = 'This kernel is not shared, so there is nothing to show; choose the kernel "Shared GPU" to share a device.'
-_GONE = "The device does not know this notebook at the moment."
+GONE = "The device does not know this notebook at the moment."
 
-#: fill of each kind's part of the bar; the words beside it say the same without colour
-_COLOURS = {"persistent": "#3f7fbf", "ephemeral": "#e0a030", "others": "#b0b0b0"}
-_CELL = "padding: 0 1em 0 0; text-align: left"
+#: points of a curve drawn as text
+_TEXT_CURVE = 40
+#: most rows of a table
+_MOST_ROWS = 8
+#: seconds of which a share of the device is told, and those in which a session must have run to take turns
+_TURNS_SECONDS, _FRESH_SECONDS = 10, 2
 
 
-def usage_text(status: Document, session_id: str) -> str:
-    """Return the memory of a session and its user in one line."""
-    session = _find(status["sessions"], "id", session_id)
+def usage_text(status: Document, session_id: str, history: Sequence[int] = ()) -> str:
+    """Return the memory of a session and its user, a line for each.
+
+    Parameters
+    ----------
+    status
+        The document.
+    session_id
+        Whose notebook this is.
+    history
+        Bytes that the notebook held lately, oldest first.
+    """
+    session = find(status["sessions"], "id", session_id)
     if session is None:
-        return _GONE
-    return f"This notebook: {memory_by_kind(session)}. {_against_quota(status, session['user'])}"
+        return GONE
+    lines = [f"This notebook: {memory_by_kind(session)}.", _against_quota(status, session["user"])]
+    if away := session.get("offloaded_bytes"):
+        lines[0] += f" {format_bytes(away)} offloaded."
+    if len(history) > 1:
+        curve = theme.blocks(_thinned(history, _TEXT_CURVE), max(history))
+        lines.append(f"Lately: {curve} {_curve_label(history)}")
+    return "\n".join(lines)
 
 
-def usage_html(status: Document, session_id: str) -> str:
-    """Return the memory of a session and its user as a bar and a line for each kind."""
-    session = _find(status["sessions"], "id", session_id)
-    user = _find(status["users"], "name", session["user"]) if session else None
+def usage_html(status: Document, session_id: str, history: Sequence[int] = ()) -> str:
+    """Return the memory of a session and its user as a bar, a line for each kind, and a curve; see `usage_text`."""
+    session = find(status["sessions"], "id", session_id)
+    user = find(status["users"], "name", session["user"]) if session else None
     if session is None or user is None:
-        return paragraph(_GONE)
+        return paragraph(GONE)
     whole = user["quota_bytes"] or status["device"]["capacity_bytes"]
     charged = user["persistent_bytes"] + user["ephemeral_bytes"]
     own = {kind: session[f"{kind}_bytes"] or 0 for kind in ("persistent", "ephemeral")}
-    parts = {**own, "others": max(charged - sum(own.values()), 0)}
-    bar = "".join(
-        f'<div style="width: {100 * min(amount / whole, 1):.2f}%; background: {_COLOURS[kind]}"></div>'
-        for kind, amount in parts.items()
-    )
-    rows = "".join(
-        f'<tr><td style="{_CELL}"><span style="color: {_COLOURS.get(kind, "inherit")}">■</span> {kind}</td>'
-        f'<td style="{_CELL}">{format_bytes(session[f"{kind}_bytes"] or 0)}</td><td>{meaning}</td></tr>'
-        for kind, meaning in (
-            ("persistent", "stays between iterations"),
-            ("ephemeral", "needed during an iteration"),
-            ("framework", "the process's own; not charged to your quota"),
+    others = max(charged - sum(own.values()), 0)
+    kinds = [
+        (theme.OWN, "persistent", own["persistent"], "stays between iterations"),
+        (theme.EPHEMERAL, "ephemeral", own["ephemeral"], "needed during an iteration"),
+        (theme.OWN_OTHER, "your other notebooks", others, ""),
+    ]
+    parts = [(colour, amount / whole, f"{word}: {format_bytes(amount)}") for colour, word, amount, _ in kinds]
+    rows = [[theme.key(colour, word), format_bytes(amount), meaning] for colour, word, amount, meaning in kinds]
+    framework = format_bytes(session["framework_bytes"] or 0)
+    rows.insert(2, [theme.key(theme.NONE, "framework"), framework, "the process's own; not charged"])
+    if away := session.get("offloaded_bytes"):
+        rows.append(
+            [theme.key(theme.AWAY, "offloaded"), format_bytes(away), "moved away; the next cell brings it back"]
         )
-    )
-    label = html.escape(usage_text(status, session_id), quote=True)
-    return (
-        f'<div role="img" aria-label="{label}" style="line-height: 1.5">'
-        f'<div style="display: flex; height: 0.9em; max-width: 40em; background: rgba(128, 128, 128, 0.2)">{bar}</div>'
-        f"<div>{html.escape(_against_quota(status, session['user']))}</div>"
-        f'<table style="border: none">{rows}</table></div>'
+    curve = theme.sparkline(history, max(*history, 1), _curve_label(history)) if len(history) > 1 else ""
+    return theme.panel(
+        "Memory of the shared device",
+        theme.bar(parts, usage_text(status, session_id).replace("\n", " ")),
+        theme.line(_against_quota(status, session["user"])),
+        theme.table("This notebook's memory by kind", (), rows),
+        curve and theme.line(f"This notebook lately: {_curve_label(history)}", faint=True) + curve,
+        theme.line(session["offload_note"], faint=True) if session.get("offload_note") else "",
     )
 
 
 def queue_text(status: Document, session_id: str) -> str:
-    """Return where a session stands in one line."""
-    session = _find(status["sessions"], "id", session_id)
-    return _GONE if session is None else queue_sentence(session, status)
+    """Return where a session stands, what wait to expect, and the lanes."""
+    session = find(status["sessions"], "id", session_id)
+    if session is None:
+        return GONE
+    names = _names(status, session_id)
+    lines = [_standing(session, status)]
+    lanes, outside, more = _shown(status, session_id)
+    for lane in lanes:
+        holder = names.get(lane["holder"], "free") if lane["holder"] else "free"
+        queue = ", ".join(names.get(waiting, "?") for waiting in lane["queue"])
+        next_in_line = f"; next: {queue}" if queue else ""
+        lines.append(f"Lane {safe_text(lane['id'])} ({format_bytes(lane['size_bytes'])}): {holder}{next_in_line}")
+    lines += [f"Not in a lane: {names[other['id']]}, {session_state(other)}" for other in outside]
+    return "\n".join([*lines, more] if more else lines)
 
 
 def queue_html(status: Document, session_id: str) -> str:
-    """Return where a session stands, and each lane with who runs and who is next."""
-    names = {session["id"]: _name(session, session_id) for session in status["sessions"]}
-    rows = "".join(
-        f'<tr><td style="{_CELL}">lane {html.escape(safe_text(lane["id"]))}</td>'
-        f'<td style="{_CELL}">{format_bytes(lane["size_bytes"])}</td>'
-        f'<td style="{_CELL}">{names.get(lane["holder"], "free")}</td>'
-        f"<td>{' → '.join(names.get(waiting, '?') for waiting in lane['queue']) or 'nobody waits'}</td></tr>"
-        for lane in status["lanes"]
+    """Return where a session stands, each lane with who runs and who is next, and who waits for memory."""
+    session = find(status["sessions"], "id", session_id)
+    if session is None:
+        return paragraph(GONE)
+    names = {
+        other: "<b>this notebook</b>" if other == session_id else theme.escape(name)
+        for other, name in _names(status, session_id).items()
+    }
+    shown, outside, more = _shown(status, session_id)
+    lanes = [
+        [
+            f"lane {theme.escape(lane['id'])}",
+            format_bytes(lane["size_bytes"]),
+            names.get(lane["holder"], "free"),
+            " → ".join(names.get(waiting, "?") for waiting in lane["queue"]) or "nobody waits",
+        ]
+        for lane in shown
+    ]
+    waiting = [[names[other["id"]], theme.escape(session_state(other))] for other in outside]
+    return theme.panel(
+        "Queue of the shared device",
+        theme.line(_standing(session, status), bold=True),
+        theme.table("Lanes", ("", "size", "running", "next in line"), lanes) if lanes else "",
+        theme.table("Sessions that wait for memory", ("not in a lane", ""), waiting) if waiting else "",
+        theme.line(more, faint=True) if more else "",
     )
-    heading = "".join(f'<th style="{_CELL}">{title}</th>' for title in ("", "size", "running", "next in line"))
-    table = f'<table style="border: none"><tr>{heading}</tr>{rows}</table>' if rows else ""
-    return f'<div style="line-height: 1.5">{paragraph(queue_text(status, session_id))}{table}</div>'
 
 
 def paragraph(sentence: str) -> str:
     """Return *sentence*, escaped, as a line of its own."""
-    return f"<div>{html.escape(sentence)}</div>"
+    return theme.line(sentence)
+
+
+def find(records: list[Document], field: str, value: str) -> Document | None:
+    """Return the record whose *field* is *value*, None if there is none."""
+    return next((record for record in records if record[field] == value), None)
+
+
+def held_bytes(status: Document, session_id: str) -> int:
+    """Return what a session holds at this moment besides its framework, bytes."""
+    session = find(status["sessions"], "id", session_id)
+    if session is None:
+        return 0
+    return (session["persistent_bytes"] or 0) + max(session.get("live_bytes") or 0, 0)
+
+
+def _standing(session: Document, status: Document) -> str:
+    """Return where *session* stands, what to expect, and what its user can do."""
+    turns = _turns(session, status)
+    if turns is not None:
+        return turns
+    parts = [queue_sentence(session, status)]
+    if session["waiting_for"] is not None or session["queue_position"] is not None:
+        outlook = wait_outlook(session, status)
+        parts += [outlook] if outlook else []
+        parts.append("Interrupt the kernel to stop waiting.")
+    return " ".join(parts)
+
+
+def _turns(session: Document, status: Document) -> str | None:
+    """Return a sentence about a session that takes turns with others; None for one that does not.
+
+    Turns are short: whether it has the device just now would be another answer each time.
+    """
+    if session["state"] not in ("running", "preempting", "queued") or not status.get("timeline"):
+        return None
+    percent = [0] * _TURNS_SECONDS
+    others = set()
+    for track in status["timeline"]["tracks"]:
+        for entry in track["sessions"]:
+            recent = entry["percent"][-_TURNS_SECONDS:]
+            if entry["session"] == session["id"]:
+                percent = [before + more for before, more in zip(percent, recent, strict=True)]
+            elif any(recent[-_FRESH_SECONDS:]):
+                others.add("your other notebooks" if entry["user"] == session["user"] else entry["user"] or "others")
+    if not others or not any(percent[-_FRESH_SECONDS:]):
+        return None
+    names = ", ".join(sorted(map(safe_text, others)))
+    # Not the seconds before it began.
+    lately = percent[next(place for place, value in enumerate(percent) if value) :]
+    return f"This notebook takes turns with {names}: it has the device {sum(lately) / len(lately):.0f} % of the time."
+
+
+def _shown(status: Document, session_id: str) -> tuple[list[Document], list[Document], str]:
+    """Return the lanes and the sessions outside of lanes that there is room for, and a sentence about the others.
+
+    This notebook's lane and those in use come first; sessions outside, by their place in the queue.
+    """
+
+    def weight(lane: Document) -> tuple[bool, bool, bool]:
+        own = session_id == lane["holder"] or session_id in lane["queue"]
+        return not own, lane["holder"] is None, not lane["queue"]
+
+    chosen = {lane["id"] for lane in sorted(status["lanes"], key=weight)[:_MOST_ROWS]}
+    lanes = [lane for lane in status["lanes"] if lane["id"] in chosen]
+    outside = [session for session in status["sessions"] if session["state"] in ("waiting", "restoring")]
+    outside.sort(key=lambda session: (session["id"] != session_id, session["queue_position"] or 0))
+    more = [
+        f"{number} more {what}"
+        for number, what in (
+            (len(status["lanes"]) - len(lanes), "lanes"),
+            (len(outside[_MOST_ROWS:]), "sessions that wait"),
+        )
+        if number
+    ]
+    return lanes, outside[:_MOST_ROWS], f"And {', '.join(more)}." if more else ""
+
+
+def _names(status: Document, own_id: str) -> dict[str, str]:
+    """Return what to call each session: its user, and its notebook where we may know it; our own is marked."""
+    names = {}
+    for session in status["sessions"]:
+        notebook = f" ({session_name(session)})" if session["notebook"] else ""
+        names[session["id"]] = "this notebook" if session["id"] == own_id else f"{safe_text(session['user'])}{notebook}"
+    return names
 
 
 def _against_quota(status: Document, name: str) -> str:
-    user = _find(status["users"], "name", name)
+    user = find(status["users"], "name", name)
     if user is None:
-        return _GONE
+        return GONE
     device = status["device"]
     charged = format_bytes(user["persistent_bytes"] + user["ephemeral_bytes"])
     if user["quota_bytes"] is None:
         limit = f"no quota, the device has {format_bytes(device['capacity_bytes'])}"
     else:
         limit = f"of your quota of {format_bytes(user['quota_bytes'])}"
-    return f"All your notebooks: {charged} {limit}. The device: {format_bytes(device['used_bytes'])} in use."
+    free = max(device["capacity_bytes"] - device["reserve_bytes"] - device["used_bytes"], 0)
+    return (
+        f"All your notebooks: {charged} {limit}. "
+        f"The device: {format_bytes(device['used_bytes'])} in use, {format_bytes(free)} free."
+    )
 
 
-def _name(session: Document, own_id: str) -> str:
-    """Return a session as HTML: its user, and its notebook where we may know it; our own is marked."""
-    if session["id"] == own_id:
-        return "<b>this notebook</b>"
-    notebook = f" ({session_name(session)})" if session["notebook"] else ""
-    return html.escape(f"{safe_text(session['user'])}{notebook}")
+def _curve_label(history: Sequence[int]) -> str:
+    return f"now {format_bytes(history[-1])}, at most {format_bytes(max(history))}"
 
 
-def _find(records: list[Document], field: str, value: str) -> Document | None:
-    return next((record for record in records if record[field] == value), None)
+def _thinned(history: Sequence[int], most: int) -> list[int]:
+    """Return at most *most* values: the highest of each stretch."""
+    stretch = -(-len(history) // most)
+    return [max(history[at : at + stretch]) for at in range(0, len(history), stretch)]

@@ -25,6 +25,10 @@ def session(id: str, user: str, state: str = "idle", **fields: Any) -> dict[str,
         "attained_service_seconds": 0.0,
         "queue_position": None,
         "waiting_for": None,
+        "offloaded_bytes": 0,
+        "offload_note": None,
+        "offloads": 0,
+        "restores": 0,
         **fields,
     }
 

@@ -25,7 +25,8 @@ def test_the_version_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["lab", "--help"], ["demo", "--help"], ["status", "--help"], ["top", "-h"]]
+    "arguments",
+    [["--help"], ["lab", "--help"], ["demo", "--help"], ["status", "--help"], ["top", "-h"], ["trace", "-h"]],
 )
 def test_help_shows_an_example(arguments: list[str]) -> None:
     """Every command explains itself with an example."""
@@ -73,7 +74,8 @@ def test_the_users_side_needs_no_torch() -> None:
     """``sharedkernel status`` loads neither torch nor Jupyter's server nor msgspec."""
     script = (
         "import sys\n"
-        "import sharedkernel.cli, sharedkernel.commands.status, sharedkernel.commands.top\n"
+        "import sharedkernel.cli\n"
+        "from sharedkernel.commands import status, top, trace\n"
         "print([name for name in ('torch', 'jupyter_server', 'msgspec', 'numpy', 'IPython') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

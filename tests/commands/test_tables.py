@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from sharedkernel.commands.tables import memory_bar, status_view
-from sharedkernel.describe import ordinal, queue_sentence, safe_text, session_state
-from tests.commands.documents import busy_document, document, session, user
+from sharedkernel.describe import ordinal, queue_sentence, safe_text, session_state, wait_outlook
+from tests.commands.documents import GIB, MIB, busy_document, document, session, user
 
 
 def shown(status: dict[str, Any], width: int = 80, **options: Any) -> str:
@@ -57,6 +57,46 @@ def test_a_name_cannot_command_the_terminal(name: str) -> None:
     assert safe_text(name) in text
 
 
+def test_what_is_moved_away_reads_well() -> None:
+    """Offloaded and restoring sessions show how much, whole at 80 columns; the sum and what stayed are said."""
+    status = document(
+        sessions=[
+            session("a", "ada", "offloaded", offloaded_bytes=1023 * MIB, offload_note="12 MiB stayed: a \x1b[31mview."),
+            session("b", "bob", "restoring", waiting_for="restore", offloaded_bytes=512 * MIB),
+            session("c", "cleo", "restoring", waiting_for="restore", queue_position=1, offloaded_bytes=GIB),
+        ]
+    )
+    text = shown(status)
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+    for whole in ("offloaded 1023 MiB", "restoring 512 MiB", "1st in line (restore)", "2.5 GiB of 3 sessions moved",
+                  "ada a: 12 MiB stayed: a \\x1b[31mview."):  # fmt: skip
+        assert whole in text, text
+
+
+def test_a_table_shows_its_own_document_only() -> None:
+    """What was shown before leaves nothing behind, as `top` shows one document after the other."""
+    assert "running" in shown(document(sessions=[session("a", "ada", "running", lane="1")]))
+    text = shown(document(sessions=[session("a", "ada", "offloaded")]))
+    assert "running, lane 1" not in text
+    assert "offloaded" in text
+
+
+def test_sessions_that_matter_come_first() -> None:
+    """Who runs, then the queue in its order, then the rest."""
+    status = document(
+        sessions=[
+            session("a", "idle-one", "idle"),
+            session("b", "second", "waiting", queue_position=2, waiting_for="memory"),
+            session("c", "away", "offloaded"),
+            session("d", "first", "queued", queue_position=1, waiting_for="lane"),
+            session("e", "holder", "running"),
+        ]
+    )
+    text = shown(status)
+    places = [text.index(name) for name in ("holder", "first", "second", "idle-one", "away")]
+    assert places == sorted(places)
+
+
 def test_an_idle_device_says_so() -> None:
     """No lanes and no sessions are words, not empty tables."""
     text = shown(document())
@@ -87,3 +127,24 @@ def test_a_wait_says_what_for_and_who_runs() -> None:
     )
     assert queue_sentence(status["sessions"][0], status) == "This notebook has the device."
     assert session_state(session("x", "ada", "waiting", waiting_for="restore")) == "waits to be restored"
+    away = {"offloaded_bytes": 512 * MIB}
+    assert "512 MiB of it are moved away" in queue_sentence(session("x", "ada", "offloaded", **away), status)
+    assert "512 MiB are on their way" in queue_sentence(session("x", "ada", "restoring", **away), status)
+
+
+def test_an_outlook_on_the_wait() -> None:
+    """Turns of those before, under the policy fair; else what waits took; nothing for who does not wait."""
+    queued = session("c", "cleo", "queued", queue_position=2, waiting_for="lane", wait_p50_seconds=3.0)
+    status = document(
+        sessions=[
+            session("a", "ada", "running", iteration_seconds=0.2),
+            session("b", "bob", "queued", queue_position=1, waiting_for="lane", iteration_seconds=0.001),
+            queued,
+            session("d", "dan", "queued", queue_position=3, waiting_for="lane", iteration_seconds=9.0),
+        ]
+    )
+    assert wait_outlook(queued, status) == "Expected wait: about 250 ms."
+    status["device"]["policy"] = "fifo"
+    assert wait_outlook(queued, status) == "Half of the waits until now took less than 3.0 s."
+    assert wait_outlook(status["sessions"][0], status) is None
+    assert wait_outlook(session("x", "xavier", "waiting", waiting_for="memory"), status) is None

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import shared_kernel
+from tests.commands.support import shared_kernel, wait_until
 
 SETUP = """
-import time, torch
-from sharedkernel.widgets import Queue, Usage
+import os, torch
+from sharedkernel.widgets import Dashboard, Lanes, Queue, Usage
 """
-#: holds 64 MiB and uses the device all the time
+#: holds 64 MiB and uses the device all the time, until the file is there
 BUSY = """
 kept = torch.ones(1 << 24)
-end = time.monotonic() + {seconds}
-while time.monotonic() < end:
+while not os.path.exists({end!r}):
     (kept[:4096] * 2).sum()
 """
 
@@ -38,6 +40,16 @@ async def shown_by(client: AsyncKernelClient, code: str) -> dict[str, Any]:
     return found[-1]
 
 
+@contextlib.asynccontextmanager
+async def busy(client: AsyncKernelClient, end: Path) -> AsyncIterator[None]:
+    """Let a cell use the device until the block has ended."""
+    client.execute(BUSY.format(end=str(end)))
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(end.touch)
+
+
 async def wait_for_update(client: AsyncKernelClient, pattern: str) -> None:
     """Return once a widget was sent HTML that holds *pattern*; fail when the busy cell ends before."""
     async with asyncio.timeout(30):
@@ -52,12 +64,14 @@ async def wait_for_update(client: AsyncKernelClient, pattern: str) -> None:
 
 @pytest.fixture(scope="module")
 def stack() -> Any:
-    """Run a stack with two users."""
-    with LocalStack(users=["ada", "grace"], capacity="1GiB", quotas={"default": {"memory": "512MiB"}}) as stack:
+    """Run a stack with three users."""
+    with LocalStack(
+        users=["ada", "grace", "hopper"], capacity="1GiB", quotas={"default": {"memory": "512MiB"}}
+    ) as stack:
         yield stack
 
 
-def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStack) -> None:
+def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
     """The first display has the quota in plain text too; while a cell runs its memory appears."""
 
     async def scenario() -> None:
@@ -67,23 +81,103 @@ def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStac
             assert "of your quota of 512 MiB" in data["text/plain"]
             assert "of your quota of 512 MiB" in data["text/html"]
             assert "application/vnd.jupyter.widget-view+json" in data
-            client.execute(BUSY.format(seconds=5))
-            await wait_for_update(client, r"This notebook: 6[4-9]\.\d MiB persistent")
+            async with busy(client, tmp_path / "end"):
+                await wait_for_update(client, r"This notebook: 6[4-9]\.\d MiB persistent")
 
     asyncio.run(scenario())
 
 
-def test_queue_tells_a_waiting_cell_its_place(stack: LocalStack) -> None:
-    """While Ada computes, Grace's waiting cell shows her place and who runs; a closed widget is told nothing more."""
+def test_queue_says_that_cells_take_turns(stack: LocalStack, tmp_path: Path) -> None:
+    """While both compute, Grace's queue says with whom she shares and how much of the device she has."""
 
     async def scenario() -> None:
         async with shared_kernel(stack, "ada") as ada, shared_kernel(stack, "grace") as grace:
             for client in (ada, grace):
                 await client.execute_interactive(SETUP, timeout=60)
             await shown_by(grace, "queue = Queue(); queue")
-            ada.execute(BUSY.format(seconds=8))
-            grace.execute(BUSY.format(seconds=8))
-            await wait_for_update(grace, "1st in line; running now: ada")
-            await wait_for_update(grace, r"This notebook has the device\.")
+            async with busy(ada, tmp_path / "ada"), busy(grace, tmp_path / "grace"):
+                await wait_for_update(grace, r"takes turns with ada: it has the device \d+ % of the time\.")
+
+    asyncio.run(scenario())
+
+
+def test_queue_tells_a_waiting_cell_its_place(tmp_path: Path) -> None:
+    """Where cells run one after the other, Grace's waiting cell shows her place and who runs, then that it is her."""
+
+    async def scenario(stack: LocalStack) -> None:
+        def ada_runs() -> bool:
+            return any(one["user"] == "ada" and one["state"] == "running" for one in stack.status()["sessions"])
+
+        async with shared_kernel(stack, "ada") as ada, shared_kernel(stack, "grace") as grace:
+            for client in (ada, grace):
+                await client.execute_interactive(SETUP, timeout=60)
+            await shown_by(grace, "queue = Queue(); queue")
+            async with busy(ada, tmp_path / "ada"):
+                await asyncio.to_thread(wait_until, ada_runs, "Ada runs")
+                grace.execute(BUSY.format(end=str(tmp_path / "grace")))
+                await wait_for_update(grace, "1st in line; running now: ada")
+            await wait_for_update(grace, r"This notebook (?:has the device\.|takes turns)")
+            (tmp_path / "grace").touch()
+
+    with LocalStack(users=["ada", "grace"], capacity="1GiB", executor_arguments=["--policy", "fifo"]) as stack:
+        asyncio.run(scenario(stack))
+
+
+async def printed_by(client: AsyncKernelClient, code: str) -> str:
+    """Run *code* and return what it prints; errors too."""
+    texts: list[str] = []
+
+    def take(message: dict[str, Any]) -> None:
+        texts.append(message["content"].get("text") or message["content"].get("evalue") or "")
+
+    await client.execute_interactive(code, output_hook=take, timeout=60)
+    return "".join(texts)
+
+
+def test_lanes_and_dashboard_follow_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
+    """While a cell runs the picture comes to show it; the dashboard says memory, queue and lanes at once."""
+
+    async def scenario() -> None:
+        async with shared_kernel(stack, "ada") as client:
+            await client.execute_interactive(SETUP, timeout=60)
+            data = await shown_by(client, "Lanes()")
+            assert "this notebook" not in data["text/plain"]
+            data = await shown_by(client, "Dashboard()")
+            assert "All your notebooks" in data["text/plain"]
+            async with busy(client, tmp_path / "end"):
+                await wait_for_update(client, r"<svg role=\"img\" aria-label=\"lane \d+: this notebook [1-9]")
+                await wait_for_update(
+                    client, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*lane \d+: this"
+                )
+
+    asyncio.run(scenario())
+
+
+def test_the_magic_prints_the_same(stack: LocalStack) -> None:
+    """``%shared`` prints all, or a part; another part is one sentence."""
+
+    async def scenario() -> None:
+        async with shared_kernel(stack, "hopper") as client:
+            await client.execute_interactive("import torch; torch.ones(10)", timeout=60)
+            everything = await printed_by(client, "%shared")
+            for part in ("of your quota of 512 MiB", "A cell is running", "this notebook"):
+                assert part in everything
+            assert "quota" not in await printed_by(client, "%shared queue")
+            assert "write %shared, or one of usage, queue, lanes" in await printed_by(client, "%shared colour")
+
+    asyncio.run(scenario())
+
+
+def test_old_views_stand_still_when_there_are_many(stack: LocalStack) -> None:
+    """A cell that makes a widget each time it runs leaves a few that are kept up to date, not all."""
+
+    async def scenario() -> None:
+        async with shared_kernel(stack, "hopper") as client:
+            await client.execute_interactive(SETUP, timeout=60)
+            await client.execute_interactive("views = [Usage() for _ in range(12)]", timeout=60)
+            code = "from sharedkernel.widgets import feed; print(len(feed.feed._followers), feed.MOST_FOLLOWERS)"
+            assert (await printed_by(client, code)).split() == ["8", "8"]
+            closed = "for view in views: view.close()\nprint(len(feed.feed._followers))"
+            assert (await printed_by(client, closed)).split() == ["0"]
 
     asyncio.run(scenario())

@@ -7,7 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from sharedkernel.widgets import render
+from sharedkernel.widgets.lanes import lanes_html, lanes_text
 from tests.commands.documents import GIB, MIB, busy_document, document, session, user
+from tests.widgets.timelines import strip, timeline, track, wait
 
 
 def visible_text(markup: str) -> str:
@@ -35,8 +37,8 @@ def test_usage_shows_memory_by_kind_against_the_quota() -> None:
     status = busy_document()
     text = render.usage_text(status, "a1")
     assert text == (
-        "This notebook: 900 MiB persistent + 96.0 MiB ephemeral + 30.0 MiB framework. "
-        "All your notebooks: 996 MiB of your quota of 2.0 GiB. The device: 1.0 GiB in use."
+        "This notebook: 900 MiB persistent + 96.0 MiB ephemeral + 30.0 MiB framework.\n"
+        "All your notebooks: 996 MiB of your quota of 2.0 GiB. The device: 1.0 GiB in use, 2.8 GiB free."
     )
     markup = render.usage_html(status, "a1")
     shown = visible_text(markup)
@@ -60,15 +62,73 @@ def test_without_a_quota_the_device_is_the_whole() -> None:
     assert "no quota, the device has 4.0 GiB" in render.usage_text(status, "a")
 
 
+def test_usage_shows_what_is_moved_away_and_what_was_held_lately() -> None:
+    """Offloaded bytes have their line, with what stayed and why; the curve says its figures in words."""
+    away = session("a", "ada", "offloaded", offloaded_bytes=256 * MIB, offload_note="12 MiB stayed: a view.")
+    status = document(users=[user("ada", quota_bytes=GIB)], sessions=[away])
+    history = [0, 512 * MIB, 256 * MIB]
+    text = render.usage_text(status, "a", history)
+    assert "256 MiB offloaded." in text
+    assert text.endswith("Lately:  █▄ now 256 MiB, at most 512 MiB")
+    shown = visible_text(render.usage_html(status, "a", history))
+    for part in ("offloaded", "256 MiB", "moved away", "12 MiB stayed: a view.", "now 256 MiB, at most 512 MiB"):
+        assert part in shown
+    assert "at most" not in render.usage_html(status, "a", [1])
+
+
 def test_queue_shows_place_lanes_and_who_is_next() -> None:
-    """A waiting notebook reads its place, who runs, and who is in which lane."""
+    """A waiting notebook reads its place, who runs, what it can do, and who is in which lane."""
     status = busy_document()
     shown = visible_text(render.queue_html(status, "c3"))
-    assert "This notebook waits for memory, 2nd in line; running now: ada." in shown
+    assert "This notebook waits for memory, 2nd in line; running now: ada. Interrupt the kernel to stop" in shown
     assert "512 MiB" in shown
     assert "grace.with.a.rather.long.name@example.org (sweep.ipynb) → " in shown
     assert "this notebook" in shown
     assert "nobody waits" in shown
+    assert render.queue_text(status, "c3").splitlines()[1:] == [
+        "Lane 1 (512 MiB): ada (cnn_training_with_a_long_name.ipynb); next: "
+        "grace.with.a.rather.long.name@example.org (sweep.ipynb), this notebook",
+        "Lane 2 (1023 MiB): free",
+        "Not in a lane: this notebook, 2nd in line (memory)",
+    ]
+
+
+def test_queue_says_what_wait_to_expect() -> None:
+    """Under turns for everybody the turns of those before are added up."""
+    status = busy_document()
+    assert "Expected wait: about 50 ms. Interrupt" in visible_text(render.queue_html(status, "b2"))
+    assert "Expected" not in render.queue_text(status, "a1")
+
+
+def test_of_many_lanes_those_that_matter_are_shown() -> None:
+    """The own lane and those in use are rows, the rest a number."""
+    lanes = [{"id": number, "size_bytes": 1, "holder": None, "queue": [f"s{number}"]} for number in range(50)]
+    lanes[30]["holder"], lanes[40]["queue"] = "s30", ["own"]
+    outside = [session(f"w{n}", "bob", "waiting", queue_position=n, waiting_for="memory") for n in range(20, 0, -1)]
+    status = document(lanes=lanes, sessions=[session("own", "ada", "queued", queue_position=1), *outside])
+    shown = visible_text(render.queue_html(status, "own"))
+    for part in ("lane 30", "lane 40", "this notebook", "1st in line", "8th in line", "And 42 more lanes, 12 more"):
+        assert part in shown
+    assert "9th in line" not in shown
+    assert len(render.queue_text(status, "own").splitlines()) == 1 + 8 + 8 + 1
+
+
+def test_turns_are_told_as_a_share() -> None:
+    """A session that takes turns reads with whom and how much, not who runs at this very moment."""
+    sessions = [
+        session("a", "ada", "queued", queue_position=1, waiting_for="lane"), session("b", "bob", "running"),
+        session("c", "ada", "ready"),
+    ]  # fmt: skip
+    a, b, c = strip("a", "ada", 0, 0, 40, 60, 50), strip("b", "bob", 100, 50), strip("c", "ada", 20)
+    status = document(sessions=sessions, timeline=timeline(track(1, a, c), track(2, b)))
+    expected = "This notebook takes turns with bob, your other notebooks: it has the device 50 % of the time."
+    assert render.queue_text(status, "a") == expected
+    assert expected in visible_text(render.queue_html(status, "a"))
+    for others in (strip("a", "ada", 40, 40, 0), strip("a", "ada", 0)):
+        status["timeline"] = timeline(track(1, others), track(2, b))
+        assert "1st in line; running now: bob. Expected wait" in render.queue_text(status, "a")
+    status["timeline"] = timeline(track(1, a))
+    assert "1st in line" in render.queue_text(status, "a")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +141,9 @@ def test_names_cannot_carry_markup(name: str) -> None:
         lanes=[{"id": "1", "size_bytes": 1, "holder": "x", "queue": ["y"]}],
         sessions=[session("x", name, "running", notebook=name), session("y", name, "queued", queue_position=1)],
     )
+    status["timeline"] = timeline(track(1, strip("x", name, 100), strip("y", name, 50)), own=[wait("y", "queued", 5)])
     for own in ("x", "y"):
-        for markup in (render.queue_html(status, own), render.usage_html(status, own)):
+        for markup in (render.queue_html(status, own), render.usage_html(status, own), lanes_html(status, own)):
             visible_text(markup)
             assert "<script" not in markup
             assert "<img" not in markup
@@ -91,5 +152,7 @@ def test_names_cannot_carry_markup(name: str) -> None:
 
 def test_a_session_the_device_lost_is_said() -> None:
     """A document without this session is a sentence, not an error."""
-    for text in (render.usage_text, render.usage_html, render.queue_text, render.queue_html):
+    for text in (
+        render.usage_text, render.usage_html, render.queue_text, render.queue_html, lanes_text, lanes_html,
+    ):  # fmt: skip
         assert "does not know this notebook" in text(document(), "gone")

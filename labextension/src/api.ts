@@ -1,0 +1,117 @@
+/** The Jupyter server's routes for the shared device. */
+
+import { URLExt } from '@jupyterlab/coreutils';
+import type { IOutput } from '@jupyterlab/nbformat';
+import { ServerConnection } from '@jupyterlab/services';
+
+import type { IChannel } from './connection';
+
+const ROOT = 'sharedkernel/api';
+
+/** What a user may have, as the gateway tells it. */
+export interface ILimits {
+  memory: string | number | null;
+  share: number | null;
+  sessions: number | null;
+}
+
+/** What one run of a cell has shown, as the Jupyter server keeps it. */
+export interface IKeptCell {
+  id: string;
+  code: string;
+  executionCount: number | null;
+  outputs: IOutput[];
+  /** Whether it still runs. */
+  open: boolean;
+  /** Whether it ended while no page was there. */
+  missed: boolean;
+}
+
+/** A request was refused; the message is a sentence for the user. */
+export class RefusedError extends Error {}
+
+export class Api {
+  constructor(private readonly _settings: ServerConnection.ISettings) {}
+
+  /** Open the websocket that tells what changes. */
+  openEvents(): IChannel {
+    const { wsUrl, token, appendToken, WebSocket } = this._settings;
+    const query = appendToken && token ? `?token=${encodeURIComponent(token)}` : '';
+    return new WebSocket(URLExt.join(wsUrl, ROOT, 'events') + query);
+  }
+
+  /** Move an idle session's memory away until its next cell. */
+  async offload(session: string): Promise<void> {
+    await this._request('POST', `sessions/${session}/offload`, {});
+  }
+
+  /** Interrupt what a session runs. */
+  async interrupt(session: string): Promise<void> {
+    await this._request('POST', `sessions/${session}/interrupt`, {});
+  }
+
+  /** End a session. */
+  async shutDown(session: string): Promise<void> {
+    await this._request('DELETE', `sessions/${session}`);
+  }
+
+  /** Return everybody's limits, by name. */
+  async limits(): Promise<Map<string, ILimits>> {
+    return readLimits(await this._request('GET', 'quotas'));
+  }
+
+  /** Change one user's limits, and return everybody's. */
+  async setLimits(user: string, limits: ILimits): Promise<Map<string, ILimits>> {
+    const changes = { users: { [user]: limits } };
+    return readLimits(await this._request('PUT', 'quotas', changes));
+  }
+
+  /** Return what a kernel's cells have shown since a version, and the version now. */
+  async keptCells(kernel: string, after: number): Promise<{ version: number; cells: IKeptCell[] }> {
+    const answer = (await this._request('GET', `kernels/${kernel}/cells?after=${after}`)) as {
+      version?: number;
+      cells?: Array<Omit<IKeptCell, 'executionCount'> & { execution_count: number | null }>;
+    } | null;
+    return {
+      version: answer?.version ?? 0,
+      cells: (answer?.cells ?? []).map(cell => ({ ...cell, executionCount: cell.execution_count }))
+    };
+  }
+
+  private async _request(method: string, path: string, body?: unknown): Promise<unknown> {
+    const url = URLExt.join(this._settings.baseUrl, ROOT, path);
+    const init = {
+      method,
+      body: body === undefined ? null : JSON.stringify(body)
+    };
+    const response = await ServerConnection.makeRequest(url, init, this._settings);
+    const answer: unknown = await response.json().catch(() => null);
+    if (!response.ok) {
+      const message = (answer as { message?: unknown } | null)?.message;
+      throw new RefusedError(
+        typeof message === 'string' && message ? message : `${response.status} ${response.statusText}`
+      );
+    }
+    return answer;
+  }
+}
+
+function readLimits(answer: unknown): Map<string, ILimits> {
+  const users = (answer as { users?: unknown } | null)?.users;
+  const limits = new Map<string, ILimits>();
+  if (typeof users !== 'object' || users === null) {
+    return limits;
+  }
+  for (const [name, entry] of Object.entries(users)) {
+    const value = (key: string) => (entry as Record<string, { value?: unknown } | undefined> | null)?.[key]?.value;
+    const memory = value('memory');
+    const share = value('share');
+    const sessions = value('sessions');
+    limits.set(name, {
+      memory: typeof memory === 'string' || typeof memory === 'number' ? memory : null,
+      share: typeof share === 'number' ? share : null,
+      sessions: typeof sessions === 'number' ? sessions : null
+    });
+  }
+  return limits;
+}

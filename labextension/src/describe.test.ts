@@ -1,0 +1,80 @@
+import { describe, expect, it } from 'vitest';
+
+import { holderName, memoryByKind, memoryInUse, safeText, sessionName, sessionState, tone } from './describe';
+import { formatBytes, percent } from './format';
+import { english, session, status, view } from './testdocuments';
+import { ISession, parseView } from './view';
+
+function read(fields: Record<string, unknown>): ISession {
+  const [first] = parseView(view({ status: status(session(fields)) })).status!.sessions;
+  return first!;
+}
+
+describe('sessionState', () => {
+  it.each([
+    [{ state: 'idle' }, 'idle', 'idle'],
+    [{ state: 'ready' }, 'running without the device', 'busy'],
+    [{ state: 'running' }, 'running', 'running'],
+    [{ state: 'preempting' }, 'about to give the device to the next', 'running'],
+    [{ state: 'queued', queue_position: 1, waiting_for: 'lane' }, '1st in line', 'waiting'],
+    [{ state: 'queued', queue_position: 2, waiting_for: null }, '2nd in line', 'waiting'],
+    [{ state: 'queued', queue_position: 21, waiting_for: 'lane' }, 'number 21 in line', 'waiting'],
+    [{ state: 'waiting', queue_position: 3, waiting_for: 'memory' }, '3rd in line, waiting for memory', 'waiting'],
+    [{ state: 'waiting', waiting_for: 'quota' }, "waiting for its user's quota", 'waiting'],
+    [{ state: 'restoring', waiting_for: 'restore' }, 'waiting to be restored', 'waiting'],
+    [{ state: 'restoring' }, 'being restored', 'waiting'],
+    [{ state: 'offloaded' }, 'offloaded', 'offloaded'],
+    [{ state: 'dreaming' }, 'dreaming', 'idle'],
+    [{ state: 'queued', queue_position: 1, waiting_for: 'rain' }, '1st in line, waiting for its turn', 'waiting']
+  ])('puts %j into words', (fields, words, shown) => {
+    expect(sessionState(read(fields), english)).toBe(words);
+    expect(tone(read(fields))).toBe(shown);
+  });
+});
+
+describe('names', () => {
+  it('are those of the notebook, else of the session', () => {
+    expect(sessionName(read({ notebook: 'C:\\work\\a b.ipynb' }))).toBe('a b.ipynb');
+    expect(sessionName(read({ notebook: null }))).toBe('01234567');
+    expect(sessionName(read({ notebook: '/' }))).toBe('01234567');
+  });
+
+  it('show what would hide or turn the line around', () => {
+    expect(safeText('a\u202eb\u0007c\u2028')).toBe('a\\u{202e}b\\u{0007}c\\u{2028}');
+    expect(safeText('Müller 😀')).toBe('Müller 😀');
+  });
+
+  it('say whose a session is', () => {
+    expect(holderName(read({}), 'ada', english)).toBe('you (train.ipynb)');
+    expect(holderName(read({ notebook: null }), 'grace', english)).toBe('ada');
+    expect(holderName(undefined, 'ada', english)).toBe('somebody');
+  });
+});
+
+describe('memory', () => {
+  it('in use is what stays and what the iteration needs now', () => {
+    expect(memoryInUse(read({}))).toBe(1536);
+  });
+
+  it('is told by kind', () => {
+    expect(memoryByKind(read({}), 'binary', english)).toBe('1.0 KiB persistent, 2.0 KiB ephemeral, 4.0 KiB framework');
+  });
+
+  it.each([
+    [0, 'binary', '0 B'],
+    [1023, 'binary', '1023 B'],
+    [1024, 'binary', '1.0 KiB'],
+    [1024 ** 2 - 1, 'binary', '1.0 MiB'],
+    [1.5 * 1024 ** 3, 'binary', '1.5 GiB'],
+    [500 * 1024 ** 2, 'binary', '500 MiB'],
+    [3 * 1024 ** 5, 'binary', '3072 TiB'],
+    [1024, 'decimal', '1.0 kB'],
+    [2_500_000_000, 'decimal', '2.5 GB']
+  ] as const)('of %d bytes is short in %s units', (bytes, units, short) => {
+    expect(formatBytes(bytes, units)).toBe(short);
+  });
+
+  it('is never more than the whole bar', () => {
+    expect([percent(1, 4), percent(9, 4), percent(1, 0), percent(-1, 4)]).toEqual([25, 100, 0, 0]);
+  });
+});

@@ -1,0 +1,143 @@
+/**
+ * Short text about sessions.
+ *
+ * Names of users and notebooks come from other people. They are shown as text only (React escapes them); characters
+ * that would turn the line around or hide in it are written out here.
+ */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { formatBytes, Units } from './format';
+import type { IMemory, ISession, IStatus } from './view';
+
+/** What the colour of a session's dot says; the words beside it say it too. */
+export type Tone = 'idle' | 'busy' | 'running' | 'waiting' | 'offloaded';
+
+/** Return a text with control and formatting characters written out. */
+export function safeText(value: string): string {
+  return value.replace(
+    /\p{C}|[\u2028\u2029]/gu,
+    character => `\\u{${(character.codePointAt(0) ?? 0).toString(16).padStart(4, '0')}}`
+  );
+}
+
+/** Return what to call a session: its notebook's file name, else the start of its id. */
+export function sessionName(session: ISession): string {
+  const name = session.notebook?.replace(/\\/g, '/').split('/').pop();
+  return safeText(name ? name : session.id.slice(0, 8));
+}
+
+/** Return a session's tone. */
+export function tone(session: ISession): Tone {
+  if (session.queuePosition !== null || session.waitingFor !== null) {
+    return 'waiting';
+  }
+  switch (session.state) {
+    case 'running':
+    case 'preempting':
+      return 'running';
+    case 'queued':
+    case 'waiting':
+    case 'restoring':
+    case 'offloading':
+      return 'waiting';
+    case 'offloaded':
+      return 'offloaded';
+    case 'ready':
+      return 'busy';
+    default:
+      return 'idle';
+  }
+}
+
+/** Return a place in line as an ordinal number. */
+function place(position: number, trans: TranslationBundle): string {
+  switch (position) {
+    case 1:
+      return trans.__('1st in line');
+    case 2:
+      return trans.__('2nd in line');
+    case 3:
+      return trans.__('3rd in line');
+    default:
+      return trans.__('number %1 in line', position);
+  }
+}
+
+/** Return what a session does or waits for, in a few words. */
+export function sessionState(session: ISession, trans: TranslationBundle): string {
+  const reason = waitReason(session, trans);
+  if (session.queuePosition !== null) {
+    const where = place(session.queuePosition, trans);
+    return session.waitingFor === null || session.waitingFor === 'lane' ? where : trans.__('%1, %2', where, reason);
+  }
+  if (session.waitingFor !== null) {
+    return reason;
+  }
+  switch (session.state) {
+    case 'idle':
+      return trans.__('idle');
+    case 'ready':
+      return trans.__('running without the device');
+    case 'queued':
+      return trans.__('in line');
+    case 'waiting':
+      return trans.__('waiting for memory');
+    case 'running':
+      return trans.__('running');
+    case 'preempting':
+      return trans.__('about to give the device to the next');
+    case 'offloading':
+      return trans.__('being offloaded');
+    case 'offloaded':
+      return trans.__('offloaded');
+    case 'restoring':
+      return trans.__('being restored');
+    case 'dead':
+      return trans.__('ended');
+    default:
+      return safeText(session.state);
+  }
+}
+
+function waitReason(session: ISession, trans: TranslationBundle): string {
+  switch (session.waitingFor) {
+    case 'memory':
+      return trans.__('waiting for memory');
+    case 'quota':
+      return trans.__("waiting for its user's quota");
+    case 'restore':
+      return trans.__('waiting to be restored');
+    default:
+      return trans.__('waiting for its turn');
+  }
+}
+
+/** Return what a session has on the device now. */
+export function memoryInUse(session: ISession): number {
+  return session.persistentBytes + session.liveBytes;
+}
+
+/** Return memory by kind, in one line. */
+export function memoryByKind(memory: IMemory, units: Units, trans: TranslationBundle): string {
+  return trans.__(
+    '%1 persistent, %2 ephemeral, %3 framework',
+    formatBytes(memory.persistentBytes, units),
+    formatBytes(memory.ephemeralBytes, units),
+    formatBytes(memory.frameworkBytes, units)
+  );
+}
+
+/** Return a session as others are to see it: its user, and its notebook where that may be known. */
+export function holderName(session: ISession | undefined, ownName: string | null, trans: TranslationBundle): string {
+  if (session === undefined) {
+    return trans.__('somebody');
+  }
+  const user = session.user === ownName ? trans.__('you') : safeText(session.user);
+  return session.notebook === null ? user : trans.__('%1 (%2)', user, sessionName(session));
+}
+
+/** Return the sessions that are the user's own, those with something to tell first. */
+export function ownSessions(status: IStatus, ownName: string | null): ISession[] {
+  return status.sessions.filter(session => session.user === ownName);
+}

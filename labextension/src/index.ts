@@ -1,0 +1,147 @@
+/**
+ * What people see of a shared device in JupyterLab.
+ *
+ * One plugin holds the model, one each shows it in the panel and in the status bar, one adds the commands. Nothing
+ * here knows the gateway: the Jupyter server's extension does (`sharedkernel/serverextension/`).
+ */
+
+import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { Token } from '@lumino/coreutils';
+
+import { Actions } from './actions';
+import { Api } from './api';
+import { addCommands, CommandIDs } from './commands';
+import { Connection } from './connection';
+import { followCurrentKernel } from './currentkernel';
+import { DeviceModel } from './model';
+import { ModelAdapter } from './modeladapter';
+import { OutputsKeeper } from './outputs';
+import { DevicePanel } from './panel';
+import { StatusItem } from './statusitem';
+
+/** The name under which translations are found. */
+const DOMAIN = 'sharedkernel';
+
+interface ISharedDevice {
+  model: DeviceModel;
+  actions: Actions;
+}
+
+const ISharedDevice = new Token<ISharedDevice>(
+  'sharedkernel:ISharedDevice',
+  'What is known of the shared device, and what can be done with its sessions.'
+);
+
+const device: JupyterFrontEndPlugin<ISharedDevice> = {
+  id: 'sharedkernel:plugin',
+  description: 'Follows the shared device.',
+  autoStart: true,
+  provides: ISharedDevice,
+  optional: [ISettingRegistry, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    settings: ISettingRegistry | null,
+    translator: ITranslator | null
+  ): ISharedDevice => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const api = new Api(app.serviceManager.serverSettings);
+    const model = new DeviceModel();
+    new Connection({
+      open: () => api.openEvents(),
+      onText: text => model.receive(text),
+      onLost: heard => model.lose(heard)
+    });
+    followCurrentKernel(app, model);
+    if (settings !== null) {
+      void settings.load(device.id).then(loaded => {
+        const apply = () => {
+          model.refreshInterval = loaded.get('refreshInterval').composite as number;
+          model.units = loaded.get('units').composite as DeviceModel['units'];
+        };
+        loaded.changed.connect(apply);
+        apply();
+      });
+    }
+    return { model, actions: new Actions(app, api, model, trans) };
+  }
+};
+
+const panel: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:panel',
+  description: 'Shows the shared device in a side panel.',
+  autoStart: true,
+  requires: [ISharedDevice],
+  optional: [ILayoutRestorer, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    { model, actions }: ISharedDevice,
+    restorer: ILayoutRestorer | null,
+    translator: ITranslator | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const widget = new DevicePanel(new ModelAdapter(model), actions, trans);
+    app.shell.add(widget, 'left', { rank: 350, type: 'Shared GPU' });
+    restorer?.add(widget, widget.id);
+    app.commands.addCommand(CommandIDs.showPanel, {
+      label: trans.__('Show Shared GPU'),
+      caption: trans.__('Show who uses the shared device and who waits for it'),
+      describedBy: { args: { type: 'object', properties: {} } },
+      execute: () => app.shell.activateById(widget.id)
+    });
+  }
+};
+
+const statusBar: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:status-bar',
+  description: "Shows the current notebook's memory and place in line.",
+  autoStart: true,
+  requires: [ISharedDevice, IStatusBar],
+  optional: [ITranslator],
+  activate: (app: JupyterFrontEnd, { model }: ISharedDevice, bar: IStatusBar, translator: ITranslator | null): void => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const adapter = new ModelAdapter(model);
+    const item = new StatusItem(adapter, trans, () => {
+      void app.commands.execute(CommandIDs.showPanel);
+    });
+    bar.registerStatusItem('sharedkernel:status-bar', {
+      item,
+      align: 'left',
+      rank: 4,
+      isActive: () => item.isActive,
+      activeStateChanged: adapter.stateChanged
+    });
+  }
+};
+
+const commands: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:commands',
+  description: "Adds what can be done with the current notebook's session.",
+  autoStart: true,
+  requires: [ISharedDevice],
+  optional: [ICommandPalette, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    { model, actions }: ISharedDevice,
+    palette: ICommandPalette | null,
+    translator: ITranslator | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    addCommands(app, model, actions, palette, trans);
+  }
+};
+
+const outputs: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:outputs',
+  description: 'Brings back what cells have shown while no page was there.',
+  autoStart: true,
+  requires: [ISharedDevice],
+  activate: (app: JupyterFrontEnd, { actions }: ISharedDevice): void => {
+    app.docRegistry.addWidgetExtension('Notebook', new OutputsKeeper(actions.api));
+  }
+};
+
+export default [device, panel, statusBar, commands, outputs];

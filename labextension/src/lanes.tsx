@@ -1,0 +1,80 @@
+/** The lanes: who runs in each, and who is next. */
+
+import * as React from 'react';
+
+import { holderName, safeText } from './describe';
+import { formatBytes } from './format';
+import type { INames } from './names';
+import type { ILane, ISession, IStatus } from './view';
+
+interface IProps extends INames {
+  status: IStatus;
+}
+
+export function LanesSection(props: IProps): React.ReactElement {
+  const { status, trans } = props;
+  const sessions = new Map(status.sessions.map(session => [session.id, session]));
+  const inLanes = new Set(status.lanes.flatMap(lane => lane.queue));
+  const outside = status.sessions
+    .filter(session => session.queuePosition !== null && !inLanes.has(session.id))
+    .sort((one, other) => (one.queuePosition ?? 0) - (other.queuePosition ?? 0));
+  return (
+    <section className="sk-Section" aria-labelledby="sk-lanes-title">
+      <h2 id="sk-lanes-title" className="sk-Section-title">
+        {trans.__('Lanes')}
+      </h2>
+      {status.lanes.length === 0 && outside.length === 0 && (
+        <p className="sk-Faint">{trans.__('Nobody uses the device now.')}</p>
+      )}
+      {status.lanes.map(lane => (
+        <Lane key={lane.id} lane={lane} sessions={sessions} {...props} />
+      ))}
+      {outside.length > 0 && (
+        <div className="sk-Lane">
+          <h3 className="sk-Lane-title">{trans.__('Waiting for memory')}</h3>
+          <ul className="sk-Queue">
+            {outside.map(session => (
+              <li key={session.id} className={session.user === props.own ? 'sk-mod-own' : ''}>
+                {holderName(session, props.own, trans)}
+              </li>
+            ))}
+          </ul>
+        </div>
+      )}
+    </section>
+  );
+}
+
+interface ILaneProps extends INames {
+  lane: ILane;
+  sessions: ReadonlyMap<string, ISession>;
+}
+
+function Lane(props: ILaneProps): React.ReactElement {
+  const { lane, sessions, units, trans, own } = props;
+  const holder = lane.holder === null ? undefined : sessions.get(lane.holder);
+  return (
+    <div className="sk-Lane">
+      <h3 className="sk-Lane-title">
+        {trans.__('Lane %1', safeText(lane.id))}
+        <span className="sk-Faint">{formatBytes(lane.sizeBytes, units)}</span>
+      </h3>
+      <p className={holder !== undefined && holder.user === own ? 'sk-Line sk-mod-own' : 'sk-Line'}>
+        <span className={`sk-Dot sk-mod-${lane.holder === null ? 'idle' : 'running'}`} aria-hidden="true" />
+        <span>{lane.holder === null ? trans.__('free') : trans.__('%1: running', holderName(holder, own, trans))}</span>
+      </p>
+      {lane.queue.length > 0 && (
+        <ol className="sk-Queue" aria-label={trans.__('Next in line')}>
+          {lane.queue.map(id => {
+            const session = sessions.get(id);
+            return (
+              <li key={id} className={session?.user === own ? 'sk-mod-own' : ''}>
+                {holderName(session, own, trans)}
+              </li>
+            );
+          })}
+        </ol>
+      )}
+    </div>
+  );
+}

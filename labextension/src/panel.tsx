@@ -1,0 +1,91 @@
+/** The side panel: the device, its lanes, the user's sessions, and for admins everybody's sessions and quotas. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { VDomRenderer } from '@jupyterlab/ui-components';
+import { Message } from '@lumino/messaging';
+import * as React from 'react';
+
+import { Actions } from './actions';
+import { DeviceSection } from './device';
+import { deviceIcon } from './icons';
+import { LanesSection } from './lanes';
+import { ModelAdapter } from './modeladapter';
+import { notice } from './notice';
+import { QuotasSection } from './quotas';
+import { SessionsSection } from './sessions';
+
+export class DevicePanel extends VDomRenderer<ModelAdapter> {
+  constructor(
+    model: ModelAdapter,
+    private readonly _actions: Actions,
+    private readonly _trans: TranslationBundle
+  ) {
+    super(model);
+    model.isVisible = () => this.isVisible;
+    this.id = 'sharedkernel-panel';
+    this.addClass('sk-Panel');
+    this.title.icon = deviceIcon;
+    this.title.caption = _trans.__('Shared GPU');
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', _trans.__('Shared GPU'));
+    this.node.tabIndex = -1;
+  }
+
+  override render(): React.ReactElement {
+    const { device } = this.model;
+    const trans = this._trans;
+    const { user, status } = device.view;
+    const trouble = notice(device, trans);
+    const own = user?.name ?? null;
+    const names = { units: device.units, trans, own };
+    const mine = status?.sessions.filter(one => one.user === own) ?? [];
+    const others = status?.sessions.filter(one => one.user !== own) ?? [];
+    return (
+      <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
+        <div role="status" aria-live="polite">
+          {trouble !== null && (
+            <p className={trouble.passing ? 'sk-Notice' : 'sk-Notice sk-mod-problem'}>{trouble.text}</p>
+          )}
+        </div>
+        {status !== null && (
+          <>
+            <DeviceSection status={status} {...names} />
+            <LanesSection status={status} {...names} />
+            <SessionsSection
+              title={trans.__('My sessions')}
+              empty={trans.__('You have none. Pick the kernel “Shared GPU” in the launcher.')}
+              sessions={mine}
+              actions={this._actions}
+              currentId={device.currentSession?.id ?? null}
+              {...names}
+            />
+            {user?.admin === true && (
+              <>
+                <SessionsSection
+                  title={trans.__('Sessions of others')}
+                  empty={trans.__('There are none.')}
+                  sessions={others}
+                  actions={this._actions}
+                  currentId={null}
+                  showUser
+                  {...names}
+                />
+                <QuotasSection api={this._actions.api} users={status.users.map(one => one.name)} trans={trans} />
+              </>
+            )}
+          </>
+        )}
+      </div>
+    );
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.model.refresh();
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.focus();
+  }
+}

@@ -1,0 +1,144 @@
+/** Everybody's limits, for admins to change. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { Api, ILimits } from './api';
+import { safeText } from './describe';
+
+interface IProps {
+  api: Api;
+  /** Who is on the device now: limits are read again when somebody new is. */
+  users: readonly string[];
+  trans: TranslationBundle;
+}
+
+export function QuotasSection(props: IProps): React.ReactElement {
+  const { api, users, trans } = props;
+  const [limits, setLimits] = React.useState<ReadonlyMap<string, ILimits>>(new Map());
+  const [problem, setProblem] = React.useState<string | null>(null);
+  const who = [...users].sort().join('\n');
+  const run = React.useCallback(async (work: Promise<ReadonlyMap<string, ILimits>>) => {
+    try {
+      setLimits(await work);
+      setProblem(null);
+    } catch (error) {
+      setProblem(error instanceof Error ? error.message : String(error));
+    }
+  }, []);
+  React.useEffect(() => {
+    void run(api.limits());
+  }, [api, run, who]);
+  return (
+    <section className="sk-Section" aria-labelledby="sk-quotas-title">
+      <h2 id="sk-quotas-title" className="sk-Section-title">
+        {trans.__('Quotas')}
+      </h2>
+      <div role="alert">{problem !== null && <p className="sk-Notice sk-mod-problem">{safeText(problem)}</p>}</div>
+      <table className="sk-Quotas">
+        <thead>
+          <tr>
+            <th scope="col">{trans.__('User')}</th>
+            <th scope="col">{trans.__('Memory')}</th>
+            <th scope="col">{trans.__('Share')}</th>
+            <th scope="col">{trans.__('Sessions')}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {[...limits].map(([name, values]) => (
+            <Row
+              key={name}
+              name={name}
+              limits={values}
+              onChange={changed => void run(api.setLimits(name, changed))}
+              trans={trans}
+            />
+          ))}
+        </tbody>
+      </table>
+      <p className="sk-Faint">
+        {trans.__('Empty: no limit. Changes last until the gateway reads its configuration again.')}
+      </p>
+    </section>
+  );
+}
+
+interface IRowProps {
+  name: string;
+  limits: ILimits;
+  onChange: (limits: ILimits) => void;
+  trans: TranslationBundle;
+}
+
+function Row(props: IRowProps): React.ReactElement {
+  const { name, limits, onChange, trans } = props;
+  const who = safeText(name);
+  return (
+    <tr>
+      <th scope="row">{who}</th>
+      <td>
+        <Field
+          label={trans.__('Memory of %1, such as 8GiB or 25%', who)}
+          value={limits.memory}
+          onChange={text => onChange({ ...limits, memory: /^\d+$/.test(text) ? Number(text) : text || null })}
+        />
+      </td>
+      <td>
+        <Field
+          label={trans.__('Share of %1, 1 is usual', who)}
+          value={limits.share}
+          onChange={text => onChange({ ...limits, share: numberIn(text) })}
+        />
+      </td>
+      <td>
+        <Field
+          label={trans.__('Number of sessions of %1', who)}
+          value={limits.sessions}
+          onChange={text => onChange({ ...limits, sessions: numberIn(text) })}
+        />
+      </td>
+    </tr>
+  );
+}
+
+/** What is no number goes as it is: the gateway says what is wrong with it. */
+function numberIn(text: string): number | null {
+  return text === '' ? null : Number.isNaN(Number(text)) ? (text as unknown as number) : Number(text);
+}
+
+interface IFieldProps {
+  label: string;
+  value: string | number | null;
+  onChange: (text: string) => void;
+}
+
+/** A value that is taken over with Enter or when the field is left, and forgotten with Escape. */
+function Field(props: IFieldProps): React.ReactElement {
+  const { label, value, onChange } = props;
+  const shown = value === null ? '' : String(value);
+  const [draft, setDraft] = React.useState(shown);
+  React.useEffect(() => setDraft(shown), [shown]);
+  const take = () => {
+    if (draft.trim() !== shown) {
+      onChange(draft.trim());
+    }
+  };
+  return (
+    <input
+      className="sk-Field"
+      type="text"
+      aria-label={label}
+      title={label}
+      value={draft}
+      onChange={event => setDraft(event.target.value)}
+      onBlur={take}
+      onKeyDown={event => {
+        if (event.key === 'Enter') {
+          take();
+        } else if (event.key === 'Escape') {
+          setDraft(shown);
+        }
+      }}
+    />
+  );
+}

@@ -1,0 +1,56 @@
+/** The status bar's item: the memory and the place in line of the notebook that the user looks at. */
+
+import { VDomRenderer } from '@jupyterlab/ui-components';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { memoryByKind, memoryInUse, sessionState, tone } from './describe';
+import { formatBytes } from './format';
+import { ModelAdapter } from './modeladapter';
+import { notice } from './notice';
+
+export class StatusItem extends VDomRenderer<ModelAdapter> {
+  constructor(
+    model: ModelAdapter,
+    private readonly _trans: TranslationBundle,
+    private readonly _onActivate: () => void
+  ) {
+    super(model);
+    this.addClass('sk-StatusItem');
+  }
+
+  /** Whether there is anything to show. */
+  get isActive(): boolean {
+    const { device } = this.model;
+    return device.currentSession !== null || (device.view.gateway.state === 'away' && device.currentKernel !== null);
+  }
+
+  override render(): React.ReactElement | null {
+    const { device } = this.model;
+    const trans = this._trans;
+    const session = device.currentSession;
+    if (!this.isActive) {
+      return null;
+    }
+    const trouble = notice(device, trans);
+    const text = [trans.__('Shared GPU')];
+    const details: string[] = [];
+    if (session !== null) {
+      text.push(formatBytes(memoryInUse(session), device.units));
+      details.push(memoryByKind(session, device.units, trans));
+    }
+    if (trouble !== null) {
+      text.push(trans.__('gateway away'));
+      details.push(trouble.text);
+    } else if (session !== null) {
+      text.push(sessionState(session, trans));
+    }
+    const mood = trouble !== null || session === null ? 'away' : tone(session);
+    return (
+      <button type="button" className="sk-StatusItem-button" title={details.join('\n')} onClick={this._onActivate}>
+        <span className={`sk-Dot sk-mod-${mood}`} aria-hidden="true" />
+        {text.join(' · ')}
+      </button>
+    );
+  }
+}

@@ -1,0 +1,51 @@
+import { describe, expect, it } from 'vitest';
+
+import { session, status, view } from './testdocuments';
+import { parseView, VersionError, ViewError } from './view';
+
+describe('parseView', () => {
+  it('reads what the server sends', () => {
+    const parsed = parseView(view());
+    expect(parsed.user).toEqual({ name: 'ada', admin: false });
+    expect(parsed.kernels.get('kernel')).toBe('0123456789ab');
+    expect(parsed.status?.sessions[0]).toMatchObject({ state: 'idle', persistentBytes: 1024, queuePosition: null });
+    expect(parsed.status?.lanes[0]).toEqual({ id: '1', sizeBytes: 4096, holder: null, queue: [] });
+  });
+
+  it('knows that there may be nothing yet', () => {
+    const parsed = parseView(view({ user: null, status: null, kernels: {} }));
+    expect([parsed.user, parsed.status]).toEqual([null, null]);
+  });
+
+  it('counts what an older gateway does not tell as none', () => {
+    const [read] = parseView(view({ status: status({ id: 'a', user: 'b', state: 'c' }) })).status!.sessions;
+    expect(read).toMatchObject({ notebook: null, liveBytes: 0, offloadNote: null, waitingFor: null });
+  });
+
+  it('takes no amount that cannot be one', () => {
+    const odd = session({ persistent_bytes: -5, live_bytes: 'many', iterations: null });
+    const [read] = parseView(view({ status: status(odd) })).status!.sessions;
+    expect(read).toMatchObject({ persistentBytes: 0, liveBytes: 0, iterations: 0 });
+  });
+
+  it.each([
+    'no JSON',
+    '7',
+    '[]',
+    '{}',
+    view({ gateway: null }),
+    view({ gateway: { state: 'dancing' } }),
+    view({ kernels: [] }),
+    view({ user: { name: 7 } }),
+    view({ status: 'much' }),
+    view({ status: { device: {} } }),
+    view({ status: { ...status(), sessions: [7] } }),
+    view({ status: status({ id: 7 }) })
+  ])('refuses %s', text => {
+    expect(() => parseView(text)).toThrow(ViewError);
+  });
+
+  it('tells another version from garbage', () => {
+    expect(() => parseView(view({ version: 2 }))).toThrow(VersionError);
+  });
+});

@@ -1,0 +1,218 @@
+/**
+ * What the Jupyter server tells the page, checked.
+ *
+ * Everything that comes in passes `parseView`: later on nobody has to ask whether a field is there. Fields that are
+ * not known are ignored, so that a newer gateway does no harm; what is needed and missing is a `ViewError`, which
+ * reaches the user as a notice.
+ */
+
+/** Of the view; as in the server extension's `follower.py`. */
+export const VERSION = 1;
+
+export type GatewayState = 'connecting' | 'connected' | 'away' | 'refused' | 'unconfigured';
+
+export interface IDevice {
+  name: string;
+  kind: string;
+  capacityBytes: number;
+  reserveBytes: number;
+  usedBytes: number;
+  policy: string;
+}
+
+export interface ILane {
+  id: string;
+  sizeBytes: number;
+  /** A session id; null while nobody runs. */
+  holder: string | null;
+  /** Session ids, next first. */
+  queue: string[];
+}
+
+export interface IMemory {
+  persistentBytes: number;
+  ephemeralBytes: number;
+  frameworkBytes: number;
+}
+
+export interface IUser extends IMemory {
+  name: string;
+  share: number;
+  quotaBytes: number | null;
+}
+
+export interface ISession extends IMemory {
+  id: string;
+  user: string;
+  /** Such as `idle`, `running`, `offloaded`; a newer gateway may have more. */
+  state: string;
+  /** Path of its notebook; null where there is none, or where it is not this user's to know. */
+  notebook: string | null;
+  /** Memory of the iteration that runs now. */
+  liveBytes: number;
+  offloadedBytes: number;
+  /** What stayed on the device when it was offloaded, or why it was not. */
+  offloadNote: string | null;
+  iterations: number;
+  /** From 1; null while not in line. */
+  queuePosition: number | null;
+  /** Such as `memory`, `lane`, `quota`, `restore`. */
+  waitingFor: string | null;
+}
+
+export interface IStatus {
+  device: IDevice;
+  lanes: ILane[];
+  users: IUser[];
+  sessions: ISession[];
+}
+
+export interface IView {
+  gateway: { state: GatewayState; message: string | null };
+  /** Null while not known. */
+  user: { name: string; admin: boolean } | null;
+  /** The session behind each kernel of this Jupyter server, by kernel id. */
+  kernels: ReadonlyMap<string, string>;
+  /** The last one while the gateway is away. */
+  status: IStatus | null;
+}
+
+/** What arrived cannot be shown. */
+export class ViewError extends Error {}
+
+/** Another version of the view than this page knows. */
+export class VersionError extends ViewError {}
+
+/** Before anything has arrived. */
+export const EMPTY_VIEW: IView = {
+  gateway: { state: 'connecting', message: null },
+  user: null,
+  kernels: new Map(),
+  status: null
+};
+
+/**
+ * Return the view in a message of the Jupyter server.
+ *
+ * @throws ViewError when it is none.
+ */
+export function parseView(text: string): IView {
+  let data: unknown;
+  try {
+    data = JSON.parse(text);
+  } catch {
+    throw new ViewError('what arrived is no JSON');
+  }
+  const root = record(data, 'the view');
+  if (root.version !== VERSION) {
+    throw new VersionError(`version ${String(root.version)} instead of ${VERSION}`);
+  }
+  const gateway = record(root.gateway, 'gateway');
+  return {
+    gateway: {
+      state: gatewayState(gateway.state),
+      message: textOrNull(gateway.message)
+    },
+    user: isNothing(root.user) ? null : parseUser(record(root.user, 'user')),
+    kernels: new Map(
+      Object.entries(record(root.kernels, 'kernels')).map(([kernel, session]) => [kernel, String(session)])
+    ),
+    status: isNothing(root.status) ? null : parseStatus(record(root.status, 'status'))
+  };
+}
+
+type Fields = Record<string, unknown>;
+
+const STATES: readonly string[] = ['connecting', 'connected', 'away', 'refused', 'unconfigured'];
+
+function gatewayState(value: unknown): GatewayState {
+  if (typeof value !== 'string' || !STATES.includes(value)) {
+    throw new ViewError(`unknown state ${String(value)} of the gateway`);
+  }
+  return value as GatewayState;
+}
+
+function parseUser(fields: Fields): { name: string; admin: boolean } {
+  return { name: text(fields.name, 'name'), admin: fields.admin === true };
+}
+
+function parseStatus(fields: Fields): IStatus {
+  const device = record(fields.device, 'device');
+  return {
+    device: {
+      name: text(device.name, 'device.name'),
+      kind: text(device.kind, 'device.kind'),
+      capacityBytes: amount(device.capacity_bytes),
+      reserveBytes: amount(device.reserve_bytes),
+      usedBytes: amount(device.used_bytes),
+      policy: textOrNull(device.policy) ?? ''
+    },
+    lanes: list(fields.lanes, 'lanes').map(lane => ({
+      id: String(lane.id),
+      sizeBytes: amount(lane.size_bytes),
+      holder: textOrNull(lane.holder),
+      queue: Array.isArray(lane.queue) ? lane.queue.map(String) : []
+    })),
+    users: list(fields.users, 'users').map(user => ({
+      name: text(user.name, 'users.name'),
+      share: typeof user.share === 'number' ? user.share : 1,
+      quotaBytes: typeof user.quota_bytes === 'number' ? user.quota_bytes : null,
+      ...memory(user)
+    })),
+    sessions: list(fields.sessions, 'sessions').map(session => ({
+      id: text(session.id, 'sessions.id'),
+      user: text(session.user, 'sessions.user'),
+      state: text(session.state, 'sessions.state'),
+      notebook: textOrNull(session.notebook),
+      liveBytes: amount(session.live_bytes),
+      offloadedBytes: amount(session.offloaded_bytes),
+      offloadNote: textOrNull(session.offload_note),
+      iterations: amount(session.iterations),
+      queuePosition: typeof session.queue_position === 'number' ? session.queue_position : null,
+      waitingFor: textOrNull(session.waiting_for),
+      ...memory(session)
+    }))
+  };
+}
+
+function memory(fields: Fields): IMemory {
+  return {
+    persistentBytes: amount(fields.persistent_bytes),
+    ephemeralBytes: amount(fields.ephemeral_bytes),
+    frameworkBytes: amount(fields.framework_bytes)
+  };
+}
+
+function isNothing(value: unknown): boolean {
+  return value === null || value === undefined;
+}
+
+function record(value: unknown, name: string): Fields {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw new ViewError(`${name} is no object`);
+  }
+  return value as Fields;
+}
+
+function list(value: unknown, name: string): Fields[] {
+  if (!Array.isArray(value)) {
+    throw new ViewError(`${name} is no list`);
+  }
+  return value.map(entry => record(entry, `an entry of ${name}`));
+}
+
+function text(value: unknown, name: string): string {
+  if (typeof value !== 'string') {
+    throw new ViewError(`${name} is no text`);
+  }
+  return value;
+}
+
+function textOrNull(value: unknown): string | null {
+  return typeof value === 'string' ? value : null;
+}
+
+/** Sizes and counts: what is missing, as from an older gateway, counts as none. */
+function amount(value: unknown): number {
+  return typeof value === 'number' && Number.isFinite(value) && value > 0 ? value : 0;
+}

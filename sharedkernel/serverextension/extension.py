@@ -1,0 +1,57 @@
+"""Adds the routes to the user's Jupyter server, and takes the connection to the gateway down with it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from jupyter_server.extension.application import ExtensionApp
+from traitlets import Unicode
+
+from sharedkernel.relay.gateway import KERNEL_NAME
+from sharedkernel.serverextension.follower import Follower
+from sharedkernel.serverextension.handlers import CellsHandler, EventsHandler, QuotasHandler, SessionHandler
+from sharedkernel.serverextension.local_kernels import LocalKernels
+from sharedkernel.serverextension.recorder import Recorder
+from sharedkernel.serverextension.upstream import find_upstream
+
+_SESSION = r"/sharedkernel/api/sessions/(?P<session>[\w-]+)"
+
+
+class SharedKernelExtension(ExtensionApp):
+    """Shows this server's pages the shared device."""
+
+    # Not the package's name: the gateway's configuration file is called by that.
+    name = "sharedkernel_pages"
+
+    kernel_name = Unicode(
+        KERNEL_NAME,
+        help="Kernelspec whose gateway the pages show; one that `sharedkernel install` wrote. "
+        "With --gateway-url it is that gateway, whatever stands here.",
+    ).tag(config=True)
+
+    def initialize_settings(self) -> None:
+        """Make what the routes share."""
+        server: Any = self.serverapp
+        self._find_upstream = partial(find_upstream, self.kernel_name)
+        self._local_kernels = LocalKernels(server.kernel_manager, server.session_manager)
+        self._follower = Follower(self._find_upstream, self._local_kernels)
+        self._recorder = Recorder(server.kernel_manager, server.event_logger)
+
+    def initialize_handlers(self) -> None:
+        """Add the routes."""
+        passing_on = {"find_upstream": self._find_upstream, "local_kernels": self._local_kernels}
+        self.handlers.extend(
+            [
+                (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
+                (r"/sharedkernel/api/quotas", QuotasHandler, passing_on),
+                (_SESSION, SessionHandler, passing_on),
+                (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
+                (rf"{_SESSION}/(?P<action>offload|interrupt)", SessionHandler, passing_on),
+            ]
+        )
+
+    async def stop_extension(self) -> None:
+        """Let go of the gateway and the kernels."""
+        self._recorder.close()
+        await self._follower.close()

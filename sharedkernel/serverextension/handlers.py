@@ -1,0 +1,212 @@
+"""The routes that pages use: the view as it changes, quotas, what a user can do with a session, and kept outputs.
+
+Each needs what every route of the user's Jupyter server needs: its own token or cookie, and protection against other
+sites' forms. A gateway's refusal arrives as ``{"message", "reason"}`` with its status.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
+from tornado import web
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.relay.gateway import GatewayRefused, GatewayUnreachable
+from sharedkernel.serverextension.follower import Follower
+from sharedkernel.serverextension.local_kernels import LocalKernels
+from sharedkernel.serverextension.recorder import Recorder
+from sharedkernel.serverextension.upstream import FindUpstream, Upstream
+
+_RESOURCE = "sharedkernel"
+
+
+def http_status(error: SharedKernelError) -> int:
+    """Return the status with which a page hears of *error*."""
+    if isinstance(error, GatewayRefused):
+        # A page takes 401, and 403 without a reason, for the end of its own login.
+        if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin":
+            return HTTPStatus.BAD_GATEWAY
+        return error.status if error.status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
+    if isinstance(error, GatewayUnreachable | ConfigError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+class _PassingOn(APIHandler):
+    """Base of the routes that ask the gateway one question."""
+
+    auth_resource = _RESOURCE
+
+    def initialize(self, find_upstream: FindUpstream, local_kernels: LocalKernels) -> None:
+        """Take what every request needs."""
+        self._find_upstream = find_upstream
+        self._local_kernels = local_kernels
+        self._upstream: Upstream | None = None
+
+    def upstream(self) -> Upstream:
+        """Return the gateway; it is closed when the request is answered."""
+        self._upstream = self._find_upstream()
+        return self._upstream
+
+    def on_finish(self) -> None:
+        """Close what was opened."""
+        super().on_finish()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
+        """Log a refusal at INFO, without a traceback."""
+        if isinstance(value, SharedKernelError):
+            self.log.info("refused %s %s (%s): %s", self.request.method, self.request.path, value.reason, value)
+        else:
+            super().log_exception(typ, value, tb)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer an error of ours as the gateway does."""
+        error = kwargs.get("exc_info", (None, None))[1]
+        if not isinstance(error, SharedKernelError):
+            super().write_error(status_code, **kwargs)
+            return
+        self.set_status(http_status(error))
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"message": str(error), "reason": error.reason}))
+
+
+class QuotasHandler(_PassingOn):
+    """``/sharedkernel/api/quotas``, as the gateway has it."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the limits that the user may see."""
+        self.finish(json.dumps(await self.upstream().quotas()))
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Change limits; the gateway lets admins do that."""
+        changes = self.get_json_body()
+        if not isinstance(changes, dict):
+            raise web.HTTPError(HTTPStatus.BAD_REQUEST, "the request's body is no JSON object.")
+        self.finish(json.dumps(await self.upstream().quotas(changes)))
+
+
+class SessionHandler(_PassingOn):
+    """``/sharedkernel/api/sessions/ID`` (DELETE) and ``…/offload``, ``…/interrupt`` (POST).
+
+    A session behind a kernel of this server is interrupted and ended through that kernel: otherwise a notebook that is
+    open would only start another session, and wait for what was held back here.
+    """
+
+    @web.authenticated
+    @authorized
+    async def post(self, session: str, action: str) -> None:
+        """Offload or interrupt."""
+        await self._act(session, action)
+
+    @web.authenticated
+    @authorized
+    async def delete(self, session: str) -> None:
+        """End the session; its variables are gone."""
+        await self._act(session, "delete")
+
+    async def _act(self, session: str, action: str) -> None:
+        upstream = self.upstream()
+        kernel_id = None if action == "offload" else await self._kernel_behind(upstream, session)
+        if kernel_id is None:
+            await upstream.act(session, action)
+        elif action == "interrupt":
+            await self._local_kernels.interrupt(kernel_id)
+        else:
+            await self._local_kernels.shut_down(kernel_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+    async def _kernel_behind(self, upstream: Upstream, session: str) -> str | None:
+        known = (await upstream.status()).get("sessions", [])
+        local = self._local_kernels.sessions(known)
+        return next((kernel_id for kernel_id, other in local.items() if other == session), None)
+
+
+class CellsHandler(APIHandler):
+    """``/sharedkernel/api/kernels/ID/cells?after=VERSION``: what a kernel's cells have shown."""
+
+    auth_resource = _RESOURCE
+
+    def initialize(self, recorder: Recorder) -> None:
+        """Take what keeps it."""
+        self._recorder = recorder
+
+    @web.authenticated
+    @authorized
+    def get(self, kernel_id: str) -> None:
+        """Answer the cells that have changed after *VERSION*, and the version now."""
+        records = self._recorder.records(kernel_id)
+        after = self.get_query_argument("after", "0")
+        if not after.isdecimal():
+            raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`after` is no version.")
+        cells = [] if records is None else records.since(int(after))
+        self.finish(json.dumps({"version": 0 if records is None else records.version, "cells": cells}, default=str))
+
+
+class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """``/sharedkernel/api/events``: a websocket that gets the view, now and whenever it has changed."""
+
+    auth_resource = _RESOURCE
+
+    def initialize(self, follower: Follower) -> None:
+        """Take what every page needs."""
+        self._follower = follower
+        self._shown = ""
+        #: what is to be sent when the one being sent is through
+        self._next: str | None = None
+        self._sending: Any = None
+
+    def set_default_headers(self) -> None:
+        """Set none: they make no sense for a websocket."""
+
+    @ws_authenticated
+    async def get(self, *args: Any, **kwargs: Any) -> None:
+        """Accept the websocket."""
+        await super().get(*args, **kwargs)
+
+    def open(self, *args: Any, **kwargs: Any) -> None:
+        """Start watching."""
+        super().open(*args, **kwargs)
+        self._follower.add(self)
+
+    def on_message(self, message: str | bytes) -> None:
+        """Ignore what is said: there is nothing to ask."""
+
+    def on_close(self) -> None:
+        """Stop watching."""
+        self._follower.remove(self)
+
+    def show(self, view: str) -> None:
+        """Send *view*, or let it wait while an earlier one is being sent; a later one then takes its place."""
+        self._next = view
+        if self._sending is None:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        view, self._next = self._next, None
+        if view is None or view == self._shown:
+            return
+        try:
+            self._sending = self.write_message(view)
+        except WebSocketClosedError:
+            self._follower.remove(self)
+            return
+        self._shown = view
+        self._sending.add_done_callback(self._sent)
+
+    def _sent(self, done: Any) -> None:
+        self._sending = None
+        if not done.cancelled() and done.exception() is None:
+            self._send_next()

@@ -1,0 +1,103 @@
+"""The gateway, as the user: one question at a time, and the websocket that tells what changes.
+
+Which gateway it is, and with which token, is looked up anew for each connection: where the kernelspec's address and
+token are kept somebody may just have put them. Nothing here ever reaches a page but answers and sentences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from jupyter_server.gateway.gateway_client import GatewayClient
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
+
+from sharedkernel.gateway_client import STATUS_PATH
+from sharedkernel.relay.credentials import Credentials, check_url, find_credentials
+from sharedkernel.relay.gateway import CONNECT_TIMEOUT, PING_INTERVAL, REQUEST_TIMEOUT, Gateway
+
+_EVENTS_PATH = "/sharedkernel/api/events"
+_QUOTAS_PATH = "/sharedkernel/api/quotas"
+
+
+class Upstream(Gateway):
+    """A gateway's own API; every method raises what :class:`~sharedkernel.relay.gateway.Gateway` does."""
+
+    async def user(self) -> dict[str, Any]:
+        """Return who the token's user is: ``name``, and whether they are ``admin``."""
+        identity = (await self.ask("GET", "/api/me")).get("identity")
+        if not isinstance(identity, dict):
+            raise self._no_gateway()
+        return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
+
+    async def status(self) -> dict[str, Any]:
+        """Return the status document."""
+        return await self.ask("GET", STATUS_PATH)
+
+    async def quotas(self, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return everybody's limits that the user may see, after *changes* where some are given."""
+        if changes is None:
+            return await self.ask("GET", _QUOTAS_PATH)
+        return await self.ask("PUT", _QUOTAS_PATH, body=json.dumps(changes))
+
+    async def act(self, session: str, action: str) -> None:
+        """Offload, interrupt or end (``"delete"``) a session."""
+        name = quote(session, safe="")
+        if action == "offload":
+            await self.ask("POST", f"/sharedkernel/api/sessions/{name}/offload", body="{}")
+        elif action == "interrupt":
+            await self.ask("POST", f"/api/kernels/{name}/interrupt", body="{}")
+        else:
+            await self.end(session)
+
+    async def ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+        """Return the JSON object that the gateway answers."""
+        return await self._fetch(method, path, body=body, seconds=REQUEST_TIMEOUT)
+
+    async def events(self) -> WebSocketClientConnection:
+        """Open the websocket on which the gateway sends the status document whenever it has changed."""
+        request = self._request("ws" + self.url.removeprefix("http") + _EVENTS_PATH, timeout=CONNECT_TIMEOUT)
+        try:
+            return await websocket_connect(request, ping_interval=PING_INTERVAL)
+        except (HTTPClientError, WebSocketError, OSError) as error:
+            raise self._explain(error) from None
+
+
+class StockUpstream(Upstream):
+    """The gateway of ``jupyter lab --gateway-url``, reached as Jupyter's own client reaches it.
+
+    Parameters
+    ----------
+    client
+        Jupyter's client, which has the address, the token, certificates and proxies.
+    """
+
+    def __init__(self, client: GatewayClient) -> None:
+        super().__init__(Credentials(url=check_url(str(client.url)), token=""))
+        self._stock_client = client
+
+    def _request(self, url: str, *, timeout: float, method: str = "GET", body: str | None = None) -> HTTPRequest:
+        plain = super()._request(url, timeout=timeout, method=method, body=body)
+        headers = {name: value for name, value in dict(plain.headers).items() if name != "Authorization"}
+        ours = {"connect_timeout": plain.connect_timeout, "request_timeout": timeout, "follow_redirects": False}
+        stock = self._stock_client.load_connection_args(headers=headers)
+        return HTTPRequest(url, **{**stock, **ours, "method": method, "body": body})
+
+
+def find_upstream(kernel_name: str) -> Upstream:
+    """Return this server's gateway: the one it was started with, else the kernelspec's.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or what is said of it cannot be used.
+    """
+    client = GatewayClient.instance()
+    return StockUpstream(client) if client.gateway_enabled else Upstream(find_credentials(kernel_name))
+
+
+#: how to get the gateway at this moment
+FindUpstream = Callable[[], Upstream]

@@ -1,0 +1,84 @@
+"""A gateway with an executor, a JupyterLab for each of two users, and a browser; skipped where one of them is not.
+
+The browser is Chromium, found by its usual names or where CHROMIUM says; the extension has to be built
+(``python labextension/build_backend.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from jupyter_core.paths import jupyter_path
+
+from sharedkernel.bench.ui import CHROMIUM_ARGUMENTS, find_chromium
+from sharedkernel.local_stack import LocalStack
+from tests.serverextension.server import JupyterServer
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed", exc_type=ImportError)
+
+from tests.browser.lab import LabPage, start_lab  # noqa: E402  (needs playwright)
+
+#: opens a user's JupyterLab in a window of its own
+OpenLab = Callable[..., LabPage]
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[object]:
+    """Return a running browser, or skip."""
+    if sys.platform != "linux":
+        pytest.skip("the executor runs on Linux only")
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium was found; install it, or name it in CHROMIUM")
+    if not any(os.path.exists(f"{path}/sharedkernel/package.json") for path in jupyter_path("labextensions")):
+        pytest.skip("the JupyterLab extension is not built; run `python labextension/build_backend.py`")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def stack(browser: object) -> Iterator[LocalStack]:
+    """Two users share a small device: ada is an admin, grace is not. Cells run one after the other, in their order."""
+    with LocalStack(
+        users=["ada", "grace"],
+        capacity="2GiB",
+        quotas={"users": {"grace": {"memory": "1GiB"}}},
+        executor_arguments=["--policy", "fifo"],
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def servers(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, JupyterServer]]:
+    servers: dict[str, JupyterServer] = {}
+    try:
+        for user in stack.users:
+            servers[user] = start_lab(tmp_path_factory.mktemp(user) / "lab", user, stack)
+        yield servers
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+@pytest.fixture
+def open_lab(browser: object, servers: dict[str, JupyterServer]) -> Iterator[OpenLab]:
+    """Return what opens windows; they close after the test, with all kernels, and none may have complained."""
+    pages: list[LabPage] = []
+
+    def open_one(user: str, **options: object) -> LabPage:
+        pages.append(LabPage(browser, servers[user], **options))  # type: ignore[arg-type]
+        return pages[-1]
+
+    yield open_one
+    errors = [error for page in pages for error in page.errors]
+    for page in pages:
+        page.close()
+    for server in servers.values():
+        for session in server.ask("GET", "/api/sessions").body:
+            server.ask("DELETE", f"/api/sessions/{session['id']}")
+    assert errors == []

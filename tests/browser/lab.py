@@ -1,0 +1,156 @@
+"""JupyterLab as one user has it in a browser; what a person does and sees there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from sharedkernel.local_stack import LocalStack
+from tests.serverextension.server import TOKEN, JupyterServer
+
+#: milliseconds that anything in a page may take, on a busy machine
+PATIENCE = 60_000
+
+#: of JupyterLab's own, these ask the outside world for news
+_UNWANTED = ["@jupyterlab/apputils-extension:announcements"]
+
+
+def start_lab(directory: Path, user: str, stack: LocalStack) -> JupyterServer:
+    """Start *user*'s JupyterLab with the kernelspec of *stack*."""
+    return start_lab_with(directory, stack.client_environment(user))
+
+
+def start_lab_with(directory: Path, environment: Mapping[str, str]) -> JupyterServer:
+    """Start a JupyterLab that finds its gateway in *environment*."""
+    server = JupyterServer(directory, environment, program="jupyterlab")
+    settings = server.config / "labconfig"
+    settings.mkdir(parents=True)
+    disabled = dict.fromkeys(_UNWANTED, True)
+    (settings / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
+    server.start()
+    return server
+
+
+class LabPage:
+    """A browser window with JupyterLab."""
+
+    def __init__(self, browser: Browser, server: JupyterServer, *, size: tuple[int, int] = (1280, 800)) -> None:
+        self.server = server
+        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]})
+        self.context.set_default_timeout(PATIENCE)
+        self.page: Page = self.context.new_page()
+        #: what the page complained of
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(f"{server.url}/lab?token={TOKEN}&reset")
+        self.wait_until_open()
+
+    def wait_until_open(self) -> None:
+        """Return once JupyterLab is there."""
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0, timeout=PATIENCE)
+        expect(self.page.locator("#jp-main-dock-panel")).to_be_visible(timeout=PATIENCE)
+
+    def close(self) -> None:
+        """Close the window."""
+        self.context.close()
+
+    # --- what a person does -------------------------------------------------------------------------------------------
+
+    def new_notebook(self) -> None:
+        """Pick the shared device in the launcher, and wait for its kernel."""
+        card = self.page.locator('.jp-LauncherCard[data-category="Notebook"][title="Shared GPU (PyTorch)"]')
+        card.first.click()
+        self.wait_for_kernel()
+
+    def wait_for_kernel(self) -> None:
+        """Return once the notebook's kernel is there and does nothing."""
+        expect(self.page.locator("#jp-bottom-panel")).to_contain_text("Shared GPU (PyTorch) | Idle", timeout=PATIENCE)
+
+    def run(self, code: str) -> Locator:
+        """Type *code* into the last cell, run it, and return the cell; it may take as long as it likes."""
+        cells = self.notebook.locator(".jp-CodeCell")
+        number = cells.count()
+        cells.last.locator(".cm-content").click()
+        self.page.keyboard.insert_text(code)
+        self.page.keyboard.press("Shift+Enter")
+        expect(cells).to_have_count(number + 1, timeout=PATIENCE)
+        return cells.nth(number - 1)
+
+    def save(self) -> None:
+        """Save the notebook under the name that it has."""
+        self.page.keyboard.press("Control+S")
+        rename = self.page.locator(".jp-Dialog", has_text="Rename")
+        clean = self.page.locator("#jp-main-dock-panel .lm-TabBar-tab.lm-mod-current:not(.jp-mod-dirty)")
+        expect(rename.or_(clean)).to_be_visible(timeout=PATIENCE)
+        if rename.is_visible():
+            rename.get_by_role("button", name="Rename", exact=False).last.click()
+        expect(clean).to_be_visible(timeout=PATIENCE)
+
+    def reload(self) -> None:
+        """Load the page anew."""
+        self.page.on("dialog", lambda dialog: dialog.accept())  # it asks whether unsaved changes may go
+        self.page.goto(self.page.url.split("?")[0])
+        self.wait_until_open()
+
+    def command(self, label: str) -> None:
+        """Run a command by its label in the palette."""
+        self.page.keyboard.press("Control+Shift+C")
+        palette = self.page.locator(".jp-ModalCommandPalette")
+        palette.locator("input").fill(label)
+        active = palette.locator(".lm-CommandPalette-item.lm-mod-active")
+        expect(active).to_contain_text(label, timeout=PATIENCE)
+        self.page.keyboard.press("Enter")
+        expect(palette).to_be_hidden(timeout=PATIENCE)
+
+    def use_theme(self, name: str) -> None:
+        """Change JupyterLab's theme, and wait until it is there."""
+        self.command(f"Use Theme: {name}")
+        expect(self.page.locator("body")).to_have_attribute("data-jp-theme-name", name, timeout=PATIENCE)
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0, timeout=PATIENCE)
+
+    def show_panel(self) -> None:
+        """Open the panel."""
+        if not self.panel.is_visible():
+            self.command("Show Shared GPU")
+        expect(self.panel).to_be_visible(timeout=PATIENCE)
+
+    # --- what a person sees -------------------------------------------------------------------------------------------
+
+    @property
+    def notebook(self) -> Locator:
+        """The notebook in front."""
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+
+    @property
+    def status_item(self) -> Locator:
+        """The status bar's item."""
+        return self.page.locator(".sk-StatusItem")
+
+    @property
+    def panel(self) -> Locator:
+        """The side panel."""
+        return self.page.locator("#sharedkernel-panel")
+
+    def section(self, title: str) -> Locator:
+        """Return a part of the panel, by its heading."""
+        return self.panel.get_by_role("region", name=title)
+
+    def dialog_button(self, label: str) -> Locator:
+        """Return a button of the dialog that is open."""
+        return self.page.locator(".jp-Dialog").get_by_role("button", name=label)
+
+    def memory_shown(self) -> float:
+        """Return the memory in the status bar, in MiB."""
+        match = re.search(r"([\d.]+) ([KMG]iB)", self.status_item.inner_text())
+        return 0.0 if match is None else float(match[1]) * {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}[match[2]]
+
+
+def keep_picture(shown: Page | Locator, name: str) -> None:
+    """Keep a picture for the documentation, in the directory that SHAREDKERNEL_PICTURES names."""
+    if directory := os.environ.get("SHAREDKERNEL_PICTURES"):
+        shown.screenshot(path=str(Path(directory) / f"{name}.png"))

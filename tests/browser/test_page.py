@@ -1,0 +1,176 @@
+"""The page by itself: whatever a gateway says, and whoever looks at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from sharedkernel.relay.credentials import TOKEN_VARIABLE, URL_VARIABLE
+from tests.browser.lab import PATIENCE, LabPage, keep_picture, start_lab_with
+from tests.serverextension.fake_gateway import FakeGateway
+from tests.serverextension.server import JupyterServer
+
+_MIB = 1024**2
+_MARKUP = "<img src=x onerror=\"document.body.dataset.broken='yes'\">"
+
+
+def session(name: str, user: str, state: str, **fields: Any) -> dict[str, Any]:
+    memory = {f"{kind}_bytes": 100 * _MIB for kind in ("persistent", "ephemeral", "framework")}
+    return {"id": name, "user": user, "state": state, "notebook": f"{name}.ipynb", "lane": 1, **memory, **fields}
+
+
+def document(*sessions: dict[str, Any], queue: tuple[str, ...] = ()) -> str:
+    """Return a status document."""
+    users = sorted({session["user"] for session in sessions})
+    memory = {f"{kind}_bytes": 300 * _MIB for kind in ("persistent", "ephemeral", "framework")}
+    holder = next((session["id"] for session in sessions if session["state"] == "running"), None)
+    return json.dumps(
+        {
+            "device": {
+                "name": "host (8 x x86_64)",
+                "kind": "host",
+                "capacity_bytes": 8192 * _MIB,
+                "reserve_bytes": 0,
+                "used_bytes": 4000 * _MIB,
+                "policy": "fair",
+                "quantum_seconds": 0.05,
+            },
+            "lanes": [{"id": 1, "size_bytes": 1024 * _MIB, "holder": holder, "queue": list(queue)}],
+            "users": [{"name": user, "share": 1.0, "quota_bytes": 4096 * _MIB, **memory} for user in users],
+            "sessions": sessions,
+        }
+    )
+
+
+#: one of everything that there is to see
+EVERYTHING = document(
+    session("train", "ada", "running", live_bytes=50 * _MIB),
+    session("explore", "ada", "idle"),
+    session("sweep", "ada", "queued", queue_position=1, waiting_for="lane"),
+    session("large", "ada", "waiting", queue_position=2, waiting_for="memory"),
+    session("monday", "ada", "offloaded", offloaded_bytes=700 * _MIB, offload_note="1 pinned tensor stayed"),
+    session("vision", "grace", "ready"),
+    session("speech", "linus", "restoring", waiting_for="restore"),
+    queue=("sweep", "unknown"),
+)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[FakeGateway]:
+    with FakeGateway(EVERYTHING) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def server(browser: object, gateway: FakeGateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    environment = {URL_VARIABLE: gateway.url, TOKEN_VARIABLE: "any"}
+    server = start_lab_with(tmp_path_factory.mktemp("page") / "lab", environment)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lab(browser: Any, server: JupyterServer, gateway: FakeGateway) -> Iterator[LabPage]:
+    """Return a page that shows the panel, with one of everything in it."""
+    gateway.say(EVERYTHING)
+    page = LabPage(browser, server, size=(1280, 1250))
+    page.show_panel()
+    expect(page.section("My sessions").get_by_role("listitem")).to_have_count(5, timeout=PATIENCE)
+    yield page
+    page.close()
+    assert page.errors == []
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_nothing_in_the_panel_keeps_anybody_out(lab: LabPage, theme: str) -> None:
+    """Roles, labels, contrast: axe finds nothing."""
+    lab.use_theme(theme)
+    keep_picture(lab.panel, f"panel-{theme.split()[-1].lower()}")
+    results = Axe().run(lab.page, context="#sharedkernel-panel")
+    assert results.violations_count == 0, results.generate_report()
+
+
+def test_the_panel_is_used_with_the_keyboard(lab: LabPage) -> None:
+    """From the palette into it, through its buttons, each with a name, and around in order."""
+    lab.page.keyboard.press("Escape")
+    lab.command("Show Shared GPU")
+    expect(lab.panel).to_be_focused()
+    names = []
+    for _ in range(6):
+        lab.page.keyboard.press("Tab")
+        names.append(lab.page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    # what cannot be done now is not on the way
+    assert names == [
+        "Interrupt train.ipynb",
+        "Shut down train.ipynb",
+        "Offload explore.ipynb",
+        "Shut down explore.ipynb",
+        "Interrupt sweep.ipynb",
+        "Shut down sweep.ipynb",
+    ]
+    lab.page.keyboard.press("Enter")
+    expect(lab.page.locator(".jp-Dialog")).to_contain_text("Shut down sweep.ipynb?", timeout=PATIENCE)
+    lab.page.keyboard.press("Escape")
+
+
+def test_markup_in_names_is_text(lab: LabPage, gateway: FakeGateway) -> None:
+    """Of notebooks, users, devices, notes, states and sentences."""
+    bad = session(
+        "x", _MARKUP, _MARKUP, notebook=f"{_MARKUP}.ipynb", offload_note=_MARKUP, waiting_for=_MARKUP, queue_position=1
+    )
+    gateway.say(document(bad, session("mine", "ada", "running", notebook=f"{_MARKUP}\u202e.ipynb"), queue=("x",)))
+    expect(lab.section("Sessions of others")).to_contain_text(_MARKUP, timeout=PATIENCE)
+    expect(lab.section("My sessions")).to_contain_text("\\u{202e}", timeout=PATIENCE)
+    gateway.say(json.dumps({"message": _MARKUP, "reason": "executor_unavailable"}))
+    expect(lab.panel.get_by_role("status")).to_contain_text(_MARKUP, timeout=PATIENCE)
+    assert lab.page.evaluate("document.body.dataset.broken") is None
+    assert lab.panel.locator("img").count() == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<html>",
+        json.dumps({"device": {}, "sessions": []}),
+        json.dumps({"device": {"name": "x", "kind": "y"}, "sessions": [{"id": "a"}], "lanes": [], "users": []}),
+    ],
+)
+def test_garbage_is_a_notice_and_the_page_goes_on(lab: LabPage, gateway: FakeGateway, said: str) -> None:
+    """What was known stays, and is live again with the next good word."""
+    gateway.say(said)
+    expect(lab.panel.get_by_role("status")).to_contain_text("version", timeout=PATIENCE)
+    expect(lab.section("My sessions").get_by_role("listitem")).to_have_count(5)
+    gateway.say(EVERYTHING)
+    expect(lab.panel.get_by_role("status")).to_be_empty(timeout=PATIENCE)
+
+
+def test_settings_hold_at_once(lab: LabPage, server: JupyterServer) -> None:
+    """Units are those of the settings."""
+    expect(lab.section("Device")).to_contain_text("3.9 GiB of 8.0 GiB", timeout=PATIENCE)
+    url = "/lab/api/settings/sharedkernel%3Aplugin"
+    assert server.ask("PUT", url, {"raw": '{"units": "decimal"}'}).status == 204
+    try:
+        lab.reload()
+        lab.show_panel()
+        expect(lab.section("Device")).to_contain_text("4.2 GB of 8.6 GB", timeout=PATIENCE)
+    finally:
+        server.ask("PUT", url, {"raw": "{}"})
+
+
+def test_a_server_without_a_gateway_says_what_to_do(browser: Any, tmp_path: Path) -> None:
+    """Whoever has installed the package but no gateway yet."""
+    server = start_lab_with(tmp_path / "lab", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
+    try:
+        page = LabPage(browser, server)
+        page.show_panel()
+        expect(page.panel.get_by_role("status")).to_contain_text("sharedkernel install", timeout=PATIENCE)
+        expect(page.status_item).to_be_hidden()
+        page.close()
+    finally:
+        server.stop()

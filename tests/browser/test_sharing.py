@@ -1,0 +1,203 @@
+"""Two people in two browsers on one device."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from sharedkernel.local_stack import LocalStack
+from tests.browser.conftest import OpenLab
+from tests.browser.lab import PATIENCE, LabPage, keep_picture
+
+#: holds the device, in short iterations, until its file appears
+TRAIN = """\
+import pathlib, time, torch
+weights = torch.ones({millions} * 1_000_000)
+while not pathlib.Path({stop!r}).exists():
+    loss = (weights[:1000] * 2).sum()
+    time.sleep(0.01)
+print("trained")\
+"""
+
+
+def train(page: LabPage, stop: Path, millions: int = 50) -> None:
+    """Run a training in a new notebook until *stop* exists."""
+    page.new_notebook()
+    page.run(TRAIN.format(stop=str(stop), millions=millions))
+
+
+def test_memory_in_use_is_in_the_status_bar(open_lab: OpenLab) -> None:
+    """From the launcher to a tensor: what a first user sees."""
+    ada = open_lab("ada")
+    card = ada.page.locator('.jp-LauncherCard[title="Shared GPU (PyTorch)"] img').first
+    expect(card).to_be_visible(timeout=PATIENCE)
+    keep_picture(ada.page, "launcher")
+    ada.new_notebook()
+    expect(ada.status_item).to_contain_text("idle", timeout=PATIENCE)
+    before = ada.memory_shown()
+    cell = ada.run("import torch\nweights = torch.ones(50_000_000)\nprint(weights.sum().item())")
+    expect(cell).to_contain_text("50000000.0", timeout=PATIENCE)
+    # 50 million numbers of four bytes
+    expect(ada.status_item).to_contain_text(re.compile(r"19\d MiB"), timeout=PATIENCE)
+    assert ada.memory_shown() > before + 180
+    ada.run("del weights")
+    expect(ada.status_item).not_to_contain_text(re.compile(r"\d\d\d MiB"), timeout=PATIENCE)
+
+
+def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> None:
+    """Everybody sees who runs, and where in line they are themselves."""
+    grace, first, second = open_lab("grace"), open_lab("ada"), open_lab("ada")
+    stops = [tmp_path / str(number) for number in range(2)]
+    train(grace, stops[0])
+    expect(grace.status_item).to_contain_text("running", timeout=PATIENCE)
+    train(first, stops[1], millions=90)
+    expect(first.status_item).to_contain_text("1st in line", timeout=PATIENCE)
+    second.new_notebook()
+    waiting = second.run("import torch\ntorch.ones(25_000_000).sum().item()")
+    expect(second.status_item).to_contain_text("2nd in line", timeout=PATIENCE)
+
+    second.show_panel()
+    lanes = second.section("Lanes")
+    expect(lanes).to_contain_text(re.compile(r"grace.*: running"), timeout=PATIENCE)
+    expect(second.section("My sessions").get_by_role("listitem")).to_have_count(2, timeout=PATIENCE)
+    keep_picture(second.page, "queue-light")
+    second.use_theme("JupyterLab Dark")
+    keep_picture(second.page, "queue-dark")
+    second.use_theme("JupyterLab Light")
+
+    stops[0].touch()
+    expect(second.status_item).to_contain_text("1st in line", timeout=PATIENCE)
+    expect(first.status_item).to_contain_text("running", timeout=PATIENCE)
+    stops[1].touch()
+    expect(waiting).to_contain_text("25000000.0", timeout=PATIENCE)
+    expect(second.status_item).to_contain_text("idle", timeout=PATIENCE)
+
+
+def test_others_notebooks_have_no_names(open_lab: OpenLab, tmp_path: Path) -> None:
+    """Who is no admin sees that somebody uses the device, not what for; and has no part for admins."""
+    ada, grace = open_lab("ada"), open_lab("grace")
+    stop = tmp_path / "stop"
+    train(ada, stop)
+    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    grace.show_panel()
+    expect(grace.section("Lanes")).to_contain_text("ada: running", timeout=PATIENCE)
+    expect(grace.panel).not_to_contain_text(".ipynb")
+    expect(grace.section("Quotas")).to_have_count(0)
+    expect(grace.section("Sessions of others")).to_have_count(0)
+    stop.touch()
+    expect(grace.section("Lanes")).to_contain_text("Nobody uses the device", timeout=PATIENCE)
+
+
+def test_a_training_is_interrupted_from_the_panel(open_lab: OpenLab, tmp_path: Path) -> None:
+    """Its cell ends like with the stop button, its tensors stay."""
+    ada = open_lab("ada")
+    train(ada, tmp_path / "never")
+    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    ada.show_panel()
+    ada.section("My sessions").get_by_role("button", name="Interrupt Untitled").click()
+    expect(ada.notebook.locator(".jp-CodeCell").first).to_contain_text("KeyboardInterrupt", timeout=PATIENCE)
+    expect(ada.run("print(weights.numel())")).to_contain_text("50000000", timeout=PATIENCE)
+
+
+def test_an_idle_session_is_offloaded_from_the_panel(open_lab: OpenLab) -> None:
+    """Its memory leaves the device, and its next cell has its tensors."""
+    ada = open_lab("ada")
+    ada.new_notebook()
+    ada.run("import torch\nweights = torch.arange(50_000_000.)")
+    expect(ada.status_item).to_contain_text(re.compile(r"19\d MiB · idle"), timeout=PATIENCE)
+    ada.show_panel()
+    ada.section("My sessions").get_by_role("button", name="Offload Untitled").click()
+    expect(ada.section("My sessions")).to_contain_text("191 MiB offloaded", timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text("offloaded", timeout=PATIENCE)
+    keep_picture(ada.page, "offloaded")
+    expect(ada.run("print(weights[-1].item())")).to_contain_text("50000000.0", timeout=PATIENCE)
+
+
+def test_a_session_is_shut_down_from_the_panel(open_lab: OpenLab, stack: LocalStack) -> None:
+    """After a question; its notebook stays open without a kernel, and none comes back by itself."""
+    ada = open_lab("ada")
+    ada.new_notebook()
+    ada.run("kept = 1")
+    ada.show_panel()
+    mine = ada.section("My sessions")
+    shut_down = mine.get_by_role("button", name="Shut down Untitled")
+    shut_down.click()
+    ada.dialog_button("Cancel").click()
+    expect(mine.get_by_role("listitem")).to_have_count(1)
+    shut_down.click()
+    keep_picture(ada.page, "shut-down")
+    ada.dialog_button("Shut Down").click()
+    expect(mine).to_contain_text("You have none", timeout=PATIENCE)
+    expect(ada.page.locator("#jp-bottom-panel")).to_contain_text("No Kernel", timeout=PATIENCE)
+    expect(ada.status_item).to_be_hidden()
+    assert stack.status()["sessions"] == []
+
+
+def test_an_admin_changes_a_quota(open_lab: OpenLab, stack: LocalStack) -> None:
+    """What cannot be used is explained beside it, and what can be is in force at once."""
+    ada = open_lab("ada")
+    ada.show_panel()
+    quotas = ada.section("Quotas")
+    field = quotas.get_by_label("Memory of grace")
+    expect(field).to_have_value("1GiB", timeout=PATIENCE)
+    field.fill("lots")
+    field.press("Enter")
+    expect(quotas.get_by_role("alert")).to_contain_text("'lots' is not an amount of memory", timeout=PATIENCE)
+    keep_picture(ada.page, "quotas")
+    field.fill("512MiB")
+    field.press("Enter")
+    expect(quotas.get_by_role("alert")).to_be_empty(timeout=PATIENCE)
+    expect(ada.section("Device")).to_contain_text("of 512 MiB", timeout=PATIENCE)
+    field.fill("1GiB")
+    field.press("Enter")
+    expect(ada.section("Device")).to_contain_text("of 1.0 GiB", timeout=PATIENCE)
+
+
+def test_the_page_stays_while_the_gateway_goes_and_comes(open_lab: OpenLab, stack: LocalStack, tmp_path: Path) -> None:
+    """It says so, keeps its notebook, and is live again by itself; the training has run on."""
+    ada = open_lab("ada")
+    stop = tmp_path / "stop"
+    train(ada, stop)
+    ada.show_panel()
+    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    stack.gateway.kill()
+    try:
+        expect(ada.status_item).to_contain_text("gateway away", timeout=PATIENCE)
+        expect(ada.panel.get_by_role("status")).to_contain_text("The gateway is away", timeout=PATIENCE)
+        keep_picture(ada.page, "gateway-away")
+    finally:
+        stack.gateway.start()
+        stack.gateway.wait_until_ready()
+    expect(ada.panel.get_by_role("status")).to_be_empty(timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    stop.touch()
+    expect(ada.status_item).to_contain_text("idle", timeout=PATIENCE)
+    expect(ada.run("print(int(weights.sum()))")).to_contain_text("50000000", timeout=PATIENCE)
+
+
+def test_a_long_cell_s_output_survives_a_reload(open_lab: OpenLab, tmp_path: Path) -> None:
+    """What it printed before, while the page was away, and after; and what waited behind it."""
+    ada = open_lab("ada")
+    stop = tmp_path / "stop"
+    ada.new_notebook()
+    ada.run(
+        "import pathlib, time\nfor number in range(100_000):\n    print(number, end=' ')\n    time.sleep(0.02)\n"
+        f"    if pathlib.Path({str(stop)!r}).exists():\n        break\nprint('the end')\n6 * 7"
+    )
+    ada.run("'and what waited behind it'")
+    first, second = ada.notebook.locator(".jp-CodeCell").nth(0), ada.notebook.locator(".jp-CodeCell").nth(1)
+    expect(first).to_contain_text("0 1 2 3 4 5", timeout=PATIENCE)
+    ada.save()
+    ada.reload()
+    expect(first).to_contain_text("0 1 2 3 4 5", timeout=PATIENCE)
+    expect(first.locator(".jp-InputPrompt")).to_contain_text("[*]")
+    printed = max(map(int, re.findall(r"\d+", first.locator(".jp-OutputArea").inner_text())))
+    expect(first).to_contain_text(f" {printed + 20} ", timeout=PATIENCE)
+    stop.touch()
+    expect(first).to_contain_text("the end", timeout=PATIENCE)
+    expect(first).to_contain_text("42", timeout=PATIENCE)
+    expect(first.locator(".jp-InputPrompt")).to_contain_text("[1]")
+    expect(second.locator(".jp-OutputArea")).to_contain_text("and what waited behind it", timeout=PATIENCE)
+    expect(ada.run("print('as usual')")).to_contain_text("as usual", timeout=PATIENCE)

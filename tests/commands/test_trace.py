@@ -1,0 +1,308 @@
+"""``trace``: what happened on a device as a file for Perfetto."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.commands.trace_document import Recording, trace_document
+from sharedkernel.commands.trace_live import LiveRecorder, record_live
+from sharedkernel.commands.trace_log import record_from_log
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.spans import Activity, Span
+from sharedkernel.gateway_client import GatewayUnavailable
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.scheduling import SchedulerConfig
+from sharedkernel.scheduling.events import to_dict
+from tests.commands.documents import document, session
+from tests.commands.support import COMMAND, shared_kernel, wait_until
+from tests.scheduling.desk import Desk
+from tests.scheduling.device import Device, endless
+
+Event = dict[str, Any]
+
+
+def run_trace(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``sharedkernel trace``."""
+    return subprocess.run(
+        [*COMMAND, "trace", *arguments], capture_output=True, text=True, timeout=60, env=os.environ | environment,
+        check=False,
+    )  # fmt: skip
+
+
+def check_structure(trace: dict[str, Any]) -> dict[str, list[Event]]:
+    """Check what a reader of Trace Event JSON relies on; return the slices by the name of their track."""
+    json.dumps(trace, allow_nan=False)
+    slices: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    names: dict[tuple[str, int, int], str] = {}
+    counted: dict[str, int] = {}
+    for event in trace["traceEvents"]:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["name"], str)
+        assert event["ts"] >= 0
+        match event["ph"]:
+            case "M":
+                if event["name"].endswith("_name"):
+                    names[event["name"], event["pid"], event["tid"]] = event["args"]["name"]
+            case "X":
+                assert isinstance(event["dur"], int)
+                assert event["dur"] >= 0
+                slices[event["pid"], event["tid"]].append(event)
+            case "C":
+                assert isinstance(event["args"]["value"], int | float)
+                assert counted.get(event["name"], 0) <= event["ts"]
+                counted[event["name"]] = event["ts"]
+            case other:
+                raise AssertionError(f"an event of kind {other}")
+    for (process, thread), events in slices.items():
+        assert ("process_name", process, 0) in names
+        assert ("thread_name", process, thread) in names
+        check_nesting(events)
+    return {names["thread_name", *place]: events for place, events in slices.items()}
+
+
+def check_nesting(events: list[Event]) -> None:
+    """Check that slices of one track are apart or inside each other."""
+    open_until: list[int] = []
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        while open_until and open_until[-1] <= event["ts"]:
+            open_until.pop()
+        assert not open_until or event["ts"] + event["dur"] <= open_until[-1]
+        open_until.append(event["ts"] + event["dur"])
+
+
+def write_log(directory: Path, desk: Desk, *, kind: str = "began", skip: int = 0, file: str = "events.jsonl") -> Path:
+    """Write what *desk* was told, without its first *skip* events, as an executor records it."""
+    logs = directory / "logs"
+    logs.mkdir(exist_ok=True)
+    heading = {"now": 0.0, kind: {"config": asdict(desk.scheduler.config), "unix_seconds": 1e9}}
+    lines = [heading, *({"now": now, **to_dict(event)} for now, event in desk.log[skip:])]
+    with (logs / file).open("a") as log:
+        log.writelines(json.dumps(line) + "\n" for line in lines)
+    return directory
+
+
+def contended_desk(seconds: float = 20.0) -> Desk:
+    """Return a desk on which two trainings took turns."""
+    notebooks = [endless("ada1", 0.02, ephemeral=100), endless("bob1", 0.03, ephemeral=100)]
+    device = Device(SchedulerConfig(capacity=1000), notebooks)
+    device.run(seconds)
+    return device.desk
+
+
+def device_seconds(recording: Recording, session: str) -> float:
+    spans = [span for span in recording.spans if span.session == session and span.activity is Activity.RUNNING]
+    return sum(span.end - span.begin for span in spans)
+
+
+def test_a_record_replays_to_every_lane_and_grant(tmp_path: Path) -> None:
+    """What the scheduler served is what the trace shows, in the lanes' tracks and in the sessions'."""
+    desk = contended_desk()
+    recording = record_from_log(write_log(tmp_path, desk))
+    for name in ("ada1", "bob1"):
+        assert device_seconds(recording, name) == pytest.approx(desk.attained(name[:3]), abs=0.1)
+    tracks = check_structure(trace_document(recording))
+    assert set(tracks) == {"lane track 1", "lane track 2", "ada ada1", "bob bob1"}
+    assert {event["name"] for event in tracks["ada ada1"]} == {
+        "running", "waits for its turn", "asked to give the device back",
+    }  # fmt: skip
+    runs = [event for event in tracks["lane track 1"] if event["cat"] == "running"]
+    assert len(runs) > 50
+    assert sum(event["args"]["iterations"] for event in runs) > 300
+    assert runs[5]["args"]["seconds_per_iteration"] == pytest.approx(0.02, rel=0.1)
+    counters = {event["name"] for event in trace_document(recording)["traceEvents"] if event["ph"] == "C"}
+    assert counters == {"memory in use (MiB)", "sessions that wait"}
+
+
+def test_the_last_seconds_alone(tmp_path: Path) -> None:
+    """``--last`` cuts the spans at its begin, and says when that was."""
+    recording = record_from_log(write_log(tmp_path, contended_desk()), last=5.0)
+    assert recording.end - recording.begin == 5.0
+    assert min(span.begin for span in recording.spans) == recording.begin
+    assert recording.notes["begin_unix_seconds"] == pytest.approx(1e9 + 15, abs=0.1)
+    check_structure(trace_document(recording))
+
+
+def test_only_the_last_executor_counts(tmp_path: Path) -> None:
+    """A record of two executors shows the second, also when its times are earlier (the machine was started anew)."""
+    write_log(tmp_path, contended_desk(30.0), file="events.1")
+    recording = record_from_log(write_log(tmp_path, contended_desk(10.0)))
+    assert recording.end - recording.begin == pytest.approx(10, abs=0.1)
+    assert recording.notes.get("events_left_out") is None
+
+
+def test_a_record_without_its_begin_shows_what_it_can(tmp_path: Path) -> None:
+    """Sessions that began before the record are taken in when they next want the device; what is left out is said."""
+    desk = contended_desk(30.0)
+    half = next(number for number, (now, _) in enumerate(desk.log) if now > 15)
+    recording = record_from_log(write_log(tmp_path, desk, kind="goes_on", skip=half))
+    for name in ("ada1", "bob1"):
+        assert device_seconds(recording, name) == pytest.approx(7.5, rel=0.1)
+    assert recording.notes["events_left_out"] <= 2
+    assert set(recording.names.values()) == {"unknown ada1", "unknown bob1"}
+    check_structure(trace_document(recording))
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
+    """An executor that was killed while it wrote leaves a record that can be read."""
+    write_log(tmp_path, contended_desk())
+    with (tmp_path / "logs" / "events.jsonl").open("a") as log:
+        log.write('{"now": 21.0, "event": "Cell')
+    assert record_from_log(tmp_path).spans
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("no json\n{}\n", "line 1 of .* is no event of this version"),
+        ('{"now": 1.0, "event": "Tick"}\n', "the record holds no begin of an executor"),
+        ('{"now": 1.0, "began": {"config": {"capacity": 1, "colour": "red"}}}\n{}\n', "line 1 of .* is no event"),
+        ('{"now": "soon", "event": "Tick"}\n{}\n', "line 1 of .* is no event"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    """Damage and other versions are said, with what to do instead."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events.jsonl").write_text(text)
+    with pytest.raises(SharedKernelError, match=sentence) as failure:
+        record_from_log(tmp_path)
+    assert "--seconds 10" in str(failure.value)
+
+
+def test_offloads_restores_and_hostile_names_are_slices() -> None:
+    """Each thing a session can do has its own words; names arrive without control characters."""
+    spans = [
+        Span(session="s", user="e\x1bve\u202e", activity=activity, begin=float(number), end=number + 1.0)
+        for number, activity in enumerate(Activity)
+        if activity is not Activity.RUNNING
+    ]
+    recording = Recording(begin=0.0, end=10.0, spans=spans, names={"s": '<script>"x\n\x1b[31m'})
+    (track,) = check_structure(trace_document(recording)).items()
+    assert track[0] == '<script>"x\\n\\x1b[31m'
+    assert [event["name"] for event in track[1]] == [
+        "waits for its turn", "waits for memory", "offloading", "offloaded", "waits to be restored", "restoring",
+    ]  # fmt: skip
+    assert "\\u202e" in track[1][0]["args"]["user"]
+
+
+def test_a_live_recording_follows_documents() -> None:
+    """States become slices, device time a counter; a session that is gone ends its slices."""
+    recorder = LiveRecorder()
+    lanes = [{"id": 1, "size_bytes": 10, "holder": "a", "queue": ["b"]}]
+
+    def take(now: float, served: float, *more: dict[str, Any], state: str = "running") -> None:
+        ada = session("a", "ada", state, lane=1, notebook="deep.ipynb", attained_service_seconds=served)
+        recorder.take(now, document(lanes=lanes, sessions=[ada, *more]))
+
+    take(0.0, 0.0, session("b", "bob", "queued", lane=1, queue_position=1, waiting_for="lane"))
+    take(1.0, 0.5, session("b", "bob", "restoring", waiting_for="restore", queue_position=1))
+    take(2.0, 1.5, session("b", "bob", "restoring", waiting_for="restore"))
+    take(3.0, 1.5, state="ready")
+    take(4.0, 1.5, state="ready")
+    recording = recorder.recording()
+    assert [(span.session, str(span.activity), span.begin, span.end) for span in recording.spans] == [
+        ("b", "queued", 0.0, 1.0),
+        ("b", "awaiting_restore", 1.0, 2.0),
+        ("a", "running", 0.0, 3.0),
+        ("b", "restoring", 2.0, 3.0),
+    ]
+    assert recording.shares["a"] == [(0.0, 50.0), (1.0, 100.0), (2.0, 0.0)]
+    assert set(check_structure(trace_document(recording))) == {"lane track 1", "ada deep.ipynb", "bob b"}
+
+
+def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
+    """Documents that cannot be had are left out; a gateway that never answers is an error."""
+    answers: Iterator[dict[str, Any] | None] = iter([document(), None, document()])
+
+    def fetch() -> dict[str, Any]:
+        answer = next(answers, None)
+        if answer is None:
+            raise GatewayUnavailable("no gateway answers.")
+        return answer
+
+    assert record_live(fetch, 0.25).notes["documents"] == 2
+    with pytest.raises(GatewayUnavailable):
+        record_live(fetch, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        ([], 2, "name the file to write with --out"),
+        (["--out", "x", "--seconds", "soon"], 2, "--seconds: 'soon' is not a duration"),
+        (["--out", "x", "--seconds", "0"], 2, "--seconds must be more than 0"),
+        (["--out", "x", "--last", "-5"], 2, "'-5' is not a duration"),
+        (["--out", "x", "--runtime-dir", "/nowhere"], 1, "there is no record of an executor in /nowhere/logs"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments: list[str], status: int, sentence: str, tmp_path: Path) -> None:
+    """What cannot be done is said in one line, and no file is left."""
+    done = subprocess.run(
+        [*COMMAND, "trace", *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1)
+    assert sentence in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    """A folder that is not there is said."""
+    directory = write_log(tmp_path, contended_desk(1.0))
+    done = run_trace("--out", str(tmp_path / "none" / "x.json"), "--runtime-dir", str(directory))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "cannot be written" in done.stderr
+
+
+#: uses the device until a file is there
+UNTIL = """
+import os, torch
+while not os.path.exists({flag!r}):
+    torch.ones(64, 64) @ torch.ones(64, 64)
+"""
+
+
+def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(stack: LocalStack, tmp_path: Path) -> None:
+    """The live trace names the own notebook and no other; the record has the same grants."""
+    live, flag = tmp_path / "live.json", tmp_path / "flag"
+
+    async def scenario() -> None:
+        async with (
+            shared_kernel(stack, "ada", "secret.ipynb") as ada,
+            shared_kernel(stack, "grace", "own.ipynb") as own,
+        ):
+            cells = [
+                asyncio.ensure_future(client.execute_interactive(UNTIL.format(flag=str(flag)), timeout=60))
+                for client in (ada, own)
+            ]
+            done = await asyncio.to_thread(
+                run_trace, "--out", str(live), "--seconds", "1", "--json", **stack.client_environment("grace")
+            )
+            flag.touch()
+            await asyncio.gather(*cells)
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["sessions"] == 2
+
+    asyncio.run(scenario())
+    tracks = check_structure(json.loads(live.read_text()))
+    assert "grace own.ipynb" in tracks
+    assert "secret" not in live.read_text()
+    out = tmp_path / "record.json"
+
+    def is_recorded() -> bool:  # the record is written once a second
+        done = run_trace("--out", str(out), "--runtime-dir", str(stack.runtime_directory))
+        assert done.returncode == 0, done.stderr
+        assert "Open it at https://ui.perfetto.dev" in done.stdout
+        runs = {name for name, events in check_structure(json.loads(out.read_text())).items() if "lane" not in name}
+        return len({name.split()[0] for name in runs}) == 2
+
+    wait_until(is_recorded, "both sessions in the record")

@@ -1,0 +1,151 @@
+"""A user's own Jupyter server as a process, and a page's connection to it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import websocket
+
+from sharedkernel.local_stack import Service, free_port
+
+#: seconds that anything may take, on a busy machine
+PATIENCE = 60.0
+#: of the user's own server: it is none of the gateway's
+TOKEN = "only-of-the-own-server"
+
+View = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered."""
+
+    status: int
+    body: Any
+
+
+class JupyterServer:
+    """One user's server, in a directory of its own.
+
+    Parameters
+    ----------
+    directory
+        Made here; holds everything.
+    environment
+        Says where the gateway is.
+    arguments
+        More of its command line.
+    program
+        ``"jupyterlab"`` for one with pages.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        *arguments: str,
+        program: str = "jupyter_server",
+    ) -> None:
+        self.notebooks = directory / "notebooks"
+        self.config = directory / "config_dir"
+        self.runtime = directory / "runtime_dir"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        private = {
+            f"JUPYTER_{name.upper()}": str(directory / name) for name in ("config_dir", "data_dir", "runtime_dir")
+        }
+        self.notebooks.mkdir(parents=True)
+        self.service = Service(
+            [
+                "--no-browser", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0",
+                "--ServerApp.allow_root=True", f"--ServerApp.root_dir={self.notebooks}",
+                f"--IdentityProvider.token={TOKEN}", *arguments,
+            ],
+            log_path=directory / "server.log",
+            is_ready=self._answers,
+            scratch=directory,
+            program=program,
+            environment={**environment, **private, "IPYTHONDIR": str(directory / "ipython")},
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start it; returns once it answers."""
+        self.service.start()
+        self.service.wait_until_ready()
+
+    def stop(self) -> None:
+        """End it with its kernels."""
+        self.service.stop()
+
+    def ask(self, method: str, path: str, body: Any = None, *, token: str | None = TOKEN) -> Answer:
+        """Ask its API, as a page would."""
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            headers={} if token is None else {"Authorization": f"token {token}"},
+            data=None if body is None else json.dumps(body).encode(),
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+                return Answer(response.status, _read(response.read()))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, _read(error.read()))
+
+    @contextmanager
+    def page(self) -> Iterator[Page]:
+        """Connect as a page does."""
+        page = Page(self)
+        try:
+            yield page
+        finally:
+            page.close()
+
+    def _answers(self) -> bool:
+        try:
+            return self.ask("GET", "/api").status == 200
+        except OSError:
+            return False
+
+
+class Page:
+    """A page's websocket; remembers the last view, and all that was ever said."""
+
+    def __init__(self, server: JupyterServer) -> None:
+        url = f"ws{server.url.removeprefix('http')}/sharedkernel/api/events"
+        self._socket = websocket.create_connection(url, timeout=PATIENCE, header=[f"Authorization: token {TOKEN}"])
+        self.said: list[str] = []
+
+    def wait(self, is_so: Callable[[View], Any]) -> View:
+        """Return the first view of which *is_so* is true."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.said.append(str(self._socket.recv()))
+            view: View = json.loads(self.said[-1])
+            if is_so(view):
+                return view
+            assert time.monotonic() < deadline, f"it did not become so; the last view: {view}"
+
+    def close(self) -> None:
+        """Go away."""
+        self._socket.close()
+
+
+def is_connected(view: View) -> bool:
+    """Whether figures of now are there."""
+    return bool(view["gateway"]["state"] == "connected")
+
+
+def _read(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode()
