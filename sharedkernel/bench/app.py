@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from traitlets import Bool, Int, TraitError, validate
 
-from sharedkernel.bench import alone, fairness, interactive, roundtrip, start, switch
+from sharedkernel.bench import alone, fairness, interactive, offload, oversubscription, roundtrip, start, switch, ui
 from sharedkernel.bench.results import Conditions, Effort, Result
 from sharedkernel.commands.base import fail
 from sharedkernel.commands.stack_options import StackCommandApp
@@ -29,6 +29,9 @@ BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
     "fairness": fairness.run,
     "interactive": interactive.run,
     "switch": switch.run,
+    "offload": offload.run,
+    "oversubscription": oversubscription.run,
+    "ui": ui.run,
 }
 
 Report = dict[str, Any]

@@ -1,0 +1,1 @@
+"""What was measured, each figure by a command of its own."""

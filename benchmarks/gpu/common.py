@@ -1,0 +1,202 @@
+"""What the GPU benchmarks share: the device, models as cells, notebooks on it, and the result file.
+
+Each script measures one thing with real notebooks: sessions of a local stack on the GPU, and, as the peer, kernels of a
+stock Jupyter server on the same GPU. Where there is no GPU a script says so in one sentence and exits with 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.bench.client import Notebook, Route, open_notebook
+from sharedkernel.bench.results import Result
+from sharedkernel.bench.servers import StockServer, gateway_route
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.devices.cuda import check_torch
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.nvml import Gpu
+
+GIB = 1 << 30
+
+#: defines models and trainings on the GPU in a notebook; nothing in it knows that the device is shared
+PREPARE = """
+import gc, hashlib, json, threading, time
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+device = torch.device("cuda")
+
+class Bottleneck(nn.Module):
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width),
+        )
+        same = stride == 1 and inputs == 4 * width
+        self.skip = nn.Identity() if same else nn.Conv2d(inputs, 4 * width, 1, stride, bias=False)
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.skip(x))
+
+def resnet50():
+    layers, inputs = [nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(count):
+            layers.append(Bottleneck(inputs, width, stride if number == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+class Tokens(nn.Module):
+    def __init__(self, layers, width, heads, causal):
+        super().__init__()
+        self.embedding = nn.Embedding(30000, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head, self.causal = nn.Linear(width, 30000), causal
+
+    def forward(self, tokens):
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], tokens.device) if self.causal else None
+        return self.head(self.body(self.embedding(tokens), mask=mask, is_causal=self.causal)[:, 0])
+
+models = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1000)), lambda n: torch.randn(n, 512)),
+    "resnet50": (resnet50, lambda n: torch.randn(n, 3, 224, 224)),
+    "bert": (lambda: Tokens(12, 768, 12, False), lambda n: torch.randint(30000, (n, 128))),
+    "gpt": (lambda: Tokens(6, 512, 8, True), lambda n: torch.randint(30000, (n, 256))),
+}
+
+class Training:
+    def __init__(self, name, rows):
+        make, inputs = models[name]
+        self.model = make().to(device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
+        self.inputs, self.labels = inputs(rows).to(device), torch.randint(1000, (rows,)).to(device)
+
+    def iterate(self):
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+def rate(training, seconds):
+    for _ in range(5):
+        training.iterate()
+    torch.cuda.synchronize()
+    count, begun = 0, time.perf_counter()
+    while time.perf_counter() < begun + seconds:
+        training.iterate()
+        count += 1
+        if count % 10 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    return count / (time.perf_counter() - begun)
+"""
+
+
+class Bench:
+    """One script's run.
+
+    Parameters
+    ----------
+    gpu
+        The device.
+    arguments
+        Of the command line.
+    """
+
+    def __init__(self, gpu: Gpu, arguments: argparse.Namespace) -> None:
+        self.gpu = gpu
+        self.quick: bool = arguments.quick
+        self.device: str = arguments.device
+
+    def seconds(self, usual: float) -> float:
+        """Return how long to measure where *usual* seconds are usual."""
+        return usual / 4 if self.quick else usual
+
+    def say(self, what: str) -> None:
+        """Tell who waits what is being done."""
+        print(f"  {what}", file=sys.stderr)  # noqa: T201
+
+    def used_bytes(self) -> int:
+        """Return the device memory in use, by whomever."""
+        return self.gpu.sample().used_bytes
+
+    @contextmanager
+    def stack(self, *users: str, arguments: Sequence[str] = (), **options: Any) -> Iterator[LocalStack]:
+        """Serve the GPU to *users* by a stack of this run's own."""
+        with LocalStack(
+            users=users or ("ada",), device=self.device, capacity=None, executor_arguments=arguments, **options
+        ) as stack:
+            yield stack
+
+
+async def open_prepared(contexts: AsyncExitStack, routes: Sequence[Route]) -> list[Notebook]:
+    """Open a notebook on each route and define the models in it."""
+    notebooks = [await contexts.enter_async_context(open_notebook(route)) for route in routes]
+    for notebook in notebooks:
+        await notebook.run(PREPARE)
+    return notebooks
+
+
+def sessions(stack: LocalStack) -> list[Route]:
+    """Return the way to a session of each of the stack's users."""
+    return [gateway_route(stack, user) for user in stack.users]
+
+
+def processes(server: StockServer, count: int) -> list[Route]:
+    """Return the way to *count* kernels that share the GPU by the driver alone."""
+    return [server.stock] * count
+
+
+def main(name: str, measure: Callable[[Bench], Awaitable[list[Result]]]) -> None:
+    """Run one benchmark and write its result.
+
+    Parameters
+    ----------
+    name
+        Of the benchmark.
+    measure
+        Does it.
+
+    Raises
+    ------
+    SystemExit
+        With 0 when every target was met, 1 when one was not, 2 when it could not be run.
+    """
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="where the result goes; default: standard output")
+    parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="measure for a quarter of the time")
+    arguments = parser.parse_args()
+    try:
+        check_torch()
+        bench = Bench(Gpu(arguments.device), arguments)
+        results = asyncio.run(measure(bench))
+    except SharedKernelError as error:
+        print(f"{name}: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    document = {
+        "name": name,
+        "device": bench.gpu.facts.name,
+        "driver": bench.gpu.facts.driver_version,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "results": [result.as_dict() for result in results],
+    }
+    text = json.dumps(document, indent=2)
+    if arguments.json is None:
+        print(text)  # noqa: T201
+    else:
+        arguments.json.write_text(text + "\n")
+    sys.exit(0 if all(result.met for result in results) else 1)

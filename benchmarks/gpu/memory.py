@@ -1,0 +1,64 @@
+"""Device memory of N copies of a training: in sessions that share a lane, and in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from common import Bench, main, open_prepared, processes, sessions
+
+from sharedkernel.bench.client import Notebook
+from sharedkernel.bench.results import Result, Target
+from sharedkernel.bench.servers import StockServer
+from sharedkernel.units import format_bytes
+
+
+async def measure(bench: Bench) -> list[Result]:
+    """Let all copies train at once, and look at what the device has in use."""
+    results = []
+    copies = 2 if bench.quick else 4
+    for model, rows in (("resnet50", 64), ("bert", 64), ("gpt", 64)):
+        users = [f"user{number}" for number in range(copies)]
+        groups = {"lab": users}
+        before = bench.used_bytes()
+        with bench.stack(*users, groups=groups) as stack:
+            async with AsyncExitStack() as contexts:
+                bench.say(f"{copies} x {model} in sessions")
+                notebooks = await open_prepared(contexts, sessions(stack))
+                shared = await _most_used(bench, notebooks, model, rows) - before
+                told = (await asyncio.to_thread(stack.status))["sessions"]
+        expected = sum(entry["persistent_bytes"] + entry["framework_bytes"] for entry in told)
+        expected += max(entry["ephemeral_bytes"] for entry in told)
+        with StockServer() as server:
+            async with AsyncExitStack() as contexts:
+                bench.say(f"{copies} x {model} in processes")
+                notebooks = await open_prepared(contexts, processes(server, copies))
+                apart = await _most_used(bench, notebooks, model, rows) - before
+        results.append(
+            Result(
+                metric=model,
+                value=shared / expected,
+                unit="ratio",
+                target=Target("<=", 1.05),
+                how=f"Most memory in use with {copies} copies (Adam, {rows} rows) in sessions: {format_bytes(shared)}, "
+                f"where ΣP + ΣF + max E as measured is {format_bytes(expected)}; in processes of their own "
+                f"{format_bytes(apart)}, {apart / shared:.2f} times as much.",
+            )
+        )
+    return results
+
+
+async def _most_used(bench: Bench, notebooks: list[Notebook], model: str, rows: int) -> int:
+    """Train in all notebooks at once; return the most bytes that the device had in use."""
+    code = f"training = Training({model!r}, {rows})\nprint(json.dumps(rate(training, {bench.seconds(20)})))"
+    cells = asyncio.gather(*(notebook.value(code) for notebook in notebooks))
+    most = 0
+    while not cells.done():
+        most = max(most, bench.used_bytes())
+        await asyncio.sleep(0.05)
+    await cells
+    return most
+
+
+if __name__ == "__main__":
+    main("memory", measure)
