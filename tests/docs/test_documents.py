@@ -1,0 +1,120 @@
+"""README and docs: they build without a warning, and what they show works as it stands there.
+
+Python runs in a real session, one per document, in order; configuration is read as the gateway reads it; commands are
+parsed by the commands themselves, since starting services from a page would prove little more than their own tests do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from traitlets.config import Config
+from traitlets.utils.importstring import import_item
+
+from sharedkernel.bench.client import open_notebook
+from sharedkernel.bench.servers import gateway_route
+from sharedkernel.cli import COMMANDS
+from sharedkernel.gateway.app import SharedKernelGateway
+from sharedkernel.gateway.quotas import Quotas
+from sharedkernel.local_stack import LocalStack
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """Return a document's code blocks in one language."""
+    return [text for found, text in _BLOCK.findall(document.read_text()) if found == language]
+
+
+def is_configuration(block: str) -> bool:
+    """Whether a block of Python belongs into the configuration file."""
+    return "c.SharedKernelGateway" in block
+
+
+def cells(document: Path) -> list[str]:
+    """Return a document's blocks of Python for notebooks."""
+    return [block for block in blocks(document, "python") if not is_configuration(block)]
+
+
+def command_lines(language: str = "sh") -> Iterator[list[str]]:
+    """Yield each command line of all documents, in words."""
+    for document in DOCUMENTS:
+        for block in blocks(document, language):
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words:
+                    yield words[:-1] if words[-1] == "&" else words
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    """A broken link or a heading that is gone is a warning, and a warning is an error."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees"]
+    built = subprocess.run(
+        [*command, ROOT / "docs", tmp_path / "html"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert built.returncode == 0, built.stderr
+    assert "preempt_patience" in (tmp_path / "html" / "reference" / "configuration.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    """Start an executor and a gateway."""
+    with LocalStack(users=["reader"], capacity="1GiB") as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("document", [*filter(cells, DOCUMENTS)], ids=lambda path: path.name)
+def test_the_python_in_it_runs(stack: LocalStack, document: Path) -> None:
+    """As cells of one notebook, in order."""
+
+    async def run() -> None:
+        async with open_notebook(gateway_route(stack, "reader")) as notebook:
+            for block in cells(document):
+                await notebook.run(block)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_configuration_in_it_is_accepted(document: Path) -> None:
+    """Every name is known, and every quota can be used."""
+    for block in filter(is_configuration, blocks(document, "python")):
+        config = Config()
+        exec(block, {"c": config})
+        for name in config.SharedKernelGateway:
+            assert SharedKernelGateway.class_traits()[name].metadata["config"], name
+        Quotas(config.SharedKernelGateway.get("quotas"), config.SharedKernelGateway.get("groups"))
+
+
+def test_the_commands_in_them_exist() -> None:
+    """With these options, targets and extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    makefile = (ROOT / "Makefile").read_text()
+    seen = set()
+    for program, *arguments in command_lines():
+        seen.add(program)
+        match program:
+            case "sharedkernel":
+                application = import_item(COMMANDS[arguments[0]].application)()
+                application.parse_command_line(arguments[1:])
+            case "make":
+                assert f"\n{arguments[0]}:" in makefile, arguments
+            case "pip":
+                name, _, extra = arguments[-1].partition("[")
+                assert name == project["name"]
+                assert not extra or extra.rstrip("]") in project["optional-dependencies"]
+            case _:
+                raise AssertionError(f"nothing checks {program}")
+    assert seen >= {"sharedkernel", "make", "pip"}
