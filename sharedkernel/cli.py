@@ -75,6 +75,15 @@ COMMANDS = {
         application="sharedkernel.commands.top.TopApp",
         help="The same, live.",
     ),
+    "trace": Command(
+        application="sharedkernel.commands.trace.TraceApp",
+        help="Write who ran in which lane and who waited as a file that Perfetto opens.",
+    ),
+    "simulate": Command(
+        application="sharedkernel.commands.simulate.SimulateApp",
+        help="Run the scheduler on traces under simulated time.",
+        extra="host",
+    ),
     "bench": Command(
         application="sharedkernel.bench.app.BenchApp",
         help="Measure what sharing costs and what it gives.",

@@ -47,8 +47,15 @@ def session_name(session: Mapping[str, Any]) -> str:
 
 
 def session_state(session: Mapping[str, Any]) -> str:
-    """Return a session's state with its place in the queue: ``running``, ``2nd in line``, ``waits for memory``."""
+    """Return a session's state in a few words.
+
+    With its place in the queue or what is moved away: ``running``, ``2nd in line``, ``waits for memory``,
+    ``offloaded 512 MiB``.
+    """
     position, reason = session["queue_position"], session["waiting_for"]
+    if session["state"] == "offloaded" or (session["state"] == "restoring" and position is None):
+        amount = session.get("offloaded_bytes")
+        return f"{session['state']} {format_bytes(amount)}" if amount else safe_text(session["state"])
     if position is not None:
         why = f" ({reason})" if reason not in (None, "lane") else ""
         return f"{ordinal(position)} in line{why}"
@@ -60,6 +67,11 @@ def session_state(session: Mapping[str, Any]) -> str:
 def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     """Return one sentence about where *session* stands: what it waits for, its place, and who is running."""
     position, reason = session["queue_position"], session["waiting_for"]
+    amount = format_bytes(session.get("offloaded_bytes") or 0)
+    if session["state"] == "offloaded":
+        return f"Nothing of this notebook waits. {amount} of it are moved away; its next cell brings them back."
+    if session["state"] == "restoring" and position is None:
+        return f"This notebook's cell starts when its memory is back: {amount} are on their way."
     if position is None and reason is None:
         return {
             "running": "This notebook has the device.",
@@ -71,6 +83,29 @@ def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str
     running = sorted({safe_text(other["user"]) for other in status["sessions"] if other["state"] == "running"})
     holders = f"; running now: {', '.join(running)}" if running else ""
     return f"This notebook waits {why}{place}{holders}."
+
+
+def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str | None:
+    """Return a sentence about how long *session* will likely wait; None when it does not wait or nobody can tell.
+
+    Where everybody gets turns (policy ``fair``) those before it get one each, of a quantum or an iteration, whichever
+    is longer. Otherwise what waits usually took is all there is to say.
+    """
+    if session["waiting_for"] is None and session["queue_position"] is None:
+        return None
+    device, position = status["device"], session["queue_position"]
+    if session["waiting_for"] == "lane" and position is not None and device["policy"] == "fair":
+        before = [
+            other
+            for other in status["sessions"]
+            if other["state"] in ("running", "preempting")
+            or (other["waiting_for"] == "lane" and (other["queue_position"] or position) < position)
+        ]
+        turns = sum(max(device["quantum_seconds"], other["iteration_seconds"] or 0.0) for other in before)
+        return f"Expected wait: about {format_seconds(turns)}."
+    users = [record for record in status["users"] if record["name"] == session["user"]]
+    usual = next((found for record in (session, *users) if (found := record.get("wait_p50_seconds"))), None)
+    return None if not usual else f"Half of the waits until now took less than {format_seconds(usual)}."
 
 
 def memory_by_kind(record: Mapping[str, Any]) -> str:
