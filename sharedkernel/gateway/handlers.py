@@ -14,77 +14,17 @@ from typing import Any, cast
 from jupyter_client.jsonutil import json_default
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
-from jupyter_server.prometheus.log_functions import prometheus_log_method
 from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
 from jupyter_server.services.sessions import handlers as sessions
 from jupyter_server.utils import url_escape, url_path_join
 from tornado import web
 
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import Refused
 from sharedkernel.executor.status import visible_to
+from sharedkernel.gateway.answers import AnswersRefusals
 from sharedkernel.gateway.events import EventsHandler
 from sharedkernel.gateway.quotas import QuotaError
-
-#: statuses of errors, by reason; other refusals are conflicts, other errors the gateway's fault
-_STATUSES = {
-    "config": HTTPStatus.BAD_REQUEST,
-    "bad_request": HTTPStatus.BAD_REQUEST,
-    "protocol": HTTPStatus.BAD_GATEWAY,
-    "not_admin": HTTPStatus.FORBIDDEN,
-    "no_such_kernel": HTTPStatus.NOT_FOUND,
-    "session_not_found": HTTPStatus.NOT_FOUND,
-    "quota": HTTPStatus.TOO_MANY_REQUESTS,
-    "executor_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
-    "start": HTTPStatus.SERVICE_UNAVAILABLE,
-}
-
-
-def http_status(error: SharedKernelError) -> HTTPStatus:
-    """Return the HTTP status of *error*: the one place that knows."""
-    other = HTTPStatus.CONFLICT if isinstance(error, Refused) else HTTPStatus.INTERNAL_SERVER_ERROR
-    return _STATUSES.get(error.reason, other)
-
-
-def refusal_in(error: BaseException | None) -> SharedKernelError | None:
-    """Return the error of ours that *error* is, or that one of Jupyter's handlers has wrapped."""
-    for candidate in (error, getattr(error, "__cause__", None)):
-        if isinstance(candidate, SharedKernelError):
-            return candidate
-    return None
-
-
-class AnswersRefusals(web.RequestHandler):
-    """Answers an error of ours as ``{"message", "reason"}``."""
-
-    _refused = False
-
-    def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
-        """Log a refusal at INFO, without a traceback."""
-        refusal = refusal_in(value)
-        if refusal is None:
-            super().log_exception(typ, value, tb)
-        else:
-            self.log.info("refused %s %s (%s): %s", self.request.method, self.request.path, refusal.reason, refusal)  # type: ignore[attr-defined]
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Write the answer."""
-        refusal = refusal_in(kwargs.get("exc_info", (None, None))[1])
-        if refusal is None:
-            super().write_error(status_code, **kwargs)
-            return
-        self._refused = True
-        self.set_status(http_status(refusal))
-        self.set_header("Content-Type", "application/json")
-        if (retry_after := getattr(refusal, "retry_after", None)) is not None:
-            self.set_header("Retry-After", str(max(1, round(retry_after))))
-        self.finish(json.dumps({"message": str(refusal), "reason": refusal.reason}))
-
-    def _log(self) -> None:
-        if self._refused:
-            prometheus_log_method(self)  # it is in the log already, in fewer words
-        else:
-            super()._log()
 
 
 class KernelsHandler(AnswersRefusals, kernels.MainKernelHandler):
