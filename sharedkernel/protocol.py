@@ -364,6 +364,10 @@ class Waiting(Message, frozen=True, kw_only=True):
     position: int | None
     #: who runs now, for people
     holder: str | None = None
+    #: how much longer the wait is expected to last; None: nobody can tell
+    expected_seconds: float | None = None
+    #: what half of the session's or else its user's earlier waits did not exceed; None: there were none
+    usual_seconds: float | None = None
 
 
 class RefusedGrant(Message, frozen=True, kw_only=True):

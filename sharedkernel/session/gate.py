@@ -44,7 +44,7 @@ from sharedkernel.session.growth import Growth
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
 from sharedkernel.session.meters import Meter, OperationFilter
-from sharedkernel.session.notices import NOTICE_AFTER, Notice, Progress
+from sharedkernel.session.notices import NOTICE_AFTER, REFRESH_INTERVAL, Notice, Progress
 from sharedkernel.session.offload import CannotOffload, RestoreFailed
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
@@ -227,6 +227,8 @@ class Gate:
 
     def _open(self) -> None:
         with self._signals.held():
+            if self._reclaim.is_away:
+                self._notice.wait_begins()
             with self.link.lock:
                 self._sections += 1
                 if self._sections == 1:
@@ -453,6 +455,7 @@ class Gate:
 
     def _want(self, growth: int, spare: int) -> None:
         memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
+        self._notice.wait_begins()
         with self.link.lock:
             self._answered.clear()
             self._refusal = None
@@ -463,12 +466,17 @@ class Gate:
     def _wait(self, answered: threading.Event) -> None:
         """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
         with self._signals.interrupts_let_through():
-            if not answered.wait(NOTICE_AFTER):
-                self._notice.begin()
-                try:
-                    answered.wait()
-                finally:
-                    self._notice.end()
+            if answered.wait(NOTICE_AFTER):
+                return
+        try:
+            self._notice.show()
+            while True:
+                with self._signals.interrupts_let_through():
+                    if answered.wait(REFRESH_INTERVAL):
+                        return
+                self._notice.refresh()
+        finally:
+            self._notice.end()
 
     def _withdraw(self) -> None:
         """Take the wish back. A grant may already be under way: wait for the answer, and give it back."""

@@ -1,4 +1,4 @@
-"""The line under a waiting cell: why it waits and its place in the queue, gone when it starts."""
+"""The line under a waiting cell: why it waits, its place in the queue and for how long, gone when it starts."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from sharedkernel import protocol
-from sharedkernel.units import format_bytes
+from sharedkernel.session.wait_line import Wait, WaitLine, restore_line
 
 #: a wait shorter than this is not worth a line in the notebook, in seconds
 NOTICE_AFTER = 0.2
 #: seconds between two changes of what the line says about progress
-_PROGRESS_INTERVAL = 0.2
+REFRESH_INTERVAL = 0.5
 
-_REASONS = {
-    "lane": "another session has the device",
-    "memory": "device memory is full",
-    "quota": "your quota is used up",
-    "restore": "this notebook's memory was moved away while it was idle, and there is no room for it yet",
-}
+#: shown in place of a line that is gone: nothing, which takes no room in JupyterLab
+_NOTHING = {"text/plain": "", "text/html": ""}
 
 
 class Notice(Protocol):
     """Shows why a cell waits."""
 
-    def begin(self) -> None:
+    def wait_begins(self) -> None:
+        """Take note that a wait begins, before the executor can say anything of it."""
+
+    def show(self) -> None:
         """Show the line under the cell that runs in this thread."""
 
     def update(self, message: protocol.Waiting) -> None:
-        """Change it (any thread)."""
+        """Change what it says (any thread)."""
 
-    def tell(self, text: str) -> None:
-        """Change it to *text*, if it is shown."""
+    def refresh(self) -> None:
+        """Move its bar on with the time, if it is shown."""
+
+    def show_restored(self, done: int, total: int) -> None:
+        """Show how many bytes are back, of all there are."""
 
     def end(self) -> None:
         """Remove it, if shown."""
@@ -47,67 +49,88 @@ def show_sentence(kernel: Any, text: str) -> None:
 
 
 class WaitNotice:
-    """Shows waits of one kernel's cells as updatable display data.
+    """Shows waits of one kernel's cells as updatable display data: one display for all waits of a cell.
 
     Parameters
     ----------
     kernel
-        The ipykernel whose cells wait.
+        The ipykernel whose cells wait (made in its main thread).
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._lock = threading.Lock()
+        self._wait = Wait(time.monotonic())
         self._display_id: str | None = None
+        #: the request whose output has the display
         self._parent: dict[str, Any] = {}
-        self._latest: protocol.Waiting | None = None
+        self._is_shown = False
+        self._sent: dict[str, str] = _NOTHING
+        kernel.shell.display_pub.register_hook(self._look_for_clearing)
 
-    def begin(self) -> None:
+    def wait_begins(self) -> None:
+        """Take note that a wait begins, before the executor can say anything of it."""
+        with self._lock:
+            self._wait = Wait(time.monotonic())
+
+    def show(self) -> None:
         """Show the line under the cell that runs in this thread."""
         with self._lock:
-            self._display_id = uuid4().hex
-            self._parent = self._kernel.get_parent()
-            self._send("display_data", _text(self._latest))
+            self._show(self._wait.line(time.monotonic()))
 
     def update(self, message: protocol.Waiting) -> None:
         """Change the line, if it is shown; else keep it for the moment it is (any thread)."""
         with self._lock:
-            self._latest = message
-            if self._display_id is not None:
-                self._send("update_display_data", _text(message))
+            now = time.monotonic()
+            self._wait.take(message, now)
+            if self._is_shown:
+                self._send(self._wait.line(now).data())
 
-    def tell(self, text: str) -> None:
-        """Change the line to *text*, if it is shown."""
+    def refresh(self) -> None:
+        """Move its bar on with the time, if it is shown."""
         with self._lock:
-            if self._display_id is not None:
-                self._send("update_display_data", text)
+            if self._is_shown:
+                self._send(self._wait.line(time.monotonic()).data())
+
+    def show_restored(self, done: int, total: int) -> None:
+        """Show how many bytes are back, of all there are."""
+        with self._lock:
+            self._show(restore_line(done, total))
 
     def end(self) -> None:
         """Take the line away."""
         with self._lock:
-            self._latest = None
-            if self._display_id is not None:
-                self._send("update_display_data", "")
-                self._display_id = None
+            self._wait = Wait(time.monotonic())
+            if self._is_shown:
+                self._send(_NOTHING)
+                self._is_shown = False
 
-    def _send(self, kind: str, text: str) -> None:
-        content = {
-            "data": {"text/plain": text},
-            "metadata": {},
-            "transient": {"display_id": self._display_id},
-        }
+    def _look_for_clearing(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Take note that the cell cleared its output, and with it the display."""
+        if message["header"]["msg_type"] == "clear_output":
+            self._display_id = None
+        return message
+
+    def _show(self, line: WaitLine) -> None:
+        parent = self._kernel.get_parent()
+        if parent.get("header", {}).get("msg_id") != self._parent.get("header", {}).get("msg_id"):
+            self._parent, self._display_id = parent, None
+        self._is_shown = True
+        self._send(line.data())
+
+    def _send(self, data: dict[str, str]) -> None:
+        """Send what has changed, with the lock held."""
+        kind = "update_display_data"
+        if self._display_id is None:
+            self._display_id, kind = uuid4().hex, "display_data"
+        elif data == self._sent:
+            return
+        self._sent = data
         kernel = self._kernel
+        content = {"data": data, "metadata": {}, "transient": {"display_id": self._display_id}}
         kernel.session.send(
             kernel.iopub_socket, kind, content, parent=self._parent, ident=f"kernel.{kernel.ident}.{kind}".encode()
         )
-
-
-def _text(message: protocol.Waiting | None) -> str:
-    if message is None:
-        return "⏳ Waiting for the shared device."
-    place = f", place {message.position} in the queue" if message.position else ""
-    holder = f" ({message.holder})" if message.holder else ""
-    return f"⏳ Waiting: {_REASONS.get(message.reason, message.reason)}{holder}{place}."
 
 
 class Progress:
@@ -123,11 +146,9 @@ class Progress:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + _PROGRESS_INTERVAL
-        if not self._is_shown:
-            self._is_shown = True
-            self._notice.begin()
-        self._notice.tell(f"⏳ Restoring this notebook's memory: {format_bytes(done)} of {format_bytes(total)}.")
+        self._next = now + REFRESH_INTERVAL
+        self._is_shown = True
+        self._notice.show_restored(done, total)
 
     def end(self) -> None:
         """Take the line away."""
