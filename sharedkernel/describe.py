@@ -21,6 +21,10 @@ _REASONS = {
     "restore": "to be restored",
 }
 _KINDS = ("persistent", "ephemeral", "framework")
+#: policies under which everybody gets a turn of about a quantum, and those under which cells run to their end
+_TURNS, _TO_THE_END = ("fair",), ("fifo", "pack", "srtf")
+#: where the need of a cell may be known from, by the document's ``remaining_from``, for people to rely on it
+_KNOWN_FROM = ("declared", "earlier")
 
 
 def safe_text(text: object) -> str:
@@ -85,27 +89,45 @@ def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str
     return f"This notebook waits {why}{place}{holders}."
 
 
-def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str | None:
-    """Return a sentence about how long *session* will likely wait; None when it does not wait or nobody can tell.
+def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+    """Return how many seconds *session*'s wait will likely last; None when it does not wait or nobody can tell.
 
-    Where everybody gets turns (policy ``fair``) those before it get one each, of a quantum or an iteration, whichever
-    is longer. Otherwise what waits usually took is all there is to say.
+    Where everybody gets turns, those before it get one each, of a quantum or an iteration, whichever is longer. Where
+    cells run to their end, it is what those before it still need, if that was declared or is known from earlier runs.
+    Those that run side by side share the wait.
     """
+    device, position = status["device"], session["queue_position"]
+    if session["waiting_for"] != "lane" or position is None:
+        return None
+    running = [other for other in status["sessions"] if other["state"] in ("running", "preempting")]
+    before = running + [
+        other
+        for other in status["sessions"]
+        if other["waiting_for"] == "lane" and (other["queue_position"] or position) < position
+    ]
+    if device["policy"] in _TURNS:
+        work = sum(max(device["quantum_seconds"], other["iteration_seconds"] or 0.0) for other in before)
+    elif device["policy"] in _TO_THE_END and all(other.get("remaining_from") in _KNOWN_FROM for other in before):
+        work = sum(other["remaining_seconds"] for other in before)
+    else:
+        return None
+    return work / max(1, len(running))
+
+
+def usual_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+    """Return what half of *session*'s, or else of its user's, waits until now did not exceed, in seconds."""
+    users = [record for record in status["users"] if record["name"] == session["user"]]
+    return next((found for record in (session, *users) if (found := record.get("wait_p50_seconds"))), None)
+
+
+def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str | None:
+    """Return a sentence about how long *session* will likely wait; None when it does not wait or nobody can tell."""
     if session["waiting_for"] is None and session["queue_position"] is None:
         return None
-    device, position = status["device"], session["queue_position"]
-    if session["waiting_for"] == "lane" and position is not None and device["policy"] == "fair":
-        before = [
-            other
-            for other in status["sessions"]
-            if other["state"] in ("running", "preempting")
-            or (other["waiting_for"] == "lane" and (other["queue_position"] or position) < position)
-        ]
-        turns = sum(max(device["quantum_seconds"], other["iteration_seconds"] or 0.0) for other in before)
-        return f"Expected wait: about {format_seconds(turns)}."
-    users = [record for record in status["users"] if record["name"] == session["user"]]
-    usual = next((found for record in (session, *users) if (found := record.get("wait_p50_seconds"))), None)
-    return None if not usual else f"Half of the waits until now took less than {format_seconds(usual)}."
+    if (expected := expected_wait(session, status)) is not None:
+        return f"Expected wait: about {format_seconds(expected)}."
+    usual = usual_wait(session, status)
+    return None if usual is None else f"Half of the waits until now took less than {format_seconds(usual)}."
 
 
 def memory_by_kind(record: Mapping[str, Any]) -> str:

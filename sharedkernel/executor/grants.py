@@ -25,6 +25,7 @@ from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.status import build_status, visible_to
 from sharedkernel.executor.supervisor import send_signal
 from sharedkernel.executor.users import UserRecord
+from sharedkernel.executor.waits import WaitTeller
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling import actions, events
 from sharedkernel.scheduling.model import (
@@ -41,8 +42,6 @@ from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-#: seconds between what a waiting session is told about its wait
-_WAIT_INTERVAL = 0.1
 #: signals to yield after which a holder that did not is stopped, and seconds that it has at least to hear them
 _STOP_AFTER_FORCED, _STOP_AFTER = 3, 0.1
 
@@ -66,7 +65,7 @@ class Grants:
         self._users: dict[str, UserRecord] = {}
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
-        self._tell_waiting_due: asyncio.TimerHandle | None = None
+        self._waits = WaitTeller(self.sessions, self.status)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -78,8 +77,7 @@ class Grants:
         """Decide nothing any more."""
         for task in self._tasks:
             task.cancel()
-        if self._tell_waiting_due is not None:
-            self._tell_waiting_due.cancel()
+        self._waits.close()
         for process in self.sessions.values():
             self._watch(process, 0)
         self._driver.stop()
@@ -238,7 +236,7 @@ class Grants:
         match message:
             case protocol.CellOpened():
                 if process.offloaded_bytes:  # it waits to be restored
-                    process.wanted_at = self._driver.now()
+                    self._wait_begins(process)
                 self._driver.handle(events.CellOpened(session=session))
                 self.update_limits()
             case protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth):
@@ -267,7 +265,7 @@ class Grants:
                 _answer(process, Refused(reason, reason=message.reason))
             case protocol.Restored():
                 self._restored(process, message)
-        self._tell_waiting_soon()
+        self._waits.tell_soon()
 
     def _offloaded(self, process: SessionProcess, message: protocol.Offloaded) -> None:
         process.offloaded_bytes, process.stayed, process.declined = message.offloaded_bytes, message.kept, None
@@ -310,7 +308,7 @@ class Grants:
         record.peak_bytes = max(record.peak_bytes, used)
 
     def _want(self, process: SessionProcess, growth: int = 0) -> None:
-        process.wanted_at = self._driver.now()
+        self._wait_begins(process)
         process.growth = growth
         self._driver.handle(events.DeviceWanted(session=_id(process), memory=_profile(process.memory), growth=growth))
 
@@ -446,6 +444,10 @@ class Grants:
         entry = scheduler.lanes.by_id[lane]
         return entry.size if not entry.is_open else max(s.need for s in entry.sessions.values() if s.is_measured)
 
+    def _wait_begins(self, process: SessionProcess) -> None:
+        process.wanted_at = self._driver.now()
+        process.told_waiting = None
+
     def _note_wait(self, process: SessionProcess) -> None:
         """Take note that what *process* waited for has come."""
         if process.wanted_at is not None:
@@ -453,7 +455,6 @@ class Grants:
             process.waits.append(waited)
             self._users[process.user or ""].waits.append(waited)
             process.wanted_at = None
-        process.told_waiting = None
 
     # --- what people are told -----------------------------------------------------------------------------------------
 
@@ -462,29 +463,6 @@ class Grants:
         scheduler = self._driver.scheduler
         snapshot = scheduler.snapshot(self._driver.now())
         return build_status(self._served, scheduler.config, snapshot, self.sessions, self._users)
-
-    def _tell_waiting_soon(self) -> None:
-        if self._tell_waiting_due is None and any(p.wanted_at is not None for p in self.sessions.values()):
-            self._tell_waiting_due = asyncio.get_running_loop().call_later(_WAIT_INTERVAL, self._tell_waiting)
-
-    def _tell_waiting(self) -> None:
-        self._tell_waiting_due = None
-        waiting = [process for process in self.sessions.values() if process.wanted_at is not None]
-        if not waiting:
-            return
-        status = self.status()
-        running = sorted({session["user"] for session in status["sessions"] if session["state"] == "running"})
-        for session in status["sessions"]:
-            process = self.sessions[session["id"]]
-            if process.wanted_at is None or session["waiting_for"] is None:
-                continue
-            message = protocol.Waiting(
-                reason=session["waiting_for"], position=session["queue_position"], holder=", ".join(running) or None
-            )
-            if message != process.told_waiting:
-                process.told_waiting = message
-                process.send(message)
-        self._tell_waiting_due = asyncio.get_running_loop().call_later(_WAIT_INTERVAL, self._tell_waiting)
 
     def _watch(self, process: SessionProcess, interval: float) -> None:
         if process.watch is not None:

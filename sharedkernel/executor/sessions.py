@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +48,10 @@ class SessionProcess:
     page: Page
     pid: int = 0
     started: int = 0
+    #: user id that it runs under once it serves somebody
+    uid: int = field(default_factory=os.getuid)
+    #: calls that hear greetings in its name once its process id is known
+    early_hellos: list[Callable[[], None]] = field(default_factory=list)
     #: done when it first said hello, failed when it ended before
     ready: asyncio.Future[None]
     #: set once it is reaped
@@ -102,6 +108,7 @@ class SessionProcess:
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
     #: what was last said to the session about its wait and its allowance
     told_waiting: protocol.Waiting | None = None
+    told_waiting_at: float = 0.0
     told_allowance: protocol.Allowance | None = None
     #: sends it views, while it watches
     watch: asyncio.Task[None] | None = None
