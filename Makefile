@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint labextension docs bench clean
+.PHONY: demo test lint labextension docs bench faults clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
@@ -34,6 +34,11 @@ docs: $(INSTALLED)
 # what sharing costs and gives, beside the stock tools; not part of the tests, since machines are noisy
 bench: $(INSTALLED)
 	$(BIN)/sharedkernel bench --all
+
+# kills the processes around working notebooks at random, KILLS times; prints its seed (SEED= repeats it)
+KILLS ?= 500
+faults: $(INSTALLED)
+	$(BIN)/python -m tests.faults.campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

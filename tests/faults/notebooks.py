@@ -1,0 +1,267 @@
+"""A user at work: a notebook that trains in many short cells, and notices every step that is lost, doubled or wrong.
+
+The notebook is a real Jupyter client with a real relay. It is its own judge: the steps' losses are those of an
+undisturbed run, bit by bit, and each is printed exactly once, whatever was killed meanwhile. What may happen to it is
+told by the campaign: only who was killed may lose anything.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from sharedkernel.relay.app import client_key
+from sharedkernel.relay.sockets import Connection
+from tests.relay.support import Notebook
+
+#: seconds that anything may take while processes are killed and started again beside it, on a busy machine
+PATIENCE = 90.0
+#: steps of one training; then it starts over
+STEPS = 240
+#: most steps of one cell
+STEPS_PER_CELL = 6
+
+SETUP = """\
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(11)
+features, targets = torch.randn(64, 16), torch.randn(64, 1)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+ballast = torch.arange(2**20, dtype=torch.float64)
+losses = []
+
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        chosen = torch.randint(64, (16,))
+        loss = torch.nn.functional.mse_loss(model(features[chosen]), targets[chosen])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        print(len(losses), losses[-1].hex(), flush=True)
+"""
+#: what a session answers that still has everything, or has never had anything
+STANDING = (
+    "print(len(losses), float(ballast.sum()) == 2**19 * (2**20 - 1), flush=True) "
+    "if 'losses' in globals() else print('nothing', flush=True)"
+)
+
+
+@dataclass(slots=True)
+class Cell:
+    """What one cell did, as far as the client heard."""
+
+    sent: float
+    text: str = ""
+    #: name and sentence of its error
+    error: str = ""
+    #: None: nobody will tell
+    status: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What a notebook has to say about the campaign."""
+
+    cells: int = 0
+    steps: int = 0
+    trainings: int = 0
+    #: cells whose outcome was not heard, although neither session nor relay was killed
+    outcomes_lost: list[str] = field(default_factory=list)
+    #: sessions that lost what they had, although they were not killed
+    tensors_lost: list[str] = field(default_factory=list)
+    #: lines that were wrong, missing or doubled
+    wrong: list[str] = field(default_factory=list)
+    #: errors that no kill explains
+    unexplained: list[str] = field(default_factory=list)
+
+
+class Worker(threading.Thread):
+    """One notebook at work in a thread of its own, until told to stop.
+
+    Parameters
+    ----------
+    name
+        For people.
+    notebook
+        The client, not started yet.
+    expected
+        Each step's line in an undisturbed run.
+    on_reply
+        Called with this worker and the time at which a cell was sent, whenever its reply is there.
+    pace
+        Returns the next cell's steps and the seconds to rest after it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        notebook: Notebook,
+        expected: list[str],
+        on_reply: Callable[[Worker, float], None],
+        pace: Callable[[], tuple[int, float]],
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.notebook = notebook
+        self.findings = Findings()
+        #: sessions of this notebook that were killed on purpose and not yet missed
+        self.sessions_killed = 0
+        #: the same of its relays
+        self.relays_killed = 0
+        #: what ended this thread, if not :meth:`finish`
+        self.failure: BaseException | None = None
+        self._expected = expected
+        self._on_reply = on_reply
+        self._pace = pace
+        self._finished = threading.Event()
+        self._done = 0
+
+    def finish(self) -> None:
+        """Stop after the present cell."""
+        self._finished.set()
+
+    def run(self) -> None:
+        """Train, and look at every line."""
+        try:
+            self._begin_training()
+            while not self._finished.is_set():
+                steps, rest = self._pace()
+                self._train(min(steps, STEPS - self._done))
+                if self._done >= STEPS:
+                    self.findings.trainings += 1
+                    self._check_standing(STEPS)
+                    self._begin_training()
+                self._finished.wait(rest)
+            self._check_standing(self._done)
+        except BaseException as error:
+            self.failure = error
+
+    @property
+    def client_key(self) -> str:
+        """The name by which the gateway knows this notebook's place."""
+        connection = Connection.from_file(Path(self.notebook.manager.connection_file))
+        return client_key(Path(self.notebook.manager.connection_file), connection.key)
+
+    # --- training -----------------------------------
+
+    def _begin_training(self) -> None:
+        self._done = 0
+        while (cell := self._run(SETUP)).status != "ok":
+            self._explain(cell)
+        self._done = 0
+
+    def _train(self, steps: int) -> None:
+        cell = self._run(f"train({steps})")
+        self.findings.cells += 1
+        expected = self._expected[self._done : self._done + steps]
+        lines = cell.text.splitlines()
+        if cell.status == "ok":
+            if lines != expected:
+                self.findings.wrong.append(f"{self.name}: printed {lines}, expected {expected}")
+            self._done += steps
+            self.findings.steps += steps
+        else:
+            self._explain(cell)
+            self._find_out(steps)
+
+    def _find_out(self, steps: int) -> None:
+        """Learn where a session stands whose last cell was not heard to its end."""
+        standing = self._standing()
+        if standing == "nothing":
+            if self.sessions_killed:
+                self.sessions_killed -= 1
+            else:
+                self.findings.tensors_lost.append(f"{self.name}: a new session after {self._done} steps")
+            self._begin_training()
+            return
+        count, ballast = standing.split()
+        if ballast != "True":
+            self.findings.tensors_lost.append(f"{self.name}: the ballast changed")
+        if int(count) not in range(self._done, self._done + steps + 1):
+            self.findings.wrong.append(f"{self.name}: {count} steps, after {self._done} and a cell of {steps}")
+        self._done = int(count)
+
+    def _check_standing(self, done: int) -> None:
+        standing = self._standing()
+        if standing == "nothing" and self.sessions_killed:
+            self.sessions_killed -= 1
+        elif standing != f"{done} True":
+            self.findings.tensors_lost.append(f"{self.name}: stands at {standing}, expected {done}")
+
+    def _standing(self) -> str:
+        while (cell := self._run(STANDING)).status != "ok" or not cell.text:
+            self._explain(cell)
+        return cell.text.strip().splitlines()[-1]
+
+    def _explain(self, cell: Cell) -> None:
+        """Take note of a cell that failed: a kill explains it or does not."""
+        name = cell.error.partition(":")[0]
+        if name == "SharedGPUOutcomeLost" or (cell.status is None and not self.relays_killed):
+            self.findings.outcomes_lost.append(f"{self.name}: {cell.error or 'no answer'}")
+        elif name == "NameError" or name.startswith("SharedGPU"):
+            if not self.sessions_killed and name != "SharedGPUUnreachable":
+                self.findings.unexplained.append(f"{self.name}: {cell.error}")
+        elif cell.status is not None:
+            self.findings.unexplained.append(f"{self.name}: {cell.error}")
+        if cell.status is None and self.relays_killed:
+            self.relays_killed -= 1
+
+    # --- one cell -----------------------------------
+
+    def _run(self, code: str) -> Cell:
+        """Run a cell; where the relay dies meanwhile, start it again, as a Jupyter server does."""
+        cell = Cell(sent=time.monotonic())
+        message_id = self.notebook.client.execute(code)
+        deadline = cell.sent + PATIENCE
+        idle = False
+        while cell.status is None or not idle:
+            try:
+                message = self.notebook.client.get_iopub_msg(timeout=0.2)
+            except Empty:
+                message = None
+            if message is not None and message["parent_header"].get("msg_id") == message_id:
+                idle = self._hear(cell, message) or idle
+            if cell.status is None:
+                cell.status = self._reply(message_id)
+            if not self.notebook.manager.is_alive():
+                self._start_relay_again()
+                return cell if cell.status is not None else Cell(cell.sent)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name}: no answer within {PATIENCE:g} s to {code[:40]!r}: {cell}")
+        if cell.status == "ok":
+            self._on_reply(self, cell.sent)
+        return cell
+
+    def _hear(self, cell: Cell, message: dict[str, Any]) -> bool:
+        """Take note of what a cell published; True when it is idle."""
+        content = message["content"]
+        if message["msg_type"] == "stream" and content["name"] == "stdout":
+            cell.text += content["text"]
+        elif message["msg_type"] == "error":
+            cell.error = f"{content['ename']}: {content['evalue']}"
+        return message["msg_type"] == "status" and content["execution_state"] == "idle"
+
+    def _reply(self, message_id: str) -> str | None:
+        try:
+            while True:
+                reply = self.notebook.client.get_shell_msg(timeout=0)
+                if reply["parent_header"].get("msg_id") == message_id:
+                    return str(reply["content"]["status"])
+        except Empty:
+            return None
+
+    def _start_relay_again(self) -> None:
+        self.notebook.manager.restart_kernel(now=True)
+        self.notebook.client.wait_for_ready(timeout=PATIENCE)
+
+
+def undisturbed(notebook: Notebook) -> list[str]:
+    """Return each step's line when nothing is killed."""
+    notebook.run(SETUP)
+    return notebook.run(f"train({STEPS})").text().splitlines()
