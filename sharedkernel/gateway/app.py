@@ -6,6 +6,7 @@ import ipaddress
 import os
 import signal
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +18,12 @@ from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.events import StatusFeed
 from sharedkernel.gateway.executors import Executors
+from sharedkernel.gateway.hub import HubUsers
 from sharedkernel.gateway.identity import OwnerAuthorizer, SingleUser, TokenUsers
 from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.kernels import SessionKernels
 from sharedkernel.gateway.kernelspecs import NoContents, OneKernelSpec
+from sharedkernel.gateway.memberships import Memberships
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
 from sharedkernel.gateway.settings import CONFIG_NAME, build_devices, build_placement, build_quotas, read_settings
 from sharedkernel.gateway.tokens import default_tokens_file
@@ -71,11 +74,23 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     runtime_dir = Unicode(help="Private directory where gateway and executor meet.").tag(config=True)
     identity = Enum(
-        ["single", "tokens"],
+        ["single", "tokens", "jupyterhub"],
         "single",
-        help="Who users are: `single` (you, with one generated token) or `tokens` (see `sharedkernel token`).",
+        help="Who users are: `single` (you, with one generated token), `tokens` (see `sharedkernel token`) or "
+        "`jupyterhub` (its users, with tokens of the hub).",
     ).tag(config=True)
     tokens_file = Unicode(help="The file of users' tokens, for identity `tokens`.").tag(config=True)
+    hub_cache_seconds = Integer(
+        60,
+        min=0,
+        help="How long JupyterHub's word on a token counts, in seconds: a revoked token works that long, and the hub "
+        "may be away that long. 0: ask for each request.",
+    ).tag(config=True)
+    hub_admin_scope = Unicode(
+        "custom:sharedkernel:admin",
+        help="The scope with which a hub's token is an admin's; the hub's own admins are admins too, where a token may "
+        "tell (`read:users`).",
+    ).tag(config=True)
     admins = Set(Unicode(), help="Users who see everybody's sessions and may change quotas.").tag(config=True)
     quotas = AnyTrait(
         {},
@@ -151,7 +166,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     @default("identity_provider_class")
     def _default_identity_provider_class(self) -> type:
-        return SingleUser if self.identity == "single" else TokenUsers
+        return {"single": SingleUser, "tokens": TokenUsers, "jupyterhub": HubUsers}[self.identity]
 
     # --- start --------------------------------------------------------------------------------------------------------
 
@@ -186,6 +201,10 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.extra_services = ["sharedkernel.gateway.handlers"]
         super().init_configurables()
         manager = self.kernel_manager
+        if isinstance(self.identity_provider, HubUsers):
+            self._memberships = Memberships(Path(self.runtime_dir) / "groups.json")
+            self.identity_provider.on_groups = self._learn_groups
+            quotas.memberships = self._memberships
         manager.quotas = quotas
         manager.executors = Executors(
             Path(self.runtime_dir), devices, placement, on_died=manager.on_died, on_connected=manager.on_connected
@@ -194,6 +213,10 @@ class SharedKernelGateway(CommandApp, ServerApp):
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
         self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
         self._warn()
+
+    def _learn_groups(self, user: str, groups: Iterable[str]) -> None:
+        if self._memberships.learn(user, groups):
+            self.kernel_manager.replace_quotas(self.kernel_manager.quotas)
 
     def _warn(self) -> None:
         if not (self.certfile or _is_loopback(self.ip)):
@@ -255,6 +278,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             self.log.error("the configuration was not read again: %s", error)
             return
         self._settings = settings
+        quotas.memberships = self.kernel_manager.quotas.memberships
         self.admins = admins
         self.kernel_manager.replace_quotas(quotas)
         self.kernel_manager.executors.placement = placement

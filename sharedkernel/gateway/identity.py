@@ -19,8 +19,15 @@ from jupyter_server.base.handlers import JupyterHandler
 from tornado.web import RequestHandler
 from traitlets import Unicode, default
 
-from sharedkernel.errors import ConfigError
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.gateway.answers import finish_refused
 from sharedkernel.gateway.tokens import TokenFile
+
+
+class IdentityUnavailable(Refused):
+    """Who knows the users cannot be asked."""
+
+    reason = "identity_unavailable"
 
 
 @dataclass
@@ -62,15 +69,31 @@ class TokenOnlyIdentity(IdentityProvider):
 
     async def _get_user(self, handler: RequestHandler) -> User | None:
         token = self.get_token(handler)
-        name = self.name_for(token) if token else None
-        if name is None:
+        if not token:
             return None
-        # jupyter_server reads this: such a request needs no protection against other sites' forms.
-        handler._token_authenticated = True  # type: ignore[attr-defined]
-        return GatewayUser(name, admin=self.is_admin(name))
+        try:
+            user = await self.identify(token)
+        except Refused as refusal:
+            self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
+            finish_refused(handler, refusal)
+        if user is not None:
+            # jupyter_server reads this: such a request needs no protection against other sites' forms.
+            handler._token_authenticated = True  # type: ignore[attr-defined]
+        return user
+
+    async def identify(self, token: str) -> GatewayUser | None:
+        """Return whose *token* this is; None when it is nobody's.
+
+        Raises
+        ------
+        IdentityUnavailable
+            When that cannot be known now.
+        """
+        name = self.name_for(token)
+        return None if name is None else GatewayUser(name, admin=self.is_admin(name))
 
     def name_for(self, token: str) -> str | None:
-        """Return whose *token* this is; None when it is nobody's."""
+        """Return the name of the user whose *token* this is, for identities that know at once; None: nobody's."""
         raise NotImplementedError
 
     def is_admin(self, name: str) -> bool:

@@ -1,14 +1,15 @@
 """What each user may use, and why: the configuration's quotas and what an admin has PUT over them.
 
 The most specific wins, key by key: the user's own entry, then their groups' (in the order in which the groups are
-listed), then `default`, then what is built in; and at each level what was PUT wins over the configuration file. Pure:
-reading files and telling the executor is `app.py`'s and `kernels.py`'s business.
+listed; after them those that the identity tells, in the order of their quotas), then `default`, then what is built in;
+and at each level what was PUT wins over the configuration file. Pure: reading files and telling the executor is
+`app.py`'s and `kernels.py`'s business.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +169,8 @@ class Quotas:
     ----------
     quotas, groups
         As in the configuration.
+    memberships
+        Groups by user as the identity tells them, if it does; may change.
 
     Raises
     ------
@@ -175,8 +178,11 @@ class Quotas:
         When they cannot be used.
     """
 
-    def __init__(self, quotas: Any = None, groups: Any = None) -> None:
+    def __init__(
+        self, quotas: Any = None, groups: Any = None, memberships: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.groups = parse_groups(groups or {})
+        self.memberships = {} if memberships is None else memberships
         self._config = Level.parse("config", quotas or {})
         self._put = Level(origin="put")
 
@@ -239,7 +245,12 @@ class Quotas:
         return members | set(self._config.users) | set(self._put.users)
 
     def _groups_of(self, user: str) -> Iterator[str]:
-        return (name for name, members in self.groups.items() if user in members)
+        """Yield *user*'s groups: the configuration's in its order, then the identity's, first those with quotas."""
+        own = [name for name, members in self.groups.items() if user in members]
+        yield from own
+        told = self.memberships.get(user, ())
+        with_quotas = [name for name in self._config.groups if name in told]
+        yield from dict.fromkeys(name for name in (*with_quotas, *told) if name not in own)
 
     def _entries(self, user: str) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield what applies to *user*, most specific first, with where it came from."""

@@ -39,6 +39,11 @@ def default_tokens_file() -> Path:
     return Path(jupyter_config_dir()) / "sharedkernel_tokens.json"
 
 
+def is_user_name(name: str) -> bool:
+    """Whether *name* can be a user's: short and plain, since it stands in logs, status and metrics."""
+    return _USER.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredToken:
     """What the file knows of one token."""
@@ -116,7 +121,7 @@ class TokenFile:
         ConfigError
             When the name cannot be used, or the file cannot be written.
         """
-        if not _USER.fullmatch(user):
+        if not is_user_name(user):
             raise ConfigError(
                 f"{user!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the first)."
             )

@@ -1,0 +1,122 @@
+"""A real JupyterHub on loopback: its users, groups and tokens, without the proxy that only browsers need."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.local_stack import free_port
+from tests.gateway.conftest import wait_for
+
+SERVICE = "sharedkernel"
+ADMIN_SCOPE = "custom:sharedkernel:admin"
+
+_CONFIG = """
+from jupyterhub.proxy import Proxy
+
+class NoProxy(Proxy):
+    should_start = False
+    routes = {{}}
+    async def add_route(self, routespec, target, data):
+        self.routes[routespec] = {{"routespec": routespec, "target": target, "data": data}}
+    async def delete_route(self, routespec):
+        self.routes.pop(routespec, None)
+    async def get_all_routes(self):
+        return dict(self.routes)
+
+c.JupyterHub.proxy_class = NoProxy
+c.JupyterHub.bind_url = "http://127.0.0.1:{public_port}"
+c.JupyterHub.hub_port = {port}
+c.JupyterHub.db_url = "sqlite:///hub.sqlite"
+c.JupyterHub.cookie_secret_file = "cookie_secret"
+c.JupyterHub.authenticator_class = "dummy"
+c.Authenticator.allowed_users = {users!r}
+c.JupyterHub.spawner_class = "simple"
+c.JupyterHub.load_groups = {groups!r}
+c.JupyterHub.custom_scopes = {{"{admin_scope}": {{"description": "Administer shared devices."}}}}
+c.JupyterHub.services = [
+    {{"name": "{service}", "url": "http://127.0.0.1:8585", "oauth_no_confirm": True, "api_token": "{service_token}"}},
+    {{"name": "operator", "api_token": "{operator_token}"}},
+]
+c.JupyterHub.load_roles = [
+    {{"name": "user", "scopes": ["self", "access:services!service={service}"]}},
+    {{"name": "chief", "scopes": ["{admin_scope}"], "users": {chiefs!r}}},
+    {{"name": "operator", "scopes": ["admin:users", "admin:groups", "tokens", "inherit"], "services": ["operator"]}},
+]
+"""
+
+
+class Hub:
+    """One JupyterHub in *directory*; stopped and started as a test wants."""
+
+    def __init__(self, directory: Path, *, groups: Mapping[str, Sequence[str]], chiefs: Sequence[str]) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.api_url = f"http://127.0.0.1:{self.port}/hub/api"
+        self._operator_token = secrets.token_hex(16)
+        self._process: subprocess.Popen[bytes] | None = None
+        users = {user for members in groups.values() for user in members} | set(chiefs)
+        loaded = {name: {"users": list(members)} for name, members in groups.items()}
+        config = _CONFIG.format(
+            public_port=free_port(), port=self.port, users=users, groups=loaded,
+            admin_scope=ADMIN_SCOPE, service=SERVICE, service_token=secrets.token_hex(16),
+            operator_token=self._operator_token, chiefs=list(chiefs),
+        )  # fmt: skip
+        directory.mkdir(exist_ok=True)
+        (directory / "hub_config.py").write_text(config)
+
+    def start(self) -> None:
+        """Start it; :meth:`wait_until_ready` says when it answers."""
+        with (self.directory / "hub.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jupyterhub", "-f", "hub_config.py"],
+                cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONWARNINGS": "ignore"},
+            )  # fmt: skip
+
+    def wait_until_ready(self) -> None:
+        def answers() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, (self.directory / "hub.log").read_text()
+            try:
+                self.call("GET", "/users")
+            except OSError:
+                return False
+            return True
+
+        wait_for(answers)
+
+    def stop(self, signum: int = signal.SIGKILL) -> None:
+        """End it; nobody is logged out by that."""
+        if self._process is not None:
+            self._process.send_signal(signum)
+            self._process.wait()
+            self._process = None
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask its API as its operator."""
+        request = urllib.request.Request(
+            self.api_url + path,
+            method=method,
+            headers={"Authorization": f"token {self._operator_token}"},
+            data=None if body is None else json.dumps(body).encode(),
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.loads(response.read() or b"null")
+
+    def token(self, user: str, **request: Any) -> str:
+        """Return a new token of *user*."""
+        return str(self.call("POST", f"/users/{user}/tokens", request)["token"])
+
+    def revoke_all(self, user: str) -> None:
+        """Take away every token of *user*."""
+        for token in self.call("GET", f"/users/{user}/tokens")["api_tokens"]:
+            self.call("DELETE", f"/users/{user}/tokens/{token['id']}")
