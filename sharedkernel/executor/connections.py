@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import struct
 from typing import Any, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.errors import ProtocolError
+from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.executor.peers import peer_of
 
 log = logging.getLogger(__name__)
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Listener(Protocol):
     """Who is told what comes in."""
+
+    def may_connect(self, uid: int) -> bool:
+        """Whether processes of the user id *uid* are heard at all."""
 
     def connected(self, peer: Connection) -> None:
         """Take note of a new connection; nothing is known of it yet but its process."""
@@ -37,7 +36,7 @@ class Connection(asyncio.Protocol):
         self._listener = listener
         self._decoder = protocol.Decoder(protocol.ToExecutor)
         self.transport: asyncio.Transport
-        #: process and user id of the peer, as the kernel tells them
+        #: process and user id of who connected
         self.pid = self.uid = -1
         #: "gateway", "command" or "session", once it has greeted
         self.role: str | None = None
@@ -48,11 +47,9 @@ class Connection(asyncio.Protocol):
         """Note who it is."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        connection = transport.get_extra_info("socket")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.pid, self.uid, _ = _CREDENTIALS.unpack(credentials)
-        if self.uid not in (0, os.getuid()):
-            log.warning("refused a connection of user id %d", self.uid)
+        self.pid, self.uid = peer_of(transport.get_extra_info("socket"))
+        if not self._listener.may_connect(self.uid):
+            log.warning("refused a connection of process %d, user id %d", self.pid, self.uid)
             transport.abort()
             return
         self._listener.connected(self)
@@ -75,6 +72,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell that it is gone."""
         self._listener.disconnected(self)
+
+    def refuse(self, sentence: str) -> None:
+        """Say *sentence* and hang up."""
+        self.send(protocol.Failed(request=0, reason=SessionNotFound.reason, message=sentence))
+        self.transport.close()
 
     def send(self, *messages: protocol.Message) -> None:
         """Send *messages* in one piece."""

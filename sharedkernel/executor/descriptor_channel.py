@@ -104,8 +104,8 @@ class DescriptorChannel:
         connection = PacketSocket(accepted, protocol.ToDescriptorSocket)
         connection.set_timeout(0)
         pid, uid = connection.peer()
-        process = self._identify(pid) if uid in (0, os.getuid()) else None
-        if process is None:
+        process = self._identify(pid)
+        if process is None or uid != process.uid:
             log.warning("process %d of user id %d is no session of this executor", pid, uid)
             text = (
                 "only a notebook's own process is served here, not one that it started; do this in the notebook and "

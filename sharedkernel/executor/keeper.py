@@ -19,11 +19,11 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.executor.packets import PacketSocket, allow_many_descriptors, listen
+from sharedkernel.executor.packets import PacketSocket, accept_own, allow_many_descriptors, listen
 
 
 class Keeper:
-    """Holds entries for whoever connects.
+    """Holds entries for whichever executor of its own user connects.
 
     Parameters
     ----------
@@ -52,10 +52,12 @@ class Keeper:
                     return
 
     def _accept(self) -> None:
-        accepted, _ = self._listener.accept()
+        connection = accept_own(self._listener, protocol.ToKeeper)
+        if connection is None:
+            return
         self._number += 1
-        self._connections[self._number] = PacketSocket(accepted, protocol.ToKeeper)
-        self._selector.register(accepted, selectors.EVENT_READ, self._number)
+        self._connections[self._number] = connection
+        self._selector.register(connection, selectors.EVENT_READ, self._number)
 
     def _serve(self, connection: PacketSocket) -> bool:
         """Handle everything that has come; False if it says to quit."""

@@ -6,18 +6,17 @@ import contextlib
 import os
 import resource
 import socket
-import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.peers import Peer, peer_of
 
 #: more descriptors than any message carries; the system allows no more
 MAX_DESCRIPTORS = 253
 _MAX_PACKET = 1 << 17
-_CREDENTIALS = struct.Struct("3i")
-
 
 #: open files that a process may have which holds other processes' memory, if the system allows it
 _MANY_DESCRIPTORS = 1 << 16
@@ -40,6 +39,19 @@ def listen(path: str, backlog: int = 4) -> socket.socket:
     os.chmod(path, 0o600)
     listener.listen(backlog)
     return listener
+
+
+def accept_own(listener: socket.socket, accepted: Any) -> PacketSocket | None:
+    """Accept a connection of this process's own user, or of root; hang up on anybody else and return None.
+
+    *accepted* is as in :class:`PacketSocket`.
+    """
+    connection, _ = listener.accept()
+    if not (peer := peer_of(connection)).is_own:
+        print(f"hung up on process {peer.pid} of user id {peer.uid}", file=sys.stderr)  # noqa: T201 (its log)
+        connection.close()
+        return None
+    return PacketSocket(connection, accepted)
 
 
 def connect(path: str, accepted: Any) -> PacketSocket:
@@ -82,11 +94,9 @@ class PacketSocket:
         """Let no call take longer: 0 to never wait (BlockingIOError instead), None to wait for ever."""
         self._socket.settimeout(seconds)
 
-    def peer(self) -> tuple[int, int]:
-        """Return process and user id of who connected, as the operating system tells them."""
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(credentials)
-        return pid, uid
+    def peer(self) -> Peer:
+        """Return who connected."""
+        return peer_of(self._socket)
 
     def send(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> None:
         """Send one message; the descriptors stay open here."""

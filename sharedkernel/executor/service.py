@@ -19,11 +19,19 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError, ExecutorUnavailable, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.errors import (
+    ConfigError,
+    ExecutorUnavailable,
+    ProtocolError,
+    Refused,
+    SessionNotFound,
+    SharedKernelError,
+)
 from sharedkernel.executor.connections import Connection
 from sharedkernel.executor.descriptor_channel import DescriptorChannel
 from sharedkernel.executor.devices import ServedDevice
@@ -198,6 +206,10 @@ class ExecutorService:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
+    def may_connect(self, uid: int) -> bool:
+        """Whether processes of the user id *uid* are heard: our own, and those that sessions run under."""
+        return uid in (0, os.getuid()) or any(process.uid == uid for process in self._supervisor.processes.values())
+
     def connected(self, peer: Connection) -> None:
         """Wait for the greeting."""
 
@@ -220,6 +232,8 @@ class ExecutorService:
             peer.transport.close()
 
     def _hear_greeting(self, peer: Connection, message: protocol.Hello | protocol.SessionHello) -> None:
+        if peer.role is not None:  # or a session could turn itself into a gateway
+            raise ProtocolError("it greeted twice.")
         if message.version != protocol.PROTOCOL_VERSION:
             text = (
                 f"this executor speaks version {protocol.PROTOCOL_VERSION} of the control protocol, the other side "
@@ -229,6 +243,9 @@ class ExecutorService:
             peer.transport.close()
         elif isinstance(message, protocol.SessionHello):
             self._hear_session_hello(peer, message)
+        elif peer.uid not in (0, os.getuid()):
+            log.warning("process %d of user id %d is no %s", peer.pid, peer.uid, message.role)
+            peer.refuse("only the executor's own user may ask for anything here.")
         else:
             peer.role = message.role
             if message.role == "gateway":
@@ -379,13 +396,15 @@ class ExecutorService:
 
     def _hear_session_hello(self, peer: Connection, hello: protocol.SessionHello) -> None:
         process = self._supervisor.processes.get(hello.process)
-        if process is None or peer.pid != hello.pid or process.pid not in (0, hello.pid):
-            log.warning("process %d is no session of this executor", peer.pid)
-            peer.send(protocol.Failed(request=0, reason="session_not_found", message="not a session of this executor."))
-            peer.transport.close()
+        if process is not None and not process.pid:
+            # Only its parent's word counts for which process it is, and that is still on its way.
+            process.early_hellos.append(partial(self._hear_session_hello, peer, hello))
+            return
+        if process is None or not _is_of(process, peer):
+            log.warning("process %d of user id %d is no session of this executor", peer.pid, peer.uid)
+            peer.refuse("not a session of this executor.")
             return
         peer.role, peer.session = "session", process
-        self._supervisor.set_pid(process, hello.pid)
         process.transport, process.connection = peer.transport, hello.connection
         process.memory, process.data_bytes = hello.memory, hello.data_bytes
         peer.send(self._welcome())
@@ -457,6 +476,15 @@ class ExecutorService:
     def _keep_all(self) -> None:
         for session, attained in self._grants.attained().items():
             self._supervisor.keep(self._grants.sessions[session], attained)
+
+
+def _is_of(process: SessionProcess, peer: Connection) -> bool:
+    """Whether *peer* is the very process that was forked, and runs under the user id that it was given."""
+    return (
+        peer.pid == process.pid
+        and peer.uid in (os.getuid(), process.uid)  # our own: it was a spare when it connected
+        and start_time(peer.pid) == process.started
+    )
 
 
 def _used_bytes(process: SessionProcess) -> int:

@@ -226,19 +226,18 @@ class Supervisor:
             return
         if isinstance(message, protocol.Forked):
             if (forked := self.processes.get(message.process)) is not None:
-                self.set_pid(forked, message.pid)
+                self._set_pid(forked, message.pid)
         elif isinstance(message, protocol.Exited):
             self._warm_parent.send(protocol.ExitedSeen(process=message.process))
             if (ended := self.processes.get(message.process)) is not None:
                 self._forget(ended, message.status)
 
-    def set_pid(self, process: SessionProcess, pid: int) -> None:
-        """Take note of the process id, once it is known."""
-        if process.pid:
-            return
+    def _set_pid(self, process: SessionProcess, pid: int) -> None:
+        """Take note of the process id, as its parent says it."""
         process.pid = pid
         process.started = start_time(pid) or 0
         self._watch_end(process)
+        _hear_early(process)
 
     def _watch_end(self, process: SessionProcess) -> None:
         """Notice the end even when the warm parent cannot tell it."""
@@ -278,6 +277,7 @@ class Supervisor:
             process.assigned.set_exception(OSError("it ended before it served anybody"))
         self._on_end(process, status)
         process.page.close()
+        _hear_early(process)
 
     def _remove_files(self, process: SessionProcess) -> None:
         connection_file = self._connection_file(process.process)
@@ -365,6 +365,13 @@ class Supervisor:
                     _wait_for_end(small)
                 small.close()
         self._warm_parent = self._keeper = None
+
+
+def _hear_early(process: SessionProcess) -> None:
+    """Hear who greeted in the name of *process* before it was known which one it is."""
+    early, process.early_hellos = process.early_hellos, []
+    for hear in early:
+        hear()
 
 
 def send_signal(process: SessionProcess, signum: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sharedkernel import protocol
-from sharedkernel.executor.packets import PacketSocket, listen
+from sharedkernel.executor.packets import PacketSocket, accept_own, listen
 
 #: what sessions share: first cells and first training steps then import nothing
 PRELOAD = (
@@ -108,10 +108,12 @@ class WarmParent:
             os.waitpid(pid, 0)
 
     def _take_executor(self) -> None:
-        connection, _ = self._listener.accept()
+        connection = accept_own(self._listener, protocol.ToWarmParent)
+        if connection is None:
+            return
         if self._executor is not None:
             self._executor.close()
-        self._executor = PacketSocket(connection, protocol.ToWarmParent)
+        self._executor = connection
         for ended in self._ended.values():
             self._say(ended)
 

@@ -20,6 +20,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 
 from sharedkernel import protocol
+from sharedkernel.errors import SessionNotFound
 from sharedkernel.session import packages, view
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
@@ -63,6 +64,7 @@ class SessionProcess:
     ) -> None:
         global boundaries
         self._process = process
+        self._assigned = False
         self._app = _make_app(connection_file)
         self._kernel: SessionKernel = self._app.kernel
         page = Page(page_descriptor)
@@ -127,10 +129,13 @@ class SessionProcess:
                 self._loop.add_callback(self._gate.offload)
         elif isinstance(message, protocol.Failed):
             log.error("the executor refused this session: %s", message.message)
+            if not self._assigned and message.reason == SessionNotFound.reason:
+                os._exit(1)  # a spare that its executor does not know will never serve anybody
         else:
             self._gate.on_message(message)
 
     def _assign(self, message: protocol.Assign) -> None:
+        self._assigned = True
         os.environ.update(message.env)
         self._kernel.greeting = _enter(message.cwd)
         packages.add_to_path()
