@@ -90,7 +90,11 @@ const panel: JupyterFrontEndPlugin<void> = {
       label: trans.__('Show Shared GPU'),
       caption: trans.__('Show who uses the shared device and who waits for it'),
       describedBy: { args: { type: 'object', properties: {} } },
-      execute: () => app.shell.activateById(widget.id)
+      execute: async () => {
+        // The palette gives the focus back to the notebook once a command has run; the panel takes it after that.
+        await new Promise(resolve => setTimeout(resolve));
+        app.shell.activateById(widget.id);
+      }
     });
   }
 };

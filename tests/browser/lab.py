@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Error, Locator, Page, Request, expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.serverextension.server import TOKEN, JupyterServer
 
 #: milliseconds that anything in a page may take, on a busy machine
 PATIENCE = 60_000
+#: milliseconds after which something that JupyterLab may have undone is tried again
+_RETRY = 5_000
 
 #: of JupyterLab's own, these ask the outside world for news
 _UNWANTED = ["@jupyterlab/apputils-extension:announcements"]
+#: a question after the first save would come at no fixed moment
+_SETTINGS = {"@jupyterlab/docmanager-extension:plugin": {"renameUntitledFileOnSave": False}}
+
+expect.set_options(timeout=PATIENCE)
 
 
 def start_lab(directory: Path, user: str, stack: LocalStack) -> JupyterServer:
@@ -27,11 +34,12 @@ def start_lab(directory: Path, user: str, stack: LocalStack) -> JupyterServer:
 
 def start_lab_with(directory: Path, environment: Mapping[str, str]) -> JupyterServer:
     """Start a JupyterLab that finds its gateway in *environment*."""
-    server = JupyterServer(directory, environment, program="jupyterlab")
+    server = JupyterServer(directory, environment, "--LabApp.expose_app_in_browser=True", program="jupyterlab")
     settings = server.config / "labconfig"
     settings.mkdir(parents=True)
     disabled = dict.fromkeys(_UNWANTED, True)
     (settings / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
+    (settings / "default_setting_overrides.json").write_text(json.dumps(_SETTINGS))
     server.start()
     return server
 
@@ -51,9 +59,10 @@ class LabPage:
         self.wait_until_open()
 
     def wait_until_open(self) -> None:
-        """Return once JupyterLab is there."""
-        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0, timeout=PATIENCE)
-        expect(self.page.locator("#jp-main-dock-panel")).to_be_visible(timeout=PATIENCE)
+        """Return once JupyterLab is there, and its layout is as it was when it was left."""
+        self.page.wait_for_function("window.jupyterapp?.restored.then(() => true)")
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
+        expect(self.page.locator("#jp-main-dock-panel")).to_be_visible()
 
     def close(self) -> None:
         """Close the window."""
@@ -69,7 +78,7 @@ class LabPage:
 
     def wait_for_kernel(self) -> None:
         """Return once the notebook's kernel is there and does nothing."""
-        expect(self.page.locator("#jp-bottom-panel")).to_contain_text("Shared GPU (PyTorch) | Idle", timeout=PATIENCE)
+        expect(self.page.locator("#jp-bottom-panel")).to_contain_text("Shared GPU (PyTorch) | Idle")
 
     def run(self, code: str) -> Locator:
         """Type *code* into the last cell, run it, and return the cell; it may take as long as it likes."""
@@ -78,18 +87,13 @@ class LabPage:
         cells.last.locator(".cm-content").click()
         self.page.keyboard.insert_text(code)
         self.page.keyboard.press("Shift+Enter")
-        expect(cells).to_have_count(number + 1, timeout=PATIENCE)
+        expect(cells).to_have_count(number + 1)
         return cells.nth(number - 1)
 
     def save(self) -> None:
         """Save the notebook under the name that it has."""
-        self.page.keyboard.press("Control+S")
-        rename = self.page.locator(".jp-Dialog", has_text="Rename")
-        clean = self.page.locator("#jp-main-dock-panel .lm-TabBar-tab.lm-mod-current:not(.jp-mod-dirty)")
-        expect(rename.or_(clean)).to_be_visible(timeout=PATIENCE)
-        if rename.is_visible():
-            rename.get_by_role("button", name="Rename", exact=False).last.click()
-        expect(clean).to_be_visible(timeout=PATIENCE)
+        with self.page.expect_response(lambda response: _is_save(response.request)):
+            self.page.keyboard.press("Control+S")
 
     def reload(self) -> None:
         """Load the page anew."""
@@ -98,26 +102,38 @@ class LabPage:
         self.wait_until_open()
 
     def command(self, label: str) -> None:
-        """Run a command by its label in the palette."""
-        self.page.keyboard.press("Control+Shift+C")
+        """Run a command by its label in the palette.
+
+        JupyterLab closes the palette whenever another command runs or something else takes the focus, as may happen
+        while a page or a notebook is being opened; then this begins anew.
+        """
+        deadline = time.monotonic() + PATIENCE / 1000
+        while True:
+            try:
+                self._choose_command(label)
+                return
+            except (Error, AssertionError):
+                if time.monotonic() > deadline:
+                    raise
+
+    def _choose_command(self, label: str) -> None:
         palette = self.page.locator(".jp-ModalCommandPalette")
-        palette.locator("input").fill(label)
-        active = palette.locator(".lm-CommandPalette-item.lm-mod-active")
-        expect(active).to_contain_text(label, timeout=PATIENCE)
-        self.page.keyboard.press("Enter")
-        expect(palette).to_be_hidden(timeout=PATIENCE)
+        self.page.keyboard.press("Control+Shift+C")
+        palette.locator("input").fill(label, timeout=_RETRY)
+        expect(palette.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(label, timeout=_RETRY)
+        palette.locator("input:focus").press("Enter", timeout=_RETRY)
+        expect(palette).to_be_hidden()
 
     def use_theme(self, name: str) -> None:
         """Change JupyterLab's theme, and wait until it is there."""
         self.command(f"Use Theme: {name}")
-        expect(self.page.locator("body")).to_have_attribute("data-jp-theme-name", name, timeout=PATIENCE)
-        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0, timeout=PATIENCE)
+        expect(self.page.locator("body")).to_have_attribute("data-jp-theme-name", name)
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
 
     def show_panel(self) -> None:
         """Open the panel."""
-        if not self.panel.is_visible():
-            self.command("Show Shared GPU")
-        expect(self.panel).to_be_visible(timeout=PATIENCE)
+        self.command("Show Shared GPU")
+        expect(self.panel).to_be_visible()
 
     # --- what a person sees -------------------------------------------------------------------------------------------
 
@@ -148,6 +164,10 @@ class LabPage:
         """Return the memory in the status bar, in MiB."""
         match = re.search(r"([\d.]+) ([KMG]iB)", self.status_item.inner_text())
         return 0.0 if match is None else float(match[1]) * {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}[match[2]]
+
+
+def _is_save(request: Request) -> bool:
+    return request.method == "PUT" and "/api/contents/" in request.url
 
 
 def keep_picture(shown: Page | Locator, name: str) -> None:

@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sharedkernel.relay.credentials import TOKEN_VARIABLE, URL_VARIABLE
-from tests.browser.lab import PATIENCE, LabPage, keep_picture, start_lab_with
+from tests.browser.lab import LabPage, keep_picture, start_lab_with
 from tests.serverextension.fake_gateway import FakeGateway
 from tests.serverextension.server import JupyterServer
 
@@ -81,7 +81,7 @@ def lab(browser: Any, server: JupyterServer, gateway: FakeGateway) -> Iterator[L
     gateway.say(EVERYTHING)
     page = LabPage(browser, server, size=(1280, 1250))
     page.show_panel()
-    expect(page.section("My sessions").get_by_role("listitem")).to_have_count(5, timeout=PATIENCE)
+    expect(page.section("My sessions").get_by_role("listitem")).to_have_count(5)
     yield page
     page.close()
     assert page.errors == []
@@ -115,7 +115,7 @@ def test_the_panel_is_used_with_the_keyboard(lab: LabPage) -> None:
         "Shut down sweep.ipynb",
     ]
     lab.page.keyboard.press("Enter")
-    expect(lab.page.locator(".jp-Dialog")).to_contain_text("Shut down sweep.ipynb?", timeout=PATIENCE)
+    expect(lab.page.locator(".jp-Dialog")).to_contain_text("Shut down sweep.ipynb?")
     lab.page.keyboard.press("Escape")
 
 
@@ -125,10 +125,10 @@ def test_markup_in_names_is_text(lab: LabPage, gateway: FakeGateway) -> None:
         "x", _MARKUP, _MARKUP, notebook=f"{_MARKUP}.ipynb", offload_note=_MARKUP, waiting_for=_MARKUP, queue_position=1
     )
     gateway.say(document(bad, session("mine", "ada", "running", notebook=f"{_MARKUP}\u202e.ipynb"), queue=("x",)))
-    expect(lab.section("Sessions of others")).to_contain_text(_MARKUP, timeout=PATIENCE)
-    expect(lab.section("My sessions")).to_contain_text("\\u{202e}", timeout=PATIENCE)
+    expect(lab.section("Sessions of others")).to_contain_text(_MARKUP)
+    expect(lab.section("My sessions")).to_contain_text("\\u{202e}")
     gateway.say(json.dumps({"message": _MARKUP, "reason": "executor_unavailable"}))
-    expect(lab.panel.get_by_role("status")).to_contain_text(_MARKUP, timeout=PATIENCE)
+    expect(lab.panel.get_by_role("status")).to_contain_text(_MARKUP)
     assert lab.page.evaluate("document.body.dataset.broken") is None
     assert lab.panel.locator("img").count() == 0
 
@@ -144,21 +144,21 @@ def test_markup_in_names_is_text(lab: LabPage, gateway: FakeGateway) -> None:
 def test_garbage_is_a_notice_and_the_page_goes_on(lab: LabPage, gateway: FakeGateway, said: str) -> None:
     """What was known stays, and is live again with the next good word."""
     gateway.say(said)
-    expect(lab.panel.get_by_role("status")).to_contain_text("version", timeout=PATIENCE)
+    expect(lab.panel.get_by_role("status")).to_contain_text("version")
     expect(lab.section("My sessions").get_by_role("listitem")).to_have_count(5)
     gateway.say(EVERYTHING)
-    expect(lab.panel.get_by_role("status")).to_be_empty(timeout=PATIENCE)
+    expect(lab.panel.get_by_role("status")).to_be_empty()
 
 
 def test_settings_hold_at_once(lab: LabPage, server: JupyterServer) -> None:
     """Units are those of the settings."""
-    expect(lab.section("Device")).to_contain_text("3.9 GiB of 8.0 GiB", timeout=PATIENCE)
+    expect(lab.section("Device")).to_contain_text("3.9 GiB of 8.0 GiB")
     url = "/lab/api/settings/sharedkernel%3Aplugin"
     assert server.ask("PUT", url, {"raw": '{"units": "decimal"}'}).status == 204
     try:
         lab.reload()
         lab.show_panel()
-        expect(lab.section("Device")).to_contain_text("4.2 GB of 8.6 GB", timeout=PATIENCE)
+        expect(lab.section("Device")).to_contain_text("4.2 GB of 8.6 GB")
     finally:
         server.ask("PUT", url, {"raw": "{}"})
 
@@ -169,7 +169,7 @@ def test_a_server_without_a_gateway_says_what_to_do(browser: Any, tmp_path: Path
     try:
         page = LabPage(browser, server)
         page.show_panel()
-        expect(page.panel.get_by_role("status")).to_contain_text("sharedkernel install", timeout=PATIENCE)
+        expect(page.panel.get_by_role("status")).to_contain_text("sharedkernel install")
         expect(page.status_item).to_be_hidden()
         page.close()
     finally:

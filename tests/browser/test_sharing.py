@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.browser.conftest import OpenLab
-from tests.browser.lab import PATIENCE, LabPage, keep_picture
+from tests.browser.lab import LabPage, keep_picture
 
 #: holds the device, in short iterations, until its file appears
 TRAIN = """\
@@ -32,18 +32,18 @@ def test_memory_in_use_is_in_the_status_bar(open_lab: OpenLab) -> None:
     """From the launcher to a tensor: what a first user sees."""
     ada = open_lab("ada")
     card = ada.page.locator('.jp-LauncherCard[title="Shared GPU (PyTorch)"] img').first
-    expect(card).to_be_visible(timeout=PATIENCE)
+    expect(card).to_be_visible()
     keep_picture(ada.page, "launcher")
     ada.new_notebook()
-    expect(ada.status_item).to_contain_text("idle", timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text("idle")
     before = ada.memory_shown()
     cell = ada.run("import torch\nweights = torch.ones(50_000_000)\nprint(weights.sum().item())")
-    expect(cell).to_contain_text("50000000.0", timeout=PATIENCE)
+    expect(cell).to_contain_text("50000000.0")
     # 50 million numbers of four bytes
-    expect(ada.status_item).to_contain_text(re.compile(r"19\d MiB"), timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text(re.compile(r"19\d MiB"))
     assert ada.memory_shown() > before + 180
     ada.run("del weights")
-    expect(ada.status_item).not_to_contain_text(re.compile(r"\d\d\d MiB"), timeout=PATIENCE)
+    expect(ada.status_item).not_to_contain_text(re.compile(r"\d\d\d MiB"))
 
 
 def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> None:
@@ -51,28 +51,28 @@ def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> N
     grace, first, second = open_lab("grace"), open_lab("ada"), open_lab("ada")
     stops = [tmp_path / str(number) for number in range(2)]
     train(grace, stops[0])
-    expect(grace.status_item).to_contain_text("running", timeout=PATIENCE)
+    expect(grace.status_item).to_contain_text("running")
     train(first, stops[1], millions=90)
-    expect(first.status_item).to_contain_text("1st in line", timeout=PATIENCE)
+    expect(first.status_item).to_contain_text("1st in line")
     second.new_notebook()
     waiting = second.run("import torch\ntorch.ones(25_000_000).sum().item()")
-    expect(second.status_item).to_contain_text("2nd in line", timeout=PATIENCE)
+    expect(second.status_item).to_contain_text("2nd in line")
 
     second.show_panel()
     lanes = second.section("Lanes")
-    expect(lanes).to_contain_text(re.compile(r"grace.*: running"), timeout=PATIENCE)
-    expect(second.section("My sessions").get_by_role("listitem")).to_have_count(2, timeout=PATIENCE)
+    expect(lanes).to_contain_text(re.compile(r"grace.*: running"))
+    expect(second.section("My sessions").get_by_role("listitem")).to_have_count(2)
     keep_picture(second.page, "queue-light")
     second.use_theme("JupyterLab Dark")
     keep_picture(second.page, "queue-dark")
     second.use_theme("JupyterLab Light")
 
     stops[0].touch()
-    expect(second.status_item).to_contain_text("1st in line", timeout=PATIENCE)
-    expect(first.status_item).to_contain_text("running", timeout=PATIENCE)
+    expect(second.status_item).to_contain_text("1st in line")
+    expect(first.status_item).to_contain_text("running")
     stops[1].touch()
-    expect(waiting).to_contain_text("25000000.0", timeout=PATIENCE)
-    expect(second.status_item).to_contain_text("idle", timeout=PATIENCE)
+    expect(waiting).to_contain_text("25000000.0")
+    expect(second.status_item).to_contain_text("idle")
 
 
 def test_others_notebooks_have_no_names(open_lab: OpenLab, tmp_path: Path) -> None:
@@ -80,25 +80,25 @@ def test_others_notebooks_have_no_names(open_lab: OpenLab, tmp_path: Path) -> No
     ada, grace = open_lab("ada"), open_lab("grace")
     stop = tmp_path / "stop"
     train(ada, stop)
-    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text("running")
     grace.show_panel()
-    expect(grace.section("Lanes")).to_contain_text("ada: running", timeout=PATIENCE)
+    expect(grace.section("Lanes")).to_contain_text("ada: running")
     expect(grace.panel).not_to_contain_text(".ipynb")
     expect(grace.section("Quotas")).to_have_count(0)
     expect(grace.section("Sessions of others")).to_have_count(0)
     stop.touch()
-    expect(grace.section("Lanes")).to_contain_text("Nobody uses the device", timeout=PATIENCE)
+    expect(grace.section("Lanes")).to_contain_text("Nobody uses the device")
 
 
 def test_a_training_is_interrupted_from_the_panel(open_lab: OpenLab, tmp_path: Path) -> None:
     """Its cell ends like with the stop button, its tensors stay."""
     ada = open_lab("ada")
     train(ada, tmp_path / "never")
-    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text("running")
     ada.show_panel()
     ada.section("My sessions").get_by_role("button", name="Interrupt Untitled").click()
-    expect(ada.notebook.locator(".jp-CodeCell").first).to_contain_text("KeyboardInterrupt", timeout=PATIENCE)
-    expect(ada.run("print(weights.numel())")).to_contain_text("50000000", timeout=PATIENCE)
+    expect(ada.notebook.locator(".jp-CodeCell").first).to_contain_text("KeyboardInterrupt")
+    expect(ada.run("print(weights.numel())")).to_contain_text("50000000")
 
 
 def test_an_idle_session_is_offloaded_from_the_panel(open_lab: OpenLab) -> None:
@@ -106,13 +106,13 @@ def test_an_idle_session_is_offloaded_from_the_panel(open_lab: OpenLab) -> None:
     ada = open_lab("ada")
     ada.new_notebook()
     ada.run("import torch\nweights = torch.arange(50_000_000.)")
-    expect(ada.status_item).to_contain_text(re.compile(r"19\d MiB · idle"), timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text(re.compile(r"19\d MiB · idle"))
     ada.show_panel()
     ada.section("My sessions").get_by_role("button", name="Offload Untitled").click()
-    expect(ada.section("My sessions")).to_contain_text("191 MiB offloaded", timeout=PATIENCE)
-    expect(ada.status_item).to_contain_text("offloaded", timeout=PATIENCE)
+    expect(ada.section("My sessions")).to_contain_text("191 MiB offloaded")
+    expect(ada.status_item).to_contain_text("offloaded")
     keep_picture(ada.page, "offloaded")
-    expect(ada.run("print(weights[-1].item())")).to_contain_text("50000000.0", timeout=PATIENCE)
+    expect(ada.run("print(weights[-1].item())")).to_contain_text("50000000.0")
 
 
 def test_a_session_is_shut_down_from_the_panel(open_lab: OpenLab, stack: LocalStack) -> None:
@@ -129,8 +129,8 @@ def test_a_session_is_shut_down_from_the_panel(open_lab: OpenLab, stack: LocalSt
     shut_down.click()
     keep_picture(ada.page, "shut-down")
     ada.dialog_button("Shut Down").click()
-    expect(mine).to_contain_text("You have none", timeout=PATIENCE)
-    expect(ada.page.locator("#jp-bottom-panel")).to_contain_text("No Kernel", timeout=PATIENCE)
+    expect(mine).to_contain_text("You have none")
+    expect(ada.page.locator("#jp-bottom-panel")).to_contain_text("No Kernel")
     expect(ada.status_item).to_be_hidden()
     assert stack.status()["sessions"] == []
 
@@ -141,18 +141,18 @@ def test_an_admin_changes_a_quota(open_lab: OpenLab, stack: LocalStack) -> None:
     ada.show_panel()
     quotas = ada.section("Quotas")
     field = quotas.get_by_label("Memory of grace")
-    expect(field).to_have_value("1GiB", timeout=PATIENCE)
+    expect(field).to_have_value("1GiB")
     field.fill("lots")
     field.press("Enter")
-    expect(quotas.get_by_role("alert")).to_contain_text("'lots' is not an amount of memory", timeout=PATIENCE)
+    expect(quotas.get_by_role("alert")).to_contain_text("'lots' is not an amount of memory")
     keep_picture(ada.page, "quotas")
     field.fill("512MiB")
     field.press("Enter")
-    expect(quotas.get_by_role("alert")).to_be_empty(timeout=PATIENCE)
-    expect(ada.section("Device")).to_contain_text("of 512 MiB", timeout=PATIENCE)
+    expect(quotas.get_by_role("alert")).to_be_empty()
+    expect(ada.section("Device")).to_contain_text("of 512 MiB")
     field.fill("1GiB")
     field.press("Enter")
-    expect(ada.section("Device")).to_contain_text("of 1.0 GiB", timeout=PATIENCE)
+    expect(ada.section("Device")).to_contain_text("of 1.0 GiB")
 
 
 def test_the_page_stays_while_the_gateway_goes_and_comes(open_lab: OpenLab, stack: LocalStack, tmp_path: Path) -> None:
@@ -161,20 +161,20 @@ def test_the_page_stays_while_the_gateway_goes_and_comes(open_lab: OpenLab, stac
     stop = tmp_path / "stop"
     train(ada, stop)
     ada.show_panel()
-    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text("running")
     stack.gateway.kill()
     try:
-        expect(ada.status_item).to_contain_text("gateway away", timeout=PATIENCE)
-        expect(ada.panel.get_by_role("status")).to_contain_text("The gateway is away", timeout=PATIENCE)
+        expect(ada.status_item).to_contain_text("gateway away")
+        expect(ada.panel.get_by_role("status")).to_contain_text("The gateway is away")
         keep_picture(ada.page, "gateway-away")
     finally:
         stack.gateway.start()
         stack.gateway.wait_until_ready()
-    expect(ada.panel.get_by_role("status")).to_be_empty(timeout=PATIENCE)
-    expect(ada.status_item).to_contain_text("running", timeout=PATIENCE)
+    expect(ada.panel.get_by_role("status")).to_be_empty()
+    expect(ada.status_item).to_contain_text("running")
     stop.touch()
-    expect(ada.status_item).to_contain_text("idle", timeout=PATIENCE)
-    expect(ada.run("print(int(weights.sum()))")).to_contain_text("50000000", timeout=PATIENCE)
+    expect(ada.status_item).to_contain_text("idle")
+    expect(ada.run("print(int(weights.sum()))")).to_contain_text("50000000")
 
 
 def test_a_long_cell_s_output_survives_a_reload(open_lab: OpenLab, tmp_path: Path) -> None:
@@ -188,16 +188,16 @@ def test_a_long_cell_s_output_survives_a_reload(open_lab: OpenLab, tmp_path: Pat
     )
     ada.run("'and what waited behind it'")
     first, second = ada.notebook.locator(".jp-CodeCell").nth(0), ada.notebook.locator(".jp-CodeCell").nth(1)
-    expect(first).to_contain_text("0 1 2 3 4 5", timeout=PATIENCE)
+    expect(first).to_contain_text("0 1 2 3 4 5")
     ada.save()
     ada.reload()
-    expect(first).to_contain_text("0 1 2 3 4 5", timeout=PATIENCE)
+    expect(first).to_contain_text("0 1 2 3 4 5")
     expect(first.locator(".jp-InputPrompt")).to_contain_text("[*]")
     printed = max(map(int, re.findall(r"\d+", first.locator(".jp-OutputArea").inner_text())))
-    expect(first).to_contain_text(f" {printed + 20} ", timeout=PATIENCE)
+    expect(first).to_contain_text(f" {printed + 20} ")
     stop.touch()
-    expect(first).to_contain_text("the end", timeout=PATIENCE)
-    expect(first).to_contain_text("42", timeout=PATIENCE)
+    expect(first).to_contain_text("the end")
+    expect(first).to_contain_text("42")
     expect(first.locator(".jp-InputPrompt")).to_contain_text("[1]")
-    expect(second.locator(".jp-OutputArea")).to_contain_text("and what waited behind it", timeout=PATIENCE)
-    expect(ada.run("print('as usual')")).to_contain_text("as usual", timeout=PATIENCE)
+    expect(second.locator(".jp-OutputArea")).to_contain_text("and what waited behind it")
+    expect(ada.run("print('as usual')")).to_contain_text("as usual")
