@@ -66,6 +66,20 @@ class PolicyConfigured(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRecalled(Event):
+    """What cells took under an earlier scheduler of this device; comes before any session."""
+
+    #: (user, source, device-seconds) of cells that ended, oldest first; a source that is not known is None
+    cells: tuple[tuple[UserId, str | None, float], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cells", tuple(tuple(cell) for cell in self.cells))  # JSON has lists only
+        for user, _, seconds in self.cells:
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"a cell of user {user} is recalled to have taken {seconds} seconds.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfMeasured(Event):
     """What a user's shelf holds; it counts to the user's quota, and outlives all of the user's sessions."""
 
@@ -128,11 +142,24 @@ class DeviceWanted(SessionEvent):
     def __post_init__(self) -> None:
         if self.growth < 0:
             raise ValueError(f"session {self.session} wants to grow by {self.growth} bytes; it cannot be negative.")
-        _check_remaining(self.session, self.remaining_iterations)
-        if self.iteration_seconds is not None and not 0 <= self.iteration_seconds < math.inf:
-            raise ValueError(f"session {self.session} predicted iterations of {self.iteration_seconds} seconds.")
-        if self.utilisation is not None and not 0 <= self.utilisation <= 1:
-            raise ValueError(f"session {self.session} predicted a utilisation of {self.utilisation}; it is 0 to 1.")
+        _check_foreseen(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkForeseen(SessionEvent):
+    """What its cell shows of the work to come, said whenever there is news, whether it holds a grant or not."""
+
+    #: the same for each run of the same source (a hash of it); None: nothing new
+    source: str | None = None
+    #: iterations that are left in its cell, as the notebook shows them; None: nothing new
+    remaining_iterations: int | None = None
+    #: what an iteration takes, seconds, until it is measured over a grant; None: nothing new
+    iteration_seconds: float | None = None
+    #: how busy it is predicted to keep the device alone (0 to 1), until that is measured; None: nothing new
+    utilisation: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_foreseen(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +254,7 @@ EVENTS: dict[str, type[Event]] = {
     for event in (
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
-        SessionEnded, ShelfMeasured,
+        SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled,
     )
 }  # fmt: skip
 
@@ -235,6 +262,14 @@ EVENTS: dict[str, type[Event]] = {
 def _check_remaining(session: SessionId, iterations: int | None) -> None:
     if iterations is not None and iterations < 0:
         raise ValueError(f"session {session} has {iterations} iterations left; it cannot be negative.")
+
+
+def _check_foreseen(event: DeviceWanted | WorkForeseen) -> None:
+    _check_remaining(event.session, event.remaining_iterations)
+    if event.iteration_seconds is not None and not 0 <= event.iteration_seconds < math.inf:
+        raise ValueError(f"session {event.session} predicted iterations of {event.iteration_seconds} seconds.")
+    if event.utilisation is not None and not 0 <= event.utilisation <= 1:
+        raise ValueError(f"session {event.session} predicted a utilisation of {event.utilisation}; it is 0 to 1.")
 
 
 def to_dict(event: Event) -> dict[str, Any]:

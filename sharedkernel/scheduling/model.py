@@ -278,12 +278,17 @@ class Session:
     predicted_iteration_seconds: float | None = None
     #: device-seconds held since the last reported iteration
     unreported: float = 0.0
+    #: decayed means of device time per iteration over grants alone, and over grants beside others; None: none were
+    solo_iteration_seconds: float | None = None
+    shared_iteration_seconds: float | None = None
     #: decayed mean of its utilisation while it ran alone (0 to 1); None: not measured yet
     measured_utilisation: float | None = None
     #: what was predicted of it beforehand (0 to 1); None: nothing
     predicted_utilisation: float | None = None
     #: whether no other lane has run since its present grant began
     alone: bool = True
+    #: the source that what is measured of its iterations belongs to; None: not known
+    measured_source: str | None = None
 
     #: (when, what happened, state afterwards), oldest first
     story: deque[tuple[float, str, SessionState]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))

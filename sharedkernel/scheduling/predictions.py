@@ -62,15 +62,22 @@ class Predictions:
 
     def cell_closed(self, session: Session) -> bool:
         """Learn from *session*'s cell, which is over now; return whether thresholds and stages changed by it."""
-        service = session.cell_service
-        if session.source is not None and service > 0:
-            key = (session.user.id, session.source)
-            before = self._by_source.pop(key, service)
-            self._by_source[key] = before + _NEWEST * (service - before)
+        self._note(session.user.id, session.source, session.cell_service)
+        return self.services.learn()
+
+    def recall(self, cells: Iterable[tuple[UserId, str | None, float]]) -> None:
+        """Learn from *cells* of an earlier scheduler: user, source and device-seconds of each, oldest first."""
+        for user, source, service in cells:
+            self._note(user, source, service)
+        self.services.learn()
+
+    def _note(self, user: UserId, source: str | None, service: float) -> None:
+        if source is not None and service > 0:
+            before = self._by_source.pop((user, source), service)
+            self._by_source[user, source] = before + _NEWEST * (service - before)
             if len(self._by_source) > _SOURCES:
                 self._by_source.popitem(last=False)
         self.services.add(service)
-        return self.services.learn()
 
     def estimate(self, session: Session) -> Estimate:
         """Return what *session*'s open cell may be expected to need from now on."""

@@ -68,7 +68,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharedkernel.errors import InvalidTransition
-from sharedkernel.scheduling import turns
+from sharedkernel.scheduling import interference, turns
 from sharedkernel.scheduling.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke
 from sharedkernel.scheduling.admission import Admission
 from sharedkernel.scheduling.claims import Claims
@@ -79,6 +79,7 @@ from sharedkernel.scheduling.events import (
     DeviceWantWithdrawn,
     Event,
     GrantReleased,
+    HistoryRecalled,
     MemoryMeasured,
     OffloadDeclined,
     Offloaded,
@@ -90,6 +91,7 @@ from sharedkernel.scheduling.events import (
     SessionStarted,
     ShelfMeasured,
     UserConfigured,
+    WorkForeseen,
 )
 from sharedkernel.scheduling.invariants import check
 from sharedkernel.scheduling.lanes import Lanes
@@ -115,8 +117,6 @@ from sharedkernel.scheduling.service import ServiceClock
 from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
 from sharedkernel.scheduling.transitions import DECISIONS, TRANSITIONS
 
-#: weight of the newest value in decayed means
-_DECAY = 0.2
 #: longest time between two signals that demand the same grant, seconds, however often they went unheard
 _LONGEST_FORCE_INTERVAL = 1.0
 #: seconds until a session that had no time to move away may be asked again
@@ -179,6 +179,8 @@ class Scheduler:
             Restored: self._on_restored,
             ShelfMeasured: self._on_shelf_measured,
             SessionEnded: self._on_session_ended,
+            WorkForeseen: self._on_work_foreseen,
+            HistoryRecalled: self._on_history_recalled,
         }
 
     # --- the door -----------------------------------
@@ -329,13 +331,7 @@ class Scheduler:
 
     def _on_grant_released(self, event: GrantReleased) -> None:
         session = self.sessions[event.session]
-        if event.iterations:
-            mean = session.unreported / event.iterations
-            session.iteration_seconds = _decayed(session.iteration_seconds, mean)
-            session.iterations += event.iterations
-            session.unreported = 0.0
-        if event.utilisation is not None and session.alone:
-            session.measured_utilisation = _decayed(session.measured_utilisation, event.utilisation)
+        interference.take_release(session, iterations=event.iterations, utilisation=event.utilisation)
         session.is_misjudged = session.is_misjudged or self.predictions.has_exceeded(session)
         self._declare(session, event.remaining_iterations)
         if session.state is SessionState.PREEMPTING:
@@ -420,6 +416,22 @@ class Scheduler:
         self.ledger.set_parked(session, session.lacked)
         session.lacked = 0
         self._move(session, event)
+
+    def _on_work_foreseen(self, event: WorkForeseen) -> None:
+        session = self.sessions[event.session]
+        if event.source is not None:
+            session.source = event.source
+            interference.begin_source(session, event.source)
+        session.is_misjudged = session.is_misjudged or self.predictions.has_exceeded(session)
+        if event.iteration_seconds is not None:
+            session.predicted_iteration_seconds = event.iteration_seconds
+        if event.utilisation is not None:
+            session.predicted_utilisation = event.utilisation
+        self._declare(session, event.remaining_iterations)
+        self._note(session, event)
+
+    def _on_history_recalled(self, event: HistoryRecalled) -> None:
+        self.predictions.recall(event.cells)
 
     def _on_shelf_measured(self, event: ShelfMeasured) -> None:
         self.ledger.set_shelf(self._user(event.user), event.bytes)
@@ -693,7 +705,3 @@ def _at_least(memory: MemoryProfile, *, persistent: int = 0, ephemeral: int | No
         ephemeral = max(ephemeral, memory.ephemeral)
     persistent = max(persistent, memory.persistent)
     return MemoryProfile(persistent=persistent, ephemeral=ephemeral, framework=memory.framework)
-
-
-def _decayed(mean: float | None, value: float) -> float:
-    return value if mean is None else (1 - _DECAY) * mean + _DECAY * value

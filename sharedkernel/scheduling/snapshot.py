@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sharedkernel.scheduling import interference
 from sharedkernel.scheduling.model import (
     HOLDING_STATES,
     OPEN_STATES,
@@ -75,7 +77,7 @@ class SessionView:
     #: bytes that are moved away
     offloaded: int
     iterations: int
-    #: mean device time per iteration lately, seconds; None: none reported yet
+    #: mean device time per iteration lately, seconds, as measured, else as the session foresees it; None: not known
     iteration_seconds: float | None
     #: device-seconds held under grants
     attained: float
@@ -85,6 +87,13 @@ class SessionView:
     #: device-seconds that its open cell may be expected to need, and where that is known from; None: no cell is open
     remaining_seconds: float | None = None
     remaining_from: PredictionOrigin | None = None
+    #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
+    utilisation: float | None = None
+    utilisation_predicted: float | None = None
+    #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
+    #: run now; None: not known, or it does not run
+    slowdown: float | None = None
+    slowdown_predicted: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +149,7 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
         )
         for user in scheduler.users.values()
     ]
+    holders = scheduler.clock.holders.values()
     sessions = [
         SessionView(
             id=session.id,
@@ -153,12 +163,18 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             parked=session.parked,
             offloaded=session.offloaded,
             iterations=session.iterations,
-            iteration_seconds=session.iteration_seconds,
+            iteration_seconds=session.expected_iteration_seconds,
             attained=session.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
             waiting_for=_WAITING_FOR.get(session.state),
-            remaining_seconds=None if (estimate := _estimate(scheduler, session)) is None else estimate.seconds,
+            remaining_seconds=None
+            if (estimate := _estimate(scheduler, session, elapsed)) is None
+            else estimate.seconds,
             remaining_from=None if estimate is None else estimate.origin,
+            utilisation=session.measured_utilisation,
+            utilisation_predicted=session.predicted_utilisation,
+            slowdown=interference.seen_slowdown(session),
+            slowdown_predicted=interference.foreseen_slowdown(session, holders),
         )
         for session in scheduler.sessions.values()
     ]
@@ -173,5 +189,11 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
     )
 
 
-def _estimate(scheduler: Scheduler, session: Session) -> Estimate | None:
-    return scheduler.predictions.estimate(session) if session.state in OPEN_STATES else None
+def _estimate(scheduler: Scheduler, session: Session, elapsed: float) -> Estimate | None:
+    """Return what *session*'s open cell may be expected to need, *elapsed* seconds after the last event."""
+    if session.state not in OPEN_STATES:
+        return None
+    estimate = scheduler.predictions.estimate(session)
+    if session.state in HOLDING_STATES and estimate.origin != "residual":
+        return dataclasses.replace(estimate, seconds=max(0.0, estimate.seconds - elapsed))
+    return estimate

@@ -22,6 +22,7 @@ from sharedkernel.scheduling.events import (
     SessionEnded,
     SessionEvent,
     SessionStarted,
+    WorkForeseen,
 )
 from sharedkernel.scheduling.model import SessionState
 
@@ -61,6 +62,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     # The answer may cross with a cell that opens.
     **{(state, OffloadDeclined): state for state in _RESIDENT},
     **{(state, MemoryMeasured): state for state in _LIVE},
+    **{(state, WorkForeseen): state for state in _LIVE},
     **{(state, SessionEnded): _DEAD for state in _LIVE},
 }
 
