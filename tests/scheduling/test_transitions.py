@@ -23,6 +23,7 @@ from sharedkernel.scheduling.events import (
     SessionEnded,
     SessionEvent,
     SessionStarted,
+    WorkForeseen,
 )
 from sharedkernel.scheduling.transitions import TRANSITIONS, transition_table
 from tests.scheduling.desk import Desk
@@ -42,6 +43,7 @@ EVENTS: list[SessionEvent] = [
     OffloadDeclined(session=ADA),
     Restored(session=ADA, memory=SMALL),
     SessionEnded(session=ADA),
+    WorkForeseen(session=ADA, source="abc", remaining_iterations=3),
 ]
 
 
