@@ -77,7 +77,11 @@ def test_a_log_replays_to_identical_actions(make: Callable[[], Device], num_even
 def test_every_event_comes_back_from_its_dict() -> None:
     """Nothing is lost on the way into a log and back."""
     log = busy_device().desk.log + crowded_device().desk.log
-    assert {type(event).__name__ for _, event in log} | {"DeviceWantWithdrawn", "WorkForeseen", "HistoryRecalled"} == set(EVENTS)
+    assert {type(event).__name__ for _, event in log} | {
+        "DeviceWantWithdrawn",
+        "WorkForeseen",
+        "HistoryRecalled",
+    } == set(EVENTS)
     for _, event in log:
         assert from_dict(json.loads(json.dumps(to_dict(event)))) == event
 
