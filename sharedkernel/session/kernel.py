@@ -20,11 +20,13 @@ from ipykernel import ipkernel
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Instance, Type
+from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.loops import LoopReporter
 from sharedkernel.session.magics import SharedMagics
 from sharedkernel.session.offload import RestoreFailed
+from sharedkernel.session.outbox import REPLY, REQUEST, Outbox
 from sharedkernel.session.packages import PackageMagics
 from sharedkernel.session.quota import ErrorTranslation, Quota
 
@@ -81,6 +83,8 @@ class SessionKernel(IPythonKernel):
 
     shell_class = Type(SessionShell)
     gate = Instance(Gate, allow_none=True)
+    #: has what gateways may have missed
+    outbox = Instance(Outbox, allow_none=True)
     #: said before the first cell's own output; None once it was
     greeting: str | None = None
 
@@ -111,6 +115,31 @@ class SessionKernel(IPythonKernel):
         if self.gate is not None:
             self.gate.guard_thread()
         await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
+
+    async def dispatch_control(self, msg: Any) -> None:
+        """Handle a message of the control channel; what a gateway asks is nobody else's business, and not published."""
+        assert self.session is not None
+        identities, frames = self.session.feed_identities(msg, copy=False)
+        try:
+            request = self.session.deserialize(frames, content=False, copy=False)
+        except (ValueError, TypeError):
+            request = {}  # said below, and in full
+        if request.get("msg_type") != REQUEST:
+            await super().dispatch_control(msg)
+            return
+        assert self.outbox is not None
+        assert self.control_stream is not None
+        request = self.session.deserialize(frames, copy=False)
+        missed = self.outbox.since(request["content"]["seen"], request["content"]["identity"].encode())
+        content = {
+            "status": "ok",
+            "is_cut": missed.is_cut,
+            "messages": [[channel, [len(frame) for frame in frames]] for channel, frames in missed.messages],
+        }
+        data = b"".join(frame for _, frames in missed.messages for frame in frames)
+        reply = self.session.serialize(self.session.msg(REPLY, content, parent=request), ident=identities)
+        # Past the outbox: what it gives out need not be kept once more.
+        ZMQStream.send_multipart(self.control_stream, [*reply, data])
 
     def _behind_gate(self, handler: Handler) -> Handler:
         """Return *handler*, run in a section where that is needed."""

@@ -32,6 +32,7 @@ from sharedkernel.session.meter import set_up_heap
 from sharedkernel.session.meters import make_lanes, make_meter, operation_filter
 from sharedkernel.session.movers import make_mover
 from sharedkernel.session.notices import WaitNotice, show_sentence
+from sharedkernel.session.outbox import Outbox
 from sharedkernel.session.page import Page
 from sharedkernel.session.quota import Quota
 from sharedkernel.session.reclaim import Reclaim
@@ -67,6 +68,8 @@ class SessionProcess:
         self._assigned = False
         self._app = _make_app(connection_file)
         self._kernel: SessionKernel = self._app.kernel
+        self._kernel.outbox = Outbox()
+        self._kernel.outbox.attend(self._app)
         page = Page(page_descriptor)
         self._meter = make_meter(page, device_kind)
         self._channel = DescriptorClient(executor_socket)

@@ -1,0 +1,187 @@
+"""What a session has said lately, kept for whoever did not hear it.
+
+Outputs are published, and so lost while no gateway listens; replies go to whoever asked, and are lost with them. So a
+copy of every message stays here for a while: the newest ones, up to a limit. A gateway asks for what its client has
+missed, by the last messages that this client has seen (:meth:`Outbox.since`).
+
+The copies are in a memory file and not on the heap, which the session's meter measures and its quota bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from jupyter_client.session import DELIM
+
+#: bytes kept unless the executor names another limit
+DEFAULT_LIMIT = 8 << 20
+#: asks for what was missed, on the control channel, and answers it
+REQUEST, REPLY = "missed_messages_request", "missed_messages_reply"
+
+_CHANNELS = ("iopub", "shell", "control")
+#: what a message begins with in the file: its channel's place above, and the number of its frames; their sizes follow
+_HEAD = "<BI"
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """What a client has missed."""
+
+    #: (channel, frames with signature) in the order in which they were sent
+    messages: list[tuple[str, list[bytes]]]
+    #: whether there was more, which is gone
+    is_cut: bool
+
+
+class Outbox:
+    """Keeps the newest messages; every method may be called by any thread.
+
+    Parameters
+    ----------
+    limit_bytes
+        How much is kept.
+    """
+
+    def __init__(self, limit_bytes: int = DEFAULT_LIMIT) -> None:
+        self._limit = limit_bytes
+        self._file = os.memfd_create("sharedkernel-outbox", os.MFD_CLOEXEC)
+        self._pid = os.getpid()
+        # Reentrant: a signal's handler may say something in the middle of it.
+        self._lock = threading.RLock()
+        #: where each message begins in the file, oldest first
+        self._starts: deque[int] = deque()
+        #: messages so far, kept or not
+        self._number = 0
+        #: where the newest message ends
+        self._end = 0
+        #: topics that somebody listens to
+        self._topics = 0
+        #: number of the first message that nobody listened to
+        self._unheard = 0
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Keep at most *limit_bytes* from now on; what is there is given up."""
+        with self._lock:
+            self._starts.clear()
+            self._limit, self._end = limit_bytes, 0
+            os.ftruncate(self._file, 0)
+
+    # --- keeping ------------------------------------------------------------------------------------------------------
+
+    def attend(self, app: Any) -> None:
+        """Keep from now on what the kernel application *app* sends."""
+        outputs = app.iopub_thread
+        outputs.send_multipart = self._keeping("iopub", outputs.send_multipart)
+        outputs._xpub_stream.on_recv(self._noting_listeners(outputs._handle_subscription))
+        for channel in ("shell", "control"):  # a question on stdin is asked by one client and answered by it, or never
+            stream = getattr(app.kernel, f"{channel}_stream")
+            stream.send_multipart = self._keeping(channel, stream.send_multipart)
+
+    def keep(self, channel: str, frames: Sequence[Any]) -> None:
+        """Keep a message; the oldest ones give way to it."""
+        sizes = [memoryview(frame).nbytes for frame in frames]
+        head = struct.pack(f"{_HEAD}{len(frames)}I", _CHANNELS.index(channel), len(frames), *sizes)
+        data = b"".join([head, *frames])
+        with self._lock:
+            self._number += 1
+            if len(data) > self._limit:
+                self._starts.clear()  # what is missing must be at the beginning
+                return
+            start = self._make_room(len(data))
+            os.pwrite(self._file, data, start)
+            self._starts.append(start)
+            self._end = start + len(data)
+
+    def _make_room(self, size: int) -> int:
+        """Forget the oldest messages until there are *size* bytes in one piece; return where."""
+        start = self._end
+        if start + size > self._limit:
+            while self._starts and self._starts[0] >= start:  # behind the newest: what is oldest
+                self._starts.popleft()
+            start = 0
+        while self._starts and start <= self._starts[0] < start + size:
+            self._starts.popleft()
+        return start
+
+    def _keeping(self, channel: str, send: Callable[..., Any]) -> Callable[..., Any]:
+        def keep_and_send(frames: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._pid:  # what a forked child says comes by way of this process
+                return send(frames, *args, **kwargs)
+            with self._lock:  # kept in the order in which they are sent
+                self.keep(channel, frames)
+                return send(frames, *args, **kwargs)
+
+        return keep_and_send
+
+    def _noting_listeners(self, handle: Callable[[list[bytes]], None]) -> Callable[[list[bytes]], None]:
+        def note(frames: list[bytes]) -> None:
+            for frame in frames:
+                with self._lock:
+                    self._topics += 1 if frame[:1] == b"\x01" else -1
+                    if self._topics == 0:
+                        self._unheard = self._number + 1
+            handle(frames)
+
+        return note
+
+    # --- giving back --------------------------------------------------------------------------------------------------
+
+    def since(self, seen: Collection[str], identity: bytes) -> Missed:
+        """Return what the client *identity* has missed.
+
+        Parameters
+        ----------
+        seen
+            Ids of published messages that it has seen, the last ones; with none it gets what nobody has listened to.
+        identity
+            Whose replies it gets, too: all that are kept, since nobody knows which have arrived.
+        """
+        with self._lock:
+            first = self._number - len(self._starts) + 1
+            after = self._last_seen(seen, first)
+            is_cut = after is None and first > 1 and (bool(seen) or first > self._unheard)
+            if after is None:
+                after = 0 if seen else self._unheard - 1
+            messages = []
+            for number, start in enumerate(self._starts, first):
+                channel, frames = self._read(start)
+                wanted = number > after if channel == "iopub" else frames[0] == identity
+                if wanted:
+                    messages.append((channel, frames))
+            return Missed(messages, is_cut)
+
+    def _last_seen(self, seen: Collection[str], first: int) -> int | None:
+        """Return the number of the newest message in *seen*; None if none of them is kept."""
+        if seen:
+            for back, start in enumerate(reversed(self._starts)):
+                channel, frames = self._read(start)
+                if channel == "iopub" and message_id(frames) in seen:
+                    return first + len(self._starts) - 1 - back
+        return None
+
+    def _read(self, start: int) -> tuple[str, list[bytes]]:
+        size = struct.calcsize(_HEAD)
+        channel, count = struct.unpack(_HEAD, os.pread(self._file, size, start))
+        start += size
+        sizes = struct.unpack(f"<{count}I", os.pread(self._file, 4 * count, start))
+        ends = list(accumulate(sizes, initial=0))
+        data = os.pread(self._file, ends[-1], start + 4 * count)
+        return _CHANNELS[channel], [data[begin:end] for begin, end in pairwise(ends)]
+
+
+def message_id(frames: Sequence[bytes]) -> str | None:
+    """Return the id of a message with signature and identities; None if it has none."""
+    try:
+        header = json.loads(frames[list(frames).index(DELIM) + 2])
+    except (ValueError, IndexError):
+        return None
+    found = header.get("msg_id") if isinstance(header, dict) else None
+    return found if isinstance(found, str) else None
