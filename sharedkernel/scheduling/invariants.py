@@ -17,22 +17,21 @@ from sharedkernel.scheduling.model import (
 from sharedkernel.units import format_bytes
 
 if TYPE_CHECKING:
-    from sharedkernel.scheduling.scheduler import Scheduler
+    from sharedkernel.scheduling.records import Records
 
 
-def check(scheduler: Scheduler) -> None:
+def check(records: Records) -> None:
     """Raise `AssertionError` with a sentence about the first invariant that does not hold."""
-    _check_sums(scheduler)
-    _check_safety(scheduler)
-    for lane in scheduler.lanes.by_id.values():
+    _check_sums(records)
+    _check_safety(records)
+    for lane in records.lanes.by_id.values():
         _check_lane(lane)
-    for session in scheduler.sessions.values():
-        _check_session(scheduler, session)
-    _check_grants(scheduler)
-    _check_order(scheduler)
-    idle = [session.idle_since for session in scheduler.offloading.idle.values()]
+    for session in records.sessions.values():
+        _check_session(records, session)
+    _check_grants(records)
+    _check_order(records)
+    idle = [session.idle_since for session in records.offloading.idle.values()]
     _require(idle == sorted(idle), "idle sessions are out of order")
-    _require(not scheduler.is_stuck(), "somebody waits to grow and nothing else will ever happen")
 
 
 def _require(holds: bool, message: str) -> None:
@@ -40,25 +39,25 @@ def _require(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def _check_sums(scheduler: Scheduler) -> None:
-    ledger, sessions, lanes = scheduler.ledger, scheduler.sessions.values(), scheduler.lanes.by_id.values()
+def _check_sums(records: Records) -> None:
+    ledger, sessions, lanes = records.ledger, records.sessions.values(), records.lanes.by_id.values()
     _require(ledger.resident == sum(session.memory.resident for session in sessions), "resident memory is miscounted")
-    _require(ledger.shelf == sum(user.shelf for user in scheduler.users.values()), "the shelves are miscounted")
+    _require(ledger.shelf == sum(user.shelf for user in records.users.values()), "the shelves are miscounted")
     _require(ledger.parked == sum(session.parked for session in sessions), "parked memory is miscounted")
     _require(ledger.lanes == sum(lane.size for lane in lanes), "lane memory is miscounted")
     for domain, total in ledger.lanes_by_domain.items():
         _require(
             total == sum(lane.size for lane in lanes if lane.domain == domain), f"lanes of {domain} are miscounted"
         )
-    for user in scheduler.users.values():
+    for user in records.users.values():
         persistent = sum(session.memory.persistent for session in user.sessions.values())
         _require(user.persistent == persistent + user.shelf, f"memory of user {user.id} is miscounted")
         _require(user.attained >= 0 and user.virtual >= 0, f"service of user {user.id} is negative")
 
 
-def _check_safety(scheduler: Scheduler) -> None:
-    free = scheduler.ledger.free
-    for lane in scheduler.lanes.by_id.values():
+def _check_safety(records: Records) -> None:
+    free = records.ledger.free
+    for lane in records.lanes.by_id.values():
         interrupted = [max(session.need, 1) for session in lane.sessions.values() if session.live]
         is_owed = not lane.is_empty or lane.size <= max(interrupted, default=-1)
         _require(free >= 0 or is_owed, f"{format_bytes(-free)} too much is promised and lane {lane.id} is not in use")
@@ -82,12 +81,12 @@ def _check_lane(lane: Lane) -> None:
         _require(lane.holder in (None, occupant), f"lane {lane.id} is used by {occupant.id} and its holder at once")
 
 
-def _check_session(scheduler: Scheduler, session: Session) -> None:
+def _check_session(records: Records, session: Session) -> None:
     state, name = session.state, session.id
-    for expected, index in scheduler._indexes.items():
+    for expected, index in records.indexes.items():
         _require((name in index) == (state is expected), f"session {name} is {state} and wrongly indexed as {expected}")
     _require(
-        (state in HOLDING_STATES) == (name in scheduler.clock.holders), f"session {name} holds no grant or one too many"
+        (state in HOLDING_STATES) == (name in records.clock.holders), f"session {name} holds no grant or one too many"
     )
     _require((state in ACTIVE_STATES) == (name in session.user.active), f"session {name} is wrongly counted as active")
     if session.lane is not None:
@@ -99,15 +98,15 @@ def _check_session(scheduler: Scheduler, session: Session) -> None:
         _require(session.parked == session.live, f"session {name} has unparked live bytes and no lane")
     _require(0 <= session.parked <= session.live, f"session {name} has more parked than is live")
     _require(0 <= session.grown <= session.parked, f"session {name} grew by more than is parked")
-    _check_away(scheduler, session)
+    _check_away(records, session)
 
 
-def _check_away(scheduler: Scheduler, session: Session) -> None:
+def _check_away(records: Records, session: Session) -> None:
     """Check what is true of sessions that are idle, offloaded or restoring, and of those that are not."""
-    state, name, is_in_line = session.state, session.id, session.id in scheduler.admission.waiting
+    state, name, is_in_line = session.state, session.id, session.id in records.admission.waiting
     is_open, is_restoring = state in OPEN_STATES, state is SessionState.RESTORING
     is_away = is_restoring or state is SessionState.OFFLOADED
-    _require(is_open == (name in scheduler.claims.open), f"session {name} is {state}; its cell is wrongly noted")
+    _require(is_open == (name in records.claims.open), f"session {name} is {state}; its cell is wrongly noted")
     _require((is_open and not is_restoring) or not session.live, f"session {name} is {state} and has live bytes")
     _require(is_away or not session.offloaded, f"session {name} is {state} and has bytes moved away")
     _require(is_restoring or not (session.is_cut_short or session.lacked), f"session {name} is {state} and cut short")
@@ -120,30 +119,30 @@ def _check_away(scheduler: Scheduler, session: Session) -> None:
         _require(session.memory.persistent >= session.returning, f"what {name} restores is not charged")
 
 
-def _check_grants(scheduler: Scheduler) -> None:
-    holders = list(scheduler.clock.holders.values())
+def _check_grants(records: Records) -> None:
+    holders = list(records.clock.holders.values())
     lanes = {session.lane.id for session in holders if session.lane is not None}
-    _require(len(lanes) == len(holders) <= scheduler.config.parallel_lanes, "too many grants are held")
+    _require(len(lanes) == len(holders) <= records.config.parallel_lanes, "too many grants are held")
     for session in holders:
         _require(session.lane is not None and session.lane.holder is session, f"session {session.id} holds no lane")
-    if not holders and not scheduler.policy.reserves:
-        for session in scheduler.queued.values():
+    if not holders and not records.policy.reserves:
+        for session in records.queued.values():
             lane = session.lane
             is_blocked = (
                 lane is not None
                 and lane.occupant is not session
-                and not scheduler.lanes.can_park(lane, scheduler.ledger.free)
+                and not records.lanes.can_park(lane, records.ledger.free)
             )
             _require(is_blocked, f"the device is free and session {session.id} is queued")
 
 
-def _check_order(scheduler: Scheduler) -> None:
+def _check_order(records: Records) -> None:
     """Check that the first of each lane are those that ranking every queued session anew makes the first."""
-    lanes, rank = scheduler.lanes, scheduler.policy.rank
+    lanes, rank = records.lanes, records.policy.rank
     firsts: dict[LaneId, Session] = {}
-    for session in sorted(scheduler.queued.values(), key=rank):
+    for session in sorted(records.queued.values(), key=rank):
         lane = session.lane
         if lane is not None and (lane.occupant in (None, session) or lanes.can_park(lane, lanes.ledger.free)):
             firsts.setdefault(lane.id, session)
-    kept = [session for _, session in scheduler.order.firsts(scheduler.clock.holders.values())]
+    kept = [session for _, session in records.order.firsts(records.clock.holders.values())]
     _require(kept == list(firsts.values()), "those who want the device are out of order")

@@ -20,7 +20,7 @@ from sharedkernel.scheduling.model import (
 
 if TYPE_CHECKING:
     from sharedkernel.scheduling.predictions import Estimate
-    from sharedkernel.scheduling.scheduler import Scheduler
+    from sharedkernel.scheduling.records import Records
 
 #: what a session that does not run waits for
 WaitingFor = Literal["memory", "lane", "restore"]
@@ -118,14 +118,14 @@ _WAITING_FOR: dict[SessionState, WaitingFor] = {
 }
 
 
-def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
-    """Return what people see of *scheduler* at *now*, seconds, not before its last event."""
-    elapsed = max(0.0, now - scheduler.clock.now)
-    wanting = [*scheduler.queued.values(), *scheduler.admission.waiting.values()]
-    order = [session.id for session in sorted(wanting, key=scheduler.policy.rank)]
+def take_snapshot(records: Records, now: float) -> Snapshot:
+    """Return what people see of *records* at *now*, seconds, not before its last event."""
+    elapsed = max(0.0, now - records.clock.now)
+    wanting = [*records.queued.values(), *records.admission.waiting.values()]
+    order = [session.id for session in sorted(wanting, key=records.policy.rank)]
     positions = {session: position for position, session in enumerate(order, start=1)}
     lanes = []
-    for lane in scheduler.lanes.by_id.values():
+    for lane in records.lanes.by_id.values():
         queue = [session.id for session in lane.sessions.values() if session.state is SessionState.QUEUED]
         lanes.append(
             LaneView(
@@ -147,9 +147,9 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             shelf=user.shelf,
             attained=user.attained + elapsed * user.num_grants,
         )
-        for user in scheduler.users.values()
+        for user in records.users.values()
     ]
-    holders = scheduler.clock.holders.values()
+    holders = records.clock.holders.values()
     sessions = [
         SessionView(
             id=session.id,
@@ -167,18 +167,16 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
             attained=session.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
             waiting_for=_WAITING_FOR.get(session.state),
-            remaining_seconds=None
-            if (estimate := _estimate(scheduler, session, elapsed)) is None
-            else estimate.seconds,
+            remaining_seconds=None if (estimate := _estimate(records, session, elapsed)) is None else estimate.seconds,
             remaining_from=None if estimate is None else estimate.origin,
             utilisation=session.measured_utilisation,
             utilisation_predicted=session.predicted_utilisation,
             slowdown=interference.seen_slowdown(session),
             slowdown_predicted=interference.foreseen_slowdown(session, holders),
         )
-        for session in scheduler.sessions.values()
+        for session in records.sessions.values()
     ]
-    ledger = scheduler.ledger
+    ledger = records.ledger
     return Snapshot(
         now=now,
         used=ledger.used,
@@ -189,11 +187,11 @@ def take_snapshot(scheduler: Scheduler, now: float) -> Snapshot:
     )
 
 
-def _estimate(scheduler: Scheduler, session: Session, elapsed: float) -> Estimate | None:
+def _estimate(records: Records, session: Session, elapsed: float) -> Estimate | None:
     """Return what *session*'s open cell may be expected to need, *elapsed* seconds after the last event."""
     if session.state not in OPEN_STATES:
         return None
-    estimate = scheduler.predictions.estimate(session)
+    estimate = records.predictions.estimate(session)
     if session.state in HOLDING_STATES and estimate.origin != "residual":
         return dataclasses.replace(estimate, seconds=max(0.0, estimate.seconds - elapsed))
     return estimate

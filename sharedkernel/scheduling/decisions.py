@@ -1,0 +1,89 @@
+"""What the scheduler can decide about a session, each with what it changes and the action that carries it out.
+
+When, and about whom, is decided elsewhere: `facts.py` where an event alone decides it, else `settling.py`.
+"""
+
+from __future__ import annotations
+
+from sharedkernel.scheduling.actions import ForceYield, Grant, Offload, Refuse, Restore, Revoke
+from sharedkernel.scheduling.model import Session, SessionState
+from sharedkernel.scheduling.records import Records
+
+#: longest time between two signals that demand the same grant, seconds, however often they went unheard
+_LONGEST_FORCE_INTERVAL = 1.0
+#: by how much shorter patience is with a session that had to be forced the last time
+_STUBBORN = 0.1
+
+
+class Decisions:
+    """Carries decisions out on the records of one device.
+
+    Parameters
+    ----------
+    records
+        The scheduler's.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._actions = records.actions
+
+    # --- turns -----------------------------------
+
+    def grant(self, session: Session) -> None:
+        """Let *session* run in its lane; what an interrupted iteration has live there is parked."""
+        records, lane = self._records, session.lane
+        assert lane is not None
+        if lane.occupant is not session:
+            for other in records.lanes.park(lane):
+                records.send_back(other)
+        lane.holder = session
+        records.clock.begin(session)
+        records.decide(session, "grant")
+        self._actions.append(Grant(session=session.id, lane=lane.id, parallel=len(records.clock.holders)))
+
+    def revoke(self, session: Session) -> None:
+        """Ask *session* for its grant, at its next boundary."""
+        session.forced = False
+        self._records.decide(session, "revoke")
+        self._actions.append(Revoke(session=session.id))
+
+    def end_turn(self, session: Session) -> None:
+        """Take the device from *session*, by a signal if it does not give it back in time."""
+        if session.state is SessionState.RUNNING:
+            self.revoke(session)
+        patience = self._records.config.preempt_patience * (_STUBBORN if session.stubborn else 1.0)
+        session.force_at = self._records.clock.now + patience
+        session.force_interval = patience
+
+    def force(self) -> None:
+        """Demand by signal what was revoked and not released in time."""
+        now = self._records.clock.now
+        for session in self._records.clock.holders.values():
+            if session.force_at <= now:
+                session.forced = True
+                session.force_at = now + session.force_interval
+                session.force_interval = min(2 * session.force_interval, _LONGEST_FORCE_INTERVAL)
+                self._actions.append(ForceYield(session=session.id))
+
+    # --- memory -----------------------------------
+
+    def refuse(self, session: Session, refusal: Refuse) -> None:
+        """Tell *session*, which is in line, that it will not get what it waits for."""
+        if session.state is SessionState.RESTORING:
+            del self._records.admission.waiting[session.id]
+            self._records.decide(session, "refuse to restore")
+        else:
+            self._records.decide(session, "refuse")
+        self._actions.append(refusal)
+
+    def offload(self, session: Session) -> None:
+        """Ask *session* to move its memory away."""
+        session.is_asked_to_offload = True
+        self._actions.append(Offload(session=session.id))
+
+    def restore(self, session: Session) -> None:
+        """Let *session* come back: there is room."""
+        del self._records.admission.waiting[session.id]
+        self._records.decide(session, "restore")
+        self._actions.append(Restore(session=session.id))
