@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from sharedkernel.commands.tables import memory_bar, status_view
-from sharedkernel.describe import ordinal, queue_sentence, safe_text, session_state, wait_outlook
+from sharedkernel.describe import expected_wait, ordinal, queue_sentence, safe_text, session_state, wait_outlook
 from tests.commands.documents import GIB, MIB, busy_document, document, session, user
 
 
@@ -133,7 +133,7 @@ def test_a_wait_says_what_for_and_who_runs() -> None:
 
 
 def test_an_outlook_on_the_wait() -> None:
-    """Turns of those before, under the policy fair; else what waits took; nothing for who does not wait."""
+    """Turns of those before, or what they still need where that is known; else what waits took."""
     queued = session("c", "cleo", "queued", queue_position=2, waiting_for="lane", wait_p50_seconds=3.0)
     status = document(
         sessions=[
@@ -146,5 +146,10 @@ def test_an_outlook_on_the_wait() -> None:
     assert wait_outlook(queued, status) == "Expected wait: about 250 ms."
     status["device"]["policy"] = "fifo"
     assert wait_outlook(queued, status) == "Half of the waits until now took less than 3.0 s."
+    for seconds, other in zip((20.0, 40.0), status["sessions"], strict=False):
+        other |= {"remaining_seconds": seconds, "remaining_from": "earlier"}
+    assert wait_outlook(queued, status) == "Expected wait: about 1 m 0 s."
+    status["sessions"][0]["remaining_from"] = "residual"  # of cells of its age: too little to rely on
+    assert expected_wait(queued, status) is None
     assert wait_outlook(status["sessions"][0], status) is None
     assert wait_outlook(session("x", "xavier", "waiting", waiting_for="memory"), status) is None

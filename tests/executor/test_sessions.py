@@ -137,7 +137,7 @@ def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_process: Ex
             await executor.client.signal_session(waiter.session, signal.SIGINT)
             outcome = await waiting
             assert outcome.error == "KeyboardInterrupt"
-            assert any("Waiting" in text and "ada" in text for text in outcome.displays)
+            assert any("Waiting" in text and "(ada), place 1 in the queue" in text for text in outcome.displays)
             assert outcome.displays[-1] == ""
             assert await state(executor, waiter) == "idle"
             assert (await waiter.run("1 + 1")).text == "2"

@@ -1,0 +1,113 @@
+"""The line under a waiting cell of a real session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.session.page import Word
+from tests.session.harness import PATIENCE, SessionUnderTest
+
+
+@pytest.fixture(scope="module")
+def shared_session() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        yield session
+
+
+@pytest.fixture
+def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
+    """Yield a session that is granted the device only when the test says so."""
+    grant = shared_session.on_wanted
+    shared_session.on_wanted = lambda wanted: None
+    yield shared_session
+    shared_session.on_wanted = grant
+
+
+def next_display(session: SessionUnderTest, having: str) -> dict[str, Any]:
+    """Return the first display message from now on with *having* in its text; empty: with no text."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        message = session.client.get_iopub_msg(timeout=deadline - time.monotonic())
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            text = message["content"]["data"]["text/plain"]
+            if having in text and bool(having) == bool(text):
+                return message
+
+
+def display_id(message: dict[str, Any]) -> str:
+    return str(message["content"]["transient"]["display_id"])
+
+
+def wait_once(
+    session: SessionUnderTest, since: int, holder: str, *, is_preempted: bool = False
+) -> list[dict[str, Any]]:
+    """Let a cell that wants the device wait behind *holder*, then run; return what it showed first, then, and last."""
+    session.wait_for(protocol.DeviceWanted, since)
+    session.say(protocol.Waiting(reason="lane", position=2, holder=holder, expected_seconds=1000.0))
+    shown = [next_display(session, holder)]
+    session.say(protocol.Waiting(reason="lane", position=1, holder=holder, expected_seconds=500.0))
+    shown.append(next_display(session, "place 1"))
+    session.page.words[Word.PREEMPT] = is_preempted  # until the session has given the device back
+    session.say(protocol.Granted())
+    shown.append(next_display(session, ""))
+    return shown
+
+
+def test_it_is_shown_updated_in_place_and_gone(session: SessionUnderTest) -> None:
+    """One display with reason, place, expected wait and a bar, changed where it stands, empty when the cell runs."""
+    since = session.mark
+    request = session.client.execute("torch.ones(3)")
+    shown = wait_once(session, since, "grace")
+    assert "place 2 in the queue. Expected wait: about 16 m" in shown[0]["content"]["data"]["text/plain"]
+    assert "<progress" in shown[0]["content"]["data"]["text/html"]
+    assert len({display_id(message) for message in shown}) == 1
+    assert not any(shown[-1]["content"]["data"].values())
+    assert session.reply(request)["status"] == "ok"
+
+
+def test_the_bar_moves_with_the_time(session: SessionUnderTest) -> None:
+    """Although the executor has nothing new to say."""
+    since = session.mark
+    request = session.client.execute("torch.ones(3)")
+    session.wait_for(protocol.DeviceWanted, since)
+    session.say(protocol.Waiting(reason="lane", position=1, holder="grace", expected_seconds=20.0))
+    before = next_display(session, "Expected wait")["content"]["data"]
+    assert next_display(session, "Expected wait")["content"]["data"] != before
+    session.say(protocol.Granted())
+    assert session.reply(request)["status"] == "ok"
+
+
+def test_all_waits_of_a_cell_have_one_display_and_each_cell_its_own(session: SessionUnderTest) -> None:
+    """A training that waits for each turn does not fill its notebook with what is left of notices."""
+    loop = "import sharedkernel\nfor _ in sharedkernel.iterations(range(100)): torch.ones(3)"
+    ids = []
+    for _ in range(2):
+        since = session.mark
+        request = session.client.execute(loop)
+        ids.append({display_id(message) for message in wait_once(session, since, "grace", is_preempted=True)})
+        session.wait_for(protocol.GrantReleased, since)
+        ids.append({display_id(message) for message in wait_once(session, session.mark - 1, "hedy")})
+        assert session.reply(request)["status"] == "ok"
+    assert ids[0] == ids[1]
+    assert ids[2] == ids[3]
+    assert ids[0] != ids[2]
+
+
+def test_a_cell_that_clears_its_output_shows_its_next_wait_anew(session: SessionUnderTest) -> None:
+    """The display is gone with the output."""
+    since = session.mark
+    request = session.client.execute(
+        "import sharedkernel; from IPython.display import clear_output\n"
+        "for _ in sharedkernel.iterations(range(100)): torch.ones(3); clear_output()"
+    )
+    before = wait_once(session, since, "grace", is_preempted=True)
+    session.wait_for(protocol.GrantReleased, since)
+    after = wait_once(session, session.mark - 1, "hedy")
+    assert session.reply(request)["status"] == "ok"
+    assert after[0]["msg_type"] == "display_data"
+    assert display_id(after[0]) != display_id(before[0])

@@ -1,0 +1,96 @@
+"""What a waiting cell shows, by what is known of its wait."""
+
+from __future__ import annotations
+
+import re
+
+from sharedkernel.protocol import Waiting
+from sharedkernel.session.wait_line import Wait, WaitLine, restore_line
+
+
+def waiting(position: int | None = 1, **fields: object) -> Waiting:
+    return Waiting(**{"reason": "lane", "position": position, "holder": "ada", **fields})  # type: ignore[arg-type]
+
+
+def percent(line: WaitLine) -> int | None:
+    """Return how far the bar has come, which plain text and HTML must agree on."""
+    data = line.data()
+    in_text = re.search(r"\] (\d+) %$", data["text/plain"])
+    in_html = re.search(r'<progress max="100" value="(\d+)"', data["text/html"])
+    assert (in_text and in_text[1]) == (in_html and in_html[1])
+    return None if in_text is None else int(in_text[1])
+
+
+def test_reason_place_and_holder_are_told() -> None:
+    """In one sentence, in both forms; the bar has a label for those who cannot see it."""
+    wait = Wait(0.0)
+    wait.take(waiting(3), 0.0)
+    sentence = "⏳ Waiting: another session has the device (ada), place 3 in the queue."
+    data = wait.line(0.0).data()
+    assert data["text/plain"].startswith(sentence)
+    assert f"<div>{sentence}</div>" in data["text/html"]
+    assert 'aria-label="Way in the queue from place 3"' in data["text/html"]
+
+
+def test_the_expected_wait_fills_the_bar() -> None:
+    """Its part that is over; what is left is told, coarsely where it is long."""
+    wait = Wait(0.0)
+    wait.take(waiting(expected_seconds=40.0), 0.0)
+    assert "Expected wait: about 40 s more." in wait.line(0.0).sentence
+    assert [percent(wait.line(now)) for now in (0.0, 10.0, 20.0, 39.0)] == [0, 25, 50, 97]
+    assert "about 1 s more" in wait.line(39.0).sentence
+
+
+def test_a_wait_that_gets_longer_does_not_move_the_bar_back() -> None:
+    """The bar stays until the truth has caught up with it."""
+    wait = Wait(0.0)
+    wait.take(waiting(expected_seconds=10.0), 0.0)
+    assert percent(wait.line(5.0)) == 50
+    wait.take(waiting(expected_seconds=15.0), 5.0)
+    assert [percent(wait.line(now)) for now in (5.0, 10.0, 15.0)] == [50, 50, 75]
+
+
+def test_an_expectation_that_fails_is_given_up() -> None:
+    """No bar stands at its end for ever: it shows no amount, and the sentence says why."""
+    wait = Wait(0.0)
+    wait.take(waiting(expected_seconds=2.0), 0.0)
+    assert percent(wait.line(2.5)) is None
+    assert "longer than expected" in wait.line(2.5).sentence
+
+
+def test_without_an_expectation_the_place_fills_the_bar() -> None:
+    """From the worst place there was; whoever falls back, falls back in the bar, too."""
+    wait = Wait(0.0)
+    shown = []
+    for place in (4, 3, 1, 2, 8, 4):
+        wait.take(waiting(place), 0.0)
+        shown.append(percent(wait.line(0.0)))
+    assert shown == [0, 25, 75, 50, 0, 50]
+
+
+def test_where_nothing_is_known_no_amount_is_shown() -> None:
+    """A bar without a value, and what earlier waits took, if there were any."""
+    wait = Wait(0.0)
+    assert percent(wait.line(1.0)) is None
+    for message in (waiting(1), waiting(None, reason="memory")):
+        wait.take(message, 1.0)
+        assert percent(wait.line(2.0)) is None
+    wait.take(waiting(1, usual_seconds=3.0), 2.0)
+    assert wait.line(2.0).sentence.endswith("Half of the waits until now took less than 3.0 s.")
+
+
+def test_names_are_shown_as_text() -> None:
+    """Markup and escape sequences in a name or an unknown reason reach neither page nor terminal."""
+    wait = Wait(0.0)
+    wait.take(waiting(holder="<script>\x1b[31m", reason="<b>\x07"), 0.0)
+    data = wait.line(0.0).data()
+    assert "<script>" not in data["text/html"]
+    assert "<b>" not in data["text/html"]
+    assert not {"\x1b", "\x07"} & {*data["text/html"], *data["text/plain"]}
+
+
+def test_restoring_shows_bytes() -> None:
+    """Those that are back, of all."""
+    line = restore_line(256 << 20, 1 << 30)
+    assert percent(line) == 25
+    assert "256 MiB of 1.0 GiB" in line.sentence
