@@ -1,12 +1,20 @@
-"""What a session said while nobody listened, kept for the client that comes back."""
+"""What a session said while nobody listened, kept for the client that comes back.
+
+Widgets say the most while nobody looks: the same few values, over and over. An update of which a later one sets every
+value again is not kept, so that what is said once (a line that was printed) is not pushed out by it.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.relay.wire import read_object
 
 #: the client is not known: the gateway found the session running, and whoever of its user comes first gets it all
 ANYBODY = ""
@@ -28,13 +36,17 @@ class Backlog:
     def __init__(self, session_key: str, channels: Mapping[str, ZMQStream], *, limit_bytes: int) -> None:
         self.session_key = session_key
         self.channels = dict(channels)
-        #: published messages, oldest first, as zmq frames
-        self.outputs: deque[list[bytes]] = deque()
+        #: published messages by their number, oldest first, as zmq frames
+        self.outputs: OrderedDict[int, list[bytes]] = OrderedDict()
         #: (channel, zmq frames) of replies, oldest first; few and small, so never dropped
         self.replies: list[tuple[str, list[bytes]]] = []
         self.num_dropped = 0
         self._limit = limit_bytes
         self._bytes = 0
+        self._numbers = itertools.count()
+        #: by comm: the updates kept since it last said anything else, by their number, each with the names of the
+        #: values that no later one has set
+        self._updates: dict[str, dict[int, set[str]]] = {}
         for channel, stream in self.channels.items():
             stream.on_recv(partial(self._keep_reply, channel))
 
@@ -42,13 +54,50 @@ class Backlog:
         """Whether the client *session_key* may have it."""
         return self.session_key in (ANYBODY, session_key)
 
-    def add(self, frames: list[bytes]) -> None:
-        """Keep a published message."""
-        self.outputs.append(frames)
+    def add(self, frames: list[bytes], message_type: str, parts: list[bytes]) -> None:
+        """Keep a published message.
+
+        Parameters
+        ----------
+        frames
+            The whole message.
+        message_type
+            From its header.
+        parts
+            Its header, parent header, metadata, content and buffers; the last of *frames*.
+
+        Raises
+        ------
+        ProtocolError
+            When its content cannot be read.
+        """
+        number = next(self._numbers)
+        if message_type.startswith("comm_"):
+            self._drop_outdated(number, message_type, read_object(parts[3]), has_buffers=len(parts) > 4)
+        self.outputs[number] = frames
         self._bytes += _size(frames)
         while self._bytes > self._limit and self.outputs:
-            self._bytes -= _size(self.outputs.popleft())
+            self._drop(next(iter(self.outputs)))
             self.num_dropped += 1
+
+    def _drop_outdated(self, number: int, message_type: str, content: dict[str, Any], *, has_buffers: bool) -> None:
+        comm = str(content.get("comm_id"))
+        values = _values_set(content) if message_type == "comm_msg" and not has_buffers else None
+        if values is None:
+            # What comes before it must not move behind it.
+            self._updates.pop(comm, None)
+            return
+        updates = self._updates.setdefault(comm, {})
+        for earlier, left in list(updates.items()):
+            left -= values
+            if not left:
+                del updates[earlier]
+                if earlier in self.outputs:
+                    self._drop(earlier)
+        updates[number] = values
+
+    def _drop(self, number: int) -> None:
+        self._bytes -= _size(self.outputs.pop(number))
 
     def close(self) -> None:
         """Let go of the sockets: nobody will come."""
@@ -59,6 +108,15 @@ class Backlog:
 
     def _keep_reply(self, channel: str, frames: list[bytes]) -> None:
         self.replies.append((channel, frames))
+
+
+def _values_set(content: Mapping[str, Any]) -> set[str] | None:
+    """Return the names of the values that a comm's message sets; None when it is more than a widget's plain update."""
+    data = content.get("data")
+    if not isinstance(data, dict) or data.get("method") != "update" or data.get("buffer_paths"):
+        return None
+    state = data.get("state")
+    return set(state) if isinstance(state, dict) and data.keys() <= {"method", "state", "buffer_paths"} else None
 
 
 def _size(frames: list[bytes]) -> int:

@@ -260,16 +260,17 @@ class SessionKernel(ServerKernelManager):
             self._subscribed.set_result(None)
         try:
             parts = frames[frames.index(DELIM) + 2 :]
-            if self.activity.hear(parts) == "iopub_welcome":
+            message_type = self.activity.hear(parts)
+            if message_type == "iopub_welcome":
                 return
+            if not self.attached and self.backlog is not None:
+                self.backlog.add(frames, message_type, parts)
         except (ValueError, ProtocolError) as error:
             self.log.warning("session %s published something that is no message: %s", self.kernel_id, error)
             return
         self._note_activity()
         for websocket in list(self.attached):
             websocket.handle_outgoing_message(self.outputs, frames)
-        if not self.attached and self.backlog is not None:
-            self.backlog.add(frames)
 
     def _note_activity(self) -> None:
         self.last_activity = self.activity.last

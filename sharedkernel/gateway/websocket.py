@@ -78,7 +78,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 f"(the gateway keeps the newest {kept}).",
                 self.kernel_manager.activity.running_cell,
             )
-        for frames in backlog.outputs:
+        for frames in backlog.outputs.values():
             self.handle_outgoing_message(self.kernel_manager.outputs, frames)
         for channel, frames in backlog.replies:
             self.handle_outgoing_message(self.channels[channel], frames)

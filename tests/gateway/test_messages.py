@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,6 +212,48 @@ def test_a_flood_of_output_while_away_is_bounded_and_said(stack: Stack) -> None:
         async with grace.attach(kernel, "me") as channels:
             assert "messages of this session were dropped while nobody was connected" in await stderr(channels)
             await channels.until("execute_reply", status="ok")
+
+    run(scenario())
+
+
+def test_what_was_said_once_is_not_lost_among_the_updates_of_widgets(stack: Stack, tmp_path: Path) -> None:
+    """Of a comm's updates those are kept that later ones do not set again, in their place among its other messages."""
+    away = tmp_path / "away"
+    prepare = (
+        "import ipywidgets, pathlib, time\n"
+        "page, bar = ipywidgets.HTML(), ipywidgets.IntProgress(max=1000)\n"
+        "page.model_id, bar.model_id"
+    )
+    # 40 MiB, of which the gateway keeps 16
+    code = (
+        f"while not pathlib.Path({str(away)!r}).exists():\n    time.sleep(0.01)\n"
+        "print('said once')\n"
+        "for n in range(600):\n"
+        "    page.value, bar.value = f'{n} ' + 'x' * 2**16, n\n"
+        "    if n == 300:\n        page.send('custom')"
+    )
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel, "me") as channels:
+            page, bar = ast.literal_eval((await channels.run(prepare))["text"])
+            await channels.send("execute_request", {"code": code, "silent": False})
+            await channels.until("execute_input")
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).body["connections"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        away.touch()
+        await until_idle(grace, kernel)
+        async with grace.attach(kernel, "me") as channels:
+            messages = await channels.until("status", execution_state="idle")
+        assert [message["content"]["text"] for message in messages if message["type"] == "stream"] == ["said once\n"]
+        said: dict[str, list[Any]] = {page: [], bar: []}
+        for message in messages:
+            if message["type"] == "comm_msg":
+                data = message["content"]["data"]
+                value = data.get("content") or data["state"]["value"]
+                said[message["content"]["comm_id"]].append(value.split()[0] if isinstance(value, str) else value)
+        assert said == {page: ["300", "custom", "599"], bar: [599]}
 
     run(scenario())
 
