@@ -48,6 +48,22 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offload_after: float | None = 30.0
 
 
+class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who a user's sessions are to the operating system."""
+
+    name: str
+    home: str
+    #: user and group id, and supplementary groups; None: the executor's own
+    uid: int | None = None
+    gid: int | None = None
+    groups: list[int] = []
+    shell: str | None = None
+    #: 0700, for sockets and the like
+    runtime_directory: str | None = None
+    #: limits on each process by name (NPROC, NOFILE, …)
+    rlimits: dict[str, int] = {}
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A session's device memory as its meter sees it, in bytes."""
 
@@ -248,6 +264,8 @@ class SessionHello(Message, frozen=True, kw_only=True):
     wanting: bool = False
     #: bytes that are offloaded now; with a cell open, they are being restored or wait to be
     offloaded_bytes: int = 0
+    #: a hash of the source of the open cell; None: not known
+    source: str | None = None
 
 
 class Assigned(Message, frozen=True, kw_only=True):
@@ -261,6 +279,22 @@ class CellOpened(Message, frozen=True, kw_only=True):
 
     A session that is offloaded then waits for :class:`Restore`, or a :class:`RefusedGrant`, before the first line.
     """
+
+
+class Foreseen(Message, frozen=True, kw_only=True):
+    """What the session foresees of the code that runs: said when it becomes known and when it turns out otherwise."""
+
+    #: the same for each run of the same source: a hash of it; None: not known
+    source: str | None = None
+    #: iterations that are left, as loops and progress bars show them; None: they do not
+    remaining_iterations: int | None = None
+    #: mean length of an iteration while a grant was held; None: not known yet
+    iteration_seconds: float | None = None
+    #: floating-point operations of an iteration, and bytes that these read and wrote; None: not counted
+    iteration_flops: int | None = None
+    iteration_bytes: int | None = None
+    #: that torch may use; 0: not said
+    threads: int = 0
 
 
 class CellClosed(Message, frozen=True, kw_only=True):
@@ -343,6 +377,8 @@ class Assign(Message, frozen=True, kw_only=True):
     shares_lanes: bool = False
     #: poison a lane at each hand-over, to find what still uses it
     check_lanes: bool = False
+    #: who the process becomes, before anything else; None: it stays as it is
+    account: Account | None = None
 
 
 class Granted(Message, frozen=True, kw_only=True):
@@ -394,6 +430,8 @@ class Allowance(Message, frozen=True, kw_only=True):
     #: used by this user's other sessions
     others_bytes: int
     capacity_bytes: int
+    #: limit on private memory that the session sets itself, where the executor may not from outside; bytes
+    data_limit_bytes: int | None = None
 
 
 class Notice(Message, frozen=True, kw_only=True):
@@ -577,6 +615,8 @@ class Fork(Message, frozen=True, kw_only=True):
     log_file: str
     #: kind of the device that it will use
     device_kind: str = "host"
+    #: how users are kept apart (see `executor/isolation.py`)
+    isolation: str = "none"
 
 
 class Forked(Message, frozen=True, kw_only=True):
@@ -638,7 +678,7 @@ class KeptAll(Message, frozen=True, kw_only=True):
 ToExecutor = (
     Hello | StartSession | EndSession | OffloadSession | SignalSession | ListSessions | ConfigureUsers | SetPolicy
     | GetStatus | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn
-    | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch
+    | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | Foreseen
 )  # fmt: skip
 ToGateway = Welcome | SessionReady | Sessions | Status | Done | Failed | SessionDied
 ToSession = (

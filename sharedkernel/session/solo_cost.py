@@ -1,0 +1,104 @@
+"""What one iteration asks of the device: floating-point operations, and bytes read and written.
+
+Counted while the dispatch mode is in anyway (:mod:`.device_mode`), from the operations that pass it and by the formulas
+of :mod:`torch.utils.flop_counter`; only for a whole iteration between two passes of the known boundary, once for each
+source. No mode of its own is entered, so the user's own see nothing of it. What a compiled function does is not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+log = logging.getLogger(__name__)
+
+#: passes of boundaries in one section after which nothing is counted any more: none of them was the known one
+_GIVE_UP_AFTER = 64
+
+
+class IterationCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one iteration asks of the device."""
+
+    flops: int
+    #: read and written by operations, if each went to memory
+    bytes: int
+
+
+class SoloCost:
+    """Counts one iteration of each source."""
+
+    def __init__(self) -> None:
+        self._flops = self._bytes = 0
+        #: between two passes of the known boundary, with the mode in all the time
+        self._is_counting = False
+        self._passes = 0
+        self._formulas: Mapping[Any, Callable[..., int]] | None = None
+        #: of the running section's iterations; None: not counted
+        self.cost: IterationCost | None = None
+
+    def section_began(self) -> None:
+        """Take note that other code runs now."""
+        self.cost = None
+        self._is_counting = False
+        self._passes = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the mode should stay in for another iteration, to count it."""
+        return self.cost is None and self._passes < _GIVE_UP_AFTER
+
+    def boundary_passed(self, *, is_known: bool) -> None:
+        """Take note of a boundary, with the mode in; *is_known*: the one that iterations are told by."""
+        self._passes += 1
+        if not is_known or self.cost is not None:
+            return
+        if self._is_counting and self._bytes:
+            self.cost = IterationCost(flops=self._flops, bytes=self._bytes)
+        self._flops = self._bytes = 0
+        self._is_counting = self.cost is None
+
+    def mode_left(self) -> None:
+        """Take note that operations are not seen any more."""
+        self._is_counting = False
+
+    def count(self, operation: Any, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+        """Count *operation*, which has just run, if an iteration is counted."""
+        if not self._is_counting:
+            return
+        self._bytes += _bytes_of(args) + _bytes_of(result)
+        formula = self._known_formulas().get(getattr(operation, "_overloadpacket", None))
+        if formula is not None:
+            try:
+                self._flops += formula(*args, **keywords, out_val=result)
+            except Exception:
+                log.exception("cannot count %s; no utilisation is predicted", operation)
+                self._is_counting, self._passes = False, _GIVE_UP_AFTER
+
+    def _known_formulas(self) -> Mapping[Any, Callable[..., int]]:
+        if self._formulas is None:
+            from torch.utils.flop_counter import flop_registry
+
+            aten = torch.ops.aten
+            # The same arithmetic as on a GPU, under names that the counter does not know.
+            self._formulas = {
+                aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+                    aten._scaled_dot_product_flash_attention
+                ],
+                aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+                    aten._scaled_dot_product_flash_attention_backward
+                ],
+                **flop_registry,
+            }
+        return self._formulas
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes_of, value))
+    return 0
