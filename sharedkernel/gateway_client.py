@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,7 +21,7 @@ class GatewayUnavailable(SharedKernelError):
     reason = "gateway_unavailable"
 
 
-def fetch_status(url: str, token: str, *, timeout: float = 5.0) -> dict[str, Any]:
+def fetch_status(url: str, token: str, *, ca_file: str | None = None, timeout: float = 5.0) -> dict[str, Any]:
     """Return the status document as the token's user may see it.
 
     Parameters
@@ -29,6 +30,8 @@ def fetch_status(url: str, token: str, *, timeout: float = 5.0) -> dict[str, Any
         The gateway's address, such as ``http://127.0.0.1:8585``.
     token
         The user's token.
+    ca_file
+        Path of the authorities (PEM) that its certificate is signed by; None: those this system trusts.
     timeout
         Seconds to wait for the answer.
 
@@ -43,7 +46,7 @@ def fetch_status(url: str, token: str, *, timeout: float = 5.0) -> dict[str, Any
         raise GatewayUnavailable(f"{url!r} is not a gateway's address; write it like http://127.0.0.1:8585.")
     request = urllib.request.Request(url.rstrip("/") + STATUS_PATH, headers={"Authorization": f"token {token}"})
     try:
-        with _opener(url).open(request, timeout=timeout) as response:
+        with _opener(url, ca_file).open(request, timeout=timeout) as response:
             status: Any = json.load(response)
     except urllib.error.HTTPError as error:
         raise _refusal(url, error) from None
@@ -62,11 +65,14 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def _opener(url: str, ca_file: str | None) -> urllib.request.OpenerDirector:
     """Return an opener that uses the environment's proxies, except for this machine itself."""
+    handlers: list[Any] = [_NoRedirects]
+    if ca_file is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)))
     if urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
-        return urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener(_NoRedirects)
+        handlers.append(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(*handlers)
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> SharedKernelError:

@@ -32,7 +32,7 @@ class StatusApp(GatewayCommandApp):
     def start(self) -> None:
         """Ask the gateway once and print its answer."""
         credentials = self.credentials()
-        status = fetch_status(credentials.url, credentials.token)
+        status = fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file)
         if self.as_json:
             print(json.dumps(status))  # noqa: T201
         else:

@@ -46,7 +46,7 @@ class TopApp(GatewayCommandApp):
             When the gateway does not answer at all: then its address or the token is likely wrong.
         """
         credentials = self.credentials()
-        status = fetch_status(credentials.url, credentials.token)
+        status = fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file)
         console = Console(highlight=False)
         answered_at, trouble = time.monotonic(), None
         with (
@@ -59,7 +59,9 @@ class TopApp(GatewayCommandApp):
                 if wait_for_key(_INTERVAL) in ("q", "Q"):
                     return
                 try:
-                    status = fetch_status(credentials.url, credentials.token, timeout=_ANSWER_TIMEOUT)
+                    status = fetch_status(
+                        credentials.url, credentials.token, ca_file=credentials.ca_file, timeout=_ANSWER_TIMEOUT
+                    )
                     answered_at, trouble = time.monotonic(), None
                 except SharedKernelError as error:
                     trouble = str(error)

@@ -99,7 +99,10 @@ class TraceApp(GatewayCommandApp):
     def _record(self) -> Recording:
         if self.seconds:
             credentials = self.credentials()
-            return record_live(lambda: fetch_status(credentials.url, credentials.token), _parse(self.seconds))
+            return record_live(
+                lambda: fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file),
+                _parse(self.seconds),
+            )
         if not self.runtime_dir and not hasattr(os, "getuid"):
             fail("there is no executor's record on this system; record what happens now with --seconds 10.")
         directory = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
@@ -11,11 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_server.serverapp import ServerApp
+from tornado.httpserver import HTTPServer
 from traitlets import Any as AnyTrait
-from traitlets import Enum, Integer, Set, Unicode, default
+from traitlets import Bool, Enum, Float, Integer, Set, Unicode, default
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.gateway.entrance import Entrance
 from sharedkernel.gateway.events import StatusFeed
 from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.hub import HubUsers
@@ -26,11 +27,14 @@ from sharedkernel.gateway.kernelspecs import NoContents, OneKernelSpec
 from sharedkernel.gateway.memberships import Memberships
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
 from sharedkernel.gateway.settings import CONFIG_NAME, build_devices, build_placement, build_quotas, read_settings
+from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.gateway.tokens import default_tokens_file
 from sharedkernel.gateway.websocket import SessionWebsocket
 from sharedkernel.paths import default_runtime_directory, make_private_directory
 
 DEFAULT_PORT = 8585
+#: longest headers of a request
+_MAX_HEADER_BYTES = 64 * 1024
 
 
 class SharedKernelGateway(CommandApp, ServerApp):
@@ -108,6 +112,22 @@ class SharedKernelGateway(CommandApp, ServerApp):
         help="Which of several devices a new session gets: `least-loaded`, `tiresias` (one with nothing to do), "
         "`allox` (where it would end soonest), `horus` (least interference, then the tightest fit of memory).",
     ).tag(config=True)
+    allow_insecure_remote = Bool(
+        False,
+        help="Listen beyond this machine without encryption: only where a proxy on the way encrypts, since tokens and "
+        "notebooks can be read otherwise.",
+    ).tag(config=True)
+    max_failed_logins = Integer(
+        30,
+        min=0,
+        help="Different wrong tokens that one address may show within `failed_login_seconds`; no further ones are "
+        "looked at then, while tokens that were right go on working. 0: any number.",
+    ).tag(config=True)
+    failed_login_seconds = Float(60.0, help="How long a wrong token counts, in seconds.").tag(config=True)
+    request_patience = Float(
+        60.0,
+        help="How long a client may take to send a request, or leave a connection idle, in seconds; then it is closed.",
+    ).tag(config=True)
     max_body_size = Integer(1024**2, help="Longest body of a request, in bytes.").tag(config=True)
 
     # --- defaults that differ from a notebook server's ----------------------------------------------------------------
@@ -127,6 +147,10 @@ class SharedKernelGateway(CommandApp, ServerApp):
     @default("cookie_secret")
     def _default_cookie_secret(self) -> bytes:
         return os.urandom(32)  # no cookie says who anybody is, so none has to outlive this process
+
+    @default("allow_remote_access")
+    def _default_allow_remote(self) -> bool:
+        return False
 
     @default("ip")
     def _default_ip(self) -> str:
@@ -197,6 +221,9 @@ class SharedKernelGateway(CommandApp, ServerApp):
         files = self._settings.files
         quotas = build_quotas(self.quotas, self.groups, files)
         devices, placement = build_devices(self.executors, files), build_placement(self.placement, files)
+        encrypted = bool(self.certfile)
+        check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
+        self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
         self.jpserver_extensions = {}
         self.extra_services = ["sharedkernel.gateway.handlers"]
         super().init_configurables()
@@ -212,18 +239,38 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.tornado_settings["status_feed"] = StatusFeed(manager.status)
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
         self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
-        self._warn()
+        # Whom requests are for was seen to at the entrance.
+        self.tornado_settings["allow_remote_access"] = True
 
     def _learn_groups(self, user: str, groups: Iterable[str]) -> None:
         if self._memberships.learn(user, groups):
             self.kernel_manager.replace_quotas(self.kernel_manager.quotas)
 
-    def _warn(self) -> None:
-        if not (self.certfile or _is_loopback(self.ip)):
-            self.log.warning(
-                "serving on %s without encryption: tokens and notebooks can be read on the way; see --certfile.",
-                self.ip or "every address",
-            )
+    def init_httpserver(self) -> None:
+        """Make the server that listens: encrypted where there is a certificate, patient with nobody for ever.
+
+        Raises
+        ------
+        ConfigError
+            When it would listen beyond this machine without encryption, or cannot listen.
+        """
+        self._http_server = HTTPServer(
+            Entrance(
+                self.web_app,
+                hosts=None if self.allow_remote_access else self.local_hostnames,
+                remote=not (self.sock or is_loopback(self.ip)),
+            ),
+            ssl_options=None if self._certificate is None else self._certificate.context,
+            xheaders=self.trust_xheaders,
+            max_body_size=self.max_body_size,
+            max_buffer_size=self.max_buffer_size,
+            max_header_size=_MAX_HEADER_BYTES,
+            idle_connection_timeout=self.request_patience,
+            body_timeout=self.request_patience,
+        )
+        if not self.sock:
+            self._find_http_port()
+        self.io_loop.add_callback(self._bind_http_server)
 
     def init_signal(self) -> None:
         """Stop on SIGTERM and SIGINT, read the configuration again on SIGHUP."""
@@ -266,7 +313,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         )
 
     def reload(self) -> None:
-        """Read quotas, groups, admins and placement again; a file that cannot be used changes nothing."""
+        """Read quotas, groups, admins, placement and the certificate again; what cannot be used changes nothing."""
         try:
             settings = read_settings(self.config_file_paths, self.config_file)
             section = settings.section()
@@ -274,6 +321,8 @@ class SharedKernelGateway(CommandApp, ServerApp):
             admins = set(section.get("admins", ()))
             placement = build_placement(section.get("placement", self.placement), settings.files)
             devices = build_devices(section.get("executors", self.executors), settings.files)
+            if self._certificate is not None:
+                self._certificate.load()
         except SharedKernelError as error:
             self.log.error("the configuration was not read again: %s", error)
             return
@@ -290,10 +339,3 @@ class SharedKernelGateway(CommandApp, ServerApp):
         """Leave the executors; their sessions run on."""
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
         await self.kernel_manager.executors.close()
-
-
-def _is_loopback(ip: str) -> bool:
-    try:
-        return ipaddress.ip_address(ip).is_loopback
-    except ValueError:
-        return ip == "localhost"

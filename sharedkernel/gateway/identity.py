@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import getpass
 import hmac
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jupyter_server.auth import Authorizer, IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
@@ -21,6 +22,7 @@ from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.answers import finish_refused
+from sharedkernel.gateway.logins import LoginLimit, TooManyFailures
 from sharedkernel.gateway.tokens import TokenFile
 
 
@@ -52,6 +54,10 @@ def requesting_user() -> GatewayUser | None:
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: one token, one user, nothing else."""
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
+
     @property
     def _gateway(self) -> Any:
         """The application: users are set there, and may be set anew."""
@@ -71,15 +77,26 @@ class TokenOnlyIdentity(IdentityProvider):
         token = self.get_token(handler)
         if not token:
             return None
+        address = handler.request.remote_ip or ""
         try:
+            self._limit.attempt(address, token, now=time.monotonic())
             user = await self.identify(token)
-        except Refused as refusal:
-            self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
-            finish_refused(handler, refusal)
-        if user is not None:
+        except IdentityUnavailable as refusal:
+            self._limit.withdraw(address, token)
+            self._refuse(handler, refusal)
+        except TooManyFailures as refusal:
+            self._refuse(handler, refusal)
+        if user is None:
+            self._limit.failed(token)
+        else:
+            self._limit.succeeded(address, token)
             # jupyter_server reads this: such a request needs no protection against other sites' forms.
             handler._token_authenticated = True  # type: ignore[attr-defined]
         return user
+
+    def _refuse(self, handler: RequestHandler, refusal: Refused) -> NoReturn:
+        self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
+        finish_refused(handler, refusal)
 
     async def identify(self, token: str) -> GatewayUser | None:
         """Return whose *token* this is; None when it is nobody's.

@@ -16,6 +16,7 @@ from sharedkernel.errors import ConfigError
 
 URL_VARIABLE = "SHAREDKERNEL_GATEWAY_URL"
 TOKEN_VARIABLE = "SHAREDKERNEL_TOKEN"
+CA_VARIABLE = "SHAREDKERNEL_CA_FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class Credentials:
     #: without a slash at its end
     url: str
     token: str = field(repr=False)
+    #: path of the authorities (PEM) that the gateway's certificate is signed by; None: those this system trusts
+    ca_file: str | None = None
 
 
 def check_url(url: str) -> str:
@@ -62,6 +65,25 @@ def check_token(token: str) -> str:
     return token
 
 
+def check_ca_file(path: str) -> str:
+    """Return the absolute path of a file of certificates.
+
+    Raises
+    ------
+    ConfigError
+        When it is none.
+    """
+    # Not at the top: few relays need it.
+    import ssl
+
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path!r} cannot be read as certificates in PEM ({why}); check --ca.") from None
+    return os.path.abspath(path)
+
+
 def credentials_path(name: str) -> Path:
     """Return where the credentials of kernelspec *name* are kept."""
     # Not at the top: a relay that finds everything in its environment need not load it.
@@ -79,17 +101,22 @@ def find_credentials(name: str, environment: Mapping[str, str] = os.environ) -> 
         When there are none, or what is there cannot be used.
     """
     url, token = environment.get(URL_VARIABLE), environment.get(TOKEN_VARIABLE)
+    ca_file = environment.get(CA_VARIABLE)
     if not (url and token):
         stored = _load(credentials_path(name))
-        url, token = url or stored.url, token or stored.token
-    return Credentials(url=check_url(url), token=check_token(token))
+        url, token, ca_file = url or stored.url, token or stored.token, ca_file or stored.ca_file
+    ca_file = check_ca_file(ca_file) if ca_file else None
+    return Credentials(url=check_url(url), token=check_token(token), ca_file=ca_file)
 
 
 def store_credentials(name: str, credentials: Credentials) -> Path:
     """Write the credentials of kernelspec *name*, readable by this user only, and return where."""
     path = credentials_path(name)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    text = json.dumps({"gateway_url": credentials.url, "token": credentials.token}, indent=2)
+    kept = {"gateway_url": credentials.url, "token": credentials.token}
+    if credentials.ca_file is not None:
+        kept["ca_file"] = credentials.ca_file
+    text = json.dumps(kept, indent=2)
     # Private from its first byte, whole at any moment: written beside the old one, then put in its place.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -102,8 +129,13 @@ def _load(path: Path) -> Credentials:
     remedy = "run `sharedkernel install --gateway-url URL --token TOKEN`"
     try:
         stored = json.loads(path.read_text())
-        return Credentials(url=str(stored["gateway_url"]), token=str(stored["token"]))
+        ca_file = stored.get("ca_file")
+        return Credentials(
+            url=str(stored["gateway_url"]),
+            token=str(stored["token"]),
+            ca_file=None if ca_file is None else str(ca_file),
+        )
     except FileNotFoundError:
         raise ConfigError(f"this computer knows no gateway yet; {remedy}, then run the cell again.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); {remedy} to write it anew.") from None

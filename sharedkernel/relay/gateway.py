@@ -7,7 +7,8 @@ Covers a single attempt each: when to try again is `app.py`'s business.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -16,8 +17,8 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
 
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.relay.credentials import Credentials
-from sharedkernel.relay.wire import WEBSOCKET_PROTOCOL
+from sharedkernel.relay.credentials import CA_VARIABLE, Credentials
+from sharedkernel.relay.wire import SEEN, WEBSOCKET_PROTOCOL
 
 #: what sessions are called on every gateway, whatever the local kernelspec's name
 KERNEL_NAME = "shared-gpu"
@@ -66,6 +67,7 @@ class Gateway:
 
     def __init__(self, credentials: Credentials) -> None:
         self.url = credentials.url
+        self._ca_file = credentials.ca_file
         self._headers = {"Authorization": f"token {credentials.token}"}
         # A client of its own: the shared one may be configured to be something else.
         self._client = SimpleAsyncHTTPClient(force_instance=True)
@@ -93,7 +95,12 @@ class Gateway:
         await self._fetch("DELETE", f"/api/kernels/{quote(kernel_id, safe='')}", body=None, seconds=CONNECT_TIMEOUT)
 
     async def open(
-        self, kernel_id: str, session_id: str, on_frame: Callable[[str | bytes | None], None]
+        self,
+        kernel_id: str,
+        session_id: str,
+        on_frame: Callable[[str | bytes | None], None],
+        *,
+        seen: Sequence[str] = (),
     ) -> WebSocketClientConnection:
         """Open a session's websocket.
 
@@ -105,8 +112,12 @@ class Gateway:
             Names this end; the gateway keeps what it could not send for the one that comes back under the same name.
         on_frame
             Called with each frame, and with None when the connection is lost.
+        seen
+            Ids of the last published messages that this end has seen, where it comes back: the gateway goes on there.
         """
         path = f"/api/kernels/{quote(kernel_id, safe='')}/channels?session_id={quote(session_id, safe='')}"
+        if seen:
+            path += f"&{SEEN}={quote(','.join(seen), safe='')}"
         # "http" becomes "ws", "https" becomes "wss"
         request = self._request("ws" + self.url.removeprefix("http") + path, timeout=REQUEST_TIMEOUT)
         try:
@@ -142,6 +153,7 @@ class Gateway:
             connect_timeout=CONNECT_TIMEOUT,
             request_timeout=timeout,
             follow_redirects=False,
+            ca_certs=self._ca_file,
         )
 
     async def _fetch(self, method: str, path: str, *, body: str | None, seconds: float) -> dict[str, Any]:
@@ -168,6 +180,14 @@ class Gateway:
 
     def _explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:
         """Turn what tornado raised into a sentence."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return GatewayRefused(
+                f"the certificate of the gateway at {self.url} cannot be trusted ({error.verify_message}); if an "
+                "authority of your own signed it, run `sharedkernel install` with --ca FILE, or name the file in "
+                f"{CA_VARIABLE}.",
+                status=495,
+                reason="certificate",
+            )
         # 599 is tornado's own: there was no answer
         if not isinstance(error, HTTPClientError) or error.code == 599:
             return GatewayUnreachable(

@@ -20,9 +20,11 @@ from traitlets import Bool, Unicode
 from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
 from sharedkernel.relay.credentials import (
+    CA_VARIABLE,
     TOKEN_VARIABLE,
     URL_VARIABLE,
     Credentials,
+    check_ca_file,
     check_token,
     check_url,
     store_credentials,
@@ -85,6 +87,10 @@ class InstallApp(CommandApp):
     token = Unicode(help=f"Your token for the gateway. Default: ${TOKEN_VARIABLE}, else you are asked for it.").tag(
         config=True
     )
+    ca_file = Unicode(
+        help="File of the authorities that signed the gateway's certificate, if this system does not trust them. "
+        f"Default: ${CA_VARIABLE}."
+    ).tag(config=True)
     user = Bool(False, help="Install for you alone (the default).").tag(config=True)
     sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
     prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
@@ -94,6 +100,7 @@ class InstallApp(CommandApp):
     aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "gateway-url": "InstallApp.gateway_url",
         "token": "InstallApp.token",
+        "ca": "InstallApp.ca_file",
         "prefix": "InstallApp.prefix",
         "name": "InstallApp.kernel_name",
         "display-name": "InstallApp.display_name",
@@ -159,7 +166,8 @@ class InstallApp(CommandApp):
             token = getpass(f"Your token for {url}: ")
         if not token:
             raise ConfigError(f"which token? Give it with --token or in {TOKEN_VARIABLE}; the gateway's admin has one.")
-        return Credentials(url=url, token=check_token(token))
+        ca_file = self.ca_file or os.environ.get(CA_VARIABLE)
+        return Credentials(url=url, token=check_token(token), ca_file=check_ca_file(ca_file) if ca_file else None)
 
     def _install_kernelspec(self) -> str:
         prefix = sys.prefix if self.sys_prefix else self.prefix or None

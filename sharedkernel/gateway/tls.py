@@ -1,0 +1,91 @@
+"""Encryption: the certificate that the gateway shows, and no address beyond this machine without one."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+
+from sharedkernel.errors import ConfigError
+
+
+def is_loopback(ip: str) -> bool:
+    """Whether only this machine reaches what listens on *ip* (empty: every address)."""
+    try:
+        return ipaddress.ip_address(ip).is_loopback
+    except ValueError:
+        return ip == "localhost"
+
+
+def check_exposure(ip: str, *, encrypted: bool, allowed: bool) -> None:
+    """Return if it is safe, or *allowed*, to listen on *ip*.
+
+    Raises
+    ------
+    ConfigError
+        When tokens and notebooks would cross the network for everybody to read.
+    """
+    if not (encrypted or allowed or is_loopback(ip)):
+        raise ConfigError(
+            f"serving on {ip or 'every address'} without encryption would show tokens and notebooks to the network; "
+            "give --certfile and --keyfile, or, where a proxy on the way encrypts, set "
+            "c.SharedKernelGateway.allow_insecure_remote = True."
+        )
+
+
+class Certificate:
+    """A certificate and its key, read again on request: they are renewed every few months.
+
+    Parameters
+    ----------
+    certfile, keyfile
+        Paths, PEM; no key: it is in the certificate's file.
+    client_ca
+        Path of the authorities that clients' certificates must be signed by; empty: clients show none.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot be used.
+    """
+
+    def __init__(self, certfile: str, keyfile: str = "", client_ca: str = "") -> None:
+        self._files = certfile, keyfile or None
+        #: for tornado's server
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.load()
+        if client_ca:
+            try:
+                self.context.load_verify_locations(client_ca)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(f"{client_ca} cannot be read as certificates ({_why(error)}).") from None
+            self.context.verify_mode = ssl.CERT_REQUIRED
+
+    def load(self) -> None:
+        """Show what the files hold now in new connections.
+
+        Raises
+        ------
+        ConfigError
+            When they cannot be used; the old ones are shown on.
+        """
+        certfile, keyfile = self._files
+        try:
+            # A context of its own to try them in: a failure half-way must not mix an old key with a new certificate.
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                certfile, keyfile, password=_no_password
+            )
+            self.context.load_cert_chain(certfile, keyfile, password=_no_password)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            files = " and ".join(filter(None, self._files))
+            raise ConfigError(
+                f"{files} cannot be used as certificate and key ({_why(error)}); check --certfile and --keyfile."
+            ) from None
+
+
+def _no_password() -> str:
+    # Without it OpenSSL would ask the terminal.
+    raise ValueError("the key is encrypted with a password")
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
