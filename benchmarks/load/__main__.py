@@ -1,0 +1,242 @@
+"""Put a crowd on the gateway and print figures beside their targets, as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from benchmarks.load import lag
+from benchmarks.load.crowd import Crowd, gather
+from benchmarks.load.footprint import Growth, median_pss_bytes, services
+from sharedkernel.bench.client import Route
+from sharedkernel.bench.results import Result, Target, brief, percentile
+from sharedkernel.bench.servers import StockServer, gateway_route
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.signals import ended_by_signals
+from sharedkernel.units import format_bytes
+
+_PERCENTS = (50, 95, 99)
+#: seconds of trivial cells while nobody else is busy
+_QUIET = 15.0
+#: chance that a notebook is closed and opened before a cell of a soak
+_REOPEN = 0.02
+#: what a service may grow by in an hour of a soak: a day of it is then still less than a notebook
+_MOST_GROWTH = 4 * 1024**2
+
+
+def main() -> None:
+    """Run the load.
+
+    Raises
+    ------
+    SystemExit
+        With 0 when every target was met, 1 when one was not, 2 when it could not be run.
+    """
+    options = _parse()
+    try:
+        with ended_by_signals():
+            results = asyncio.run(_measure(options))
+    except SharedKernelError as error:
+        print(f"load: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    print(json.dumps({"name": "load", "results": [result.as_dict() for result in results]}, indent=2))  # noqa: T201
+    sys.exit(0 if all(result.met for result in results) else 1)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=200, help="notebooks (default: %(default)s)")
+    parser.add_argument("--users", type=int, default=50, help="whose they are (default: %(default)s)")
+    parser.add_argument("--busy", type=float, default=0.2, help="share with a cell open (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help="of a soak instead, which closes and opens notebooks too")
+    parser.add_argument("--stock", type=int, help="idle kernels of the stock server; 0: none (default: --sessions)")
+    parser.add_argument("--capacity", default="8GiB", help="of the device (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all choices (default: %(default)s)")
+    return parser.parse_args()
+
+
+async def _measure(options: argparse.Namespace) -> list[Result]:
+    num_stock = options.sessions if options.stock is None else options.stock
+    stock = await _idle_stock(options, num_stock) if num_stock else None
+    users = [f"user-{number}" for number in range(options.users)]
+    with LocalStack(users=users, capacity=options.capacity) as stack:
+        routes = [gateway_route(stack, users[number % len(users)]) for number in range(options.sessions)]
+        async with _gathered(routes, options.seed, "sessions") as crowd:
+            quiet = await _quiet(crowd)
+            memory = median_pss_bytes(crowd.pids)
+            crowd.tally.round_trips = []
+            soak = options.minutes is not None
+            seconds = 60 * options.minutes if soak else options.seconds
+            num_busy = max(1, round(options.busy * options.sessions))
+            _say(f"{num_busy} of them busy for {seconds:g} s")
+            growth = Growth(services(stack))
+            async with _following(growth), lag.measured(stack.gateway_url) as answers:
+                await asyncio.gather(
+                    crowd.stay_busy(num_busy, seconds, reopen=_REOPEN if soak else 0.0), crowd.echo(seconds)
+                )
+    return [
+        *_correctness(crowd),
+        *_round_trips(crowd, quiet, stock),
+        _lag(answers),
+        *_memory(memory, stock, options.sessions),
+        *(_growth(growth) if soak else []),
+    ]
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+class _Stock:
+    """What a stock server's idle kernels gave."""
+
+    def __init__(self, count: int, round_trips: list[float], memory: float) -> None:
+        self.count, self.round_trips, self.memory = count, round_trips, memory
+
+
+async def _idle_stock(options: argparse.Namespace, count: int) -> _Stock:
+    with StockServer() as server:
+        async with _gathered([server.stock] * count, options.seed, "stock kernels") as crowd:
+            return _Stock(count, await _quiet(crowd), median_pss_bytes(crowd.pids))
+
+
+@contextlib.asynccontextmanager
+async def _gathered(routes: Sequence[Route], seed: int, what: str) -> AsyncIterator[Crowd]:
+    _say(f"starting {len(routes)} {what}")
+    begun = time.monotonic()
+    async with gather(routes, random.Random(seed)) as crowd:
+        _say(f"{len(routes)} {what} are there after {brief(time.monotonic() - begun)}")
+        yield crowd
+
+
+async def _quiet(crowd: Crowd) -> list[float]:
+    _say(f"`1+1` for {_QUIET:g} s while nobody is busy")
+    await crowd.echo(_QUIET)
+    return crowd.tally.round_trips
+
+
+@contextlib.asynccontextmanager
+async def _following(growth: Growth) -> AsyncIterator[None]:
+    task = asyncio.create_task(growth.follow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _correctness(crowd: Crowd) -> list[Result]:
+    tally = crowd.tally
+    cells = ", ".join(f"{count} {kind}" for kind, count in sorted(tally.cells.items()))
+    first = f" The first: {tally.wrong[0]}." if tally.wrong else ""
+    return [
+        Result(
+            metric="wrong_cells",
+            value=len(tally.wrong),
+            unit="ratio",
+            target=Target("<=", 0),
+            how=f"Number of cells that failed or gave something else than they must ({cells}; {tally.reopened} "
+            f"notebooks closed and opened anew; on average {statistics.mean(tally.busy):.1f} of {len(crowd.desks)} "
+            f"notebooks busy; a cell took {_figures(tally.cell_seconds)}).{first}",
+        )
+    ]
+
+
+def _round_trips(crowd: Crowd, quiet: list[float], stock: _Stock | None) -> list[Result]:
+    loaded = crowd.tally.round_trips
+    bounds = {50: 1.3, 95: 2.0, 99: 3.0}
+    if stock is None:
+        return []
+    return [
+        Result(
+            metric=f"{name}_p{percent}",
+            value=percentile(values, percent) / percentile(stock.round_trips, percent),
+            unit="ratio",
+            target=Target("<=", bounds[percent] if values is quiet else 10 * bounds[percent]),
+            how=f"`1+1` in idle notebooks {when}: {_figures(values)} (p50/p95/p99), beside "
+            f"{_figures(stock.round_trips)} at a stock server with {stock.count} idle kernels.",
+        )
+        for name, values, when in (
+            ("idle_round_trip", quiet, "while nobody is busy"),
+            ("busy_round_trip", loaded, "while the others are busy"),
+        )
+        for percent in _PERCENTS
+    ]
+
+
+def _lag(answers: list[float]) -> Result:
+    return Result(
+        metric="gateway_lag_p99",
+        value=percentile(answers, 99),
+        unit="seconds",
+        target=Target("<", 0.1),
+        how=f"Longest time, but for 1 %, that the gateway took to answer GET /api while the crowd was busy, asked "
+        f"every 50 ms by a process of its own; median {brief(percentile(answers, 50))}, longest {brief(max(answers))}.",
+    )
+
+
+def _memory(memory: float, stock: _Stock | None, count: int) -> list[Result]:
+    if stock is None:
+        return []
+    return [
+        Result(
+            metric="session_memory",
+            value=memory / stock.memory,
+            unit="ratio",
+            target=Target("<=", 0.4),
+            how=f"Memory of an idle kernel that has imported torch, its part of what is shared included (PSS): "
+            f"{format_bytes(memory)} in each of {count} sessions, {format_bytes(stock.memory)} in each of "
+            f"{stock.count} stock kernels (medians).",
+        )
+    ]
+
+
+def _growth(growth: Growth) -> list[Result]:
+    results = []
+    for name, samples in growth.samples.items():
+        first, last = samples[0], samples[-1]
+        how = f"Slope over the last three quarters of {brief(last.at - first.at)} with {len(samples)} samples; "
+        results.append(
+            Result(
+                metric=f"{name}_bytes_per_hour",
+                value=growth.bytes_per_hour(name),
+                unit="bytes",
+                target=Target("<=", _MOST_GROWTH),
+                how=how + f"PSS was {format_bytes(first.pss_bytes)} at first, {format_bytes(last.pss_bytes)} at last.",
+            )
+        )
+        results.append(
+            Result(
+                metric=f"{name}_descriptors_per_hour",
+                value=growth.descriptors_per_hour(name),
+                unit="ratio",
+                target=Target("<", 1.0),
+                how=how + f"{first.num_descriptors} at first, {last.num_descriptors} at last.",
+            )
+        )
+    return results
+
+
+def _figures(seconds: list[float]) -> str:
+    return " / ".join(brief(percentile(seconds, percent)) for percent in _PERCENTS)
+
+
+def _say(what: str) -> None:
+    print(f"  {what} (load {os.getloadavg()[0]:.1f})", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

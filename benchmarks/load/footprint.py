@@ -1,0 +1,97 @@
+"""What processes hold: memory and descriptors, and what they grow by."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from scipy.stats import theilslopes
+
+from sharedkernel.local_stack import LocalStack
+
+_HOUR = 3600.0
+#: share of a soak that is not looked at: caches and heaps fill first
+_WARM_UP = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A process at one moment."""
+
+    #: seconds on the monotonic clock
+    at: float
+    #: its own memory and its part of what it shares
+    pss_bytes: int
+    num_descriptors: int
+
+
+def pss_bytes(pid: int) -> int:
+    """Return a process's own memory and its proportional part of what it shares, in bytes."""
+    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found.group(1))
+
+
+def median_pss_bytes(pids: Iterable[int]) -> float:
+    """Return the median of the processes' proportional memory, in bytes."""
+    return statistics.median(map(pss_bytes, pids))
+
+
+def services(stack: LocalStack) -> dict[str, int]:
+    """Return the process ids of a stack's services by name."""
+    gateway, executor = stack.gateway.process, stack.executor.process
+    assert gateway is not None
+    assert executor is not None
+    found = {"gateway": gateway.pid, "executor": executor.pid}
+    for child in psutil.Process(executor.pid).children():
+        for name in ("keeper", "warm_parent"):
+            if f"sharedkernel.executor.{name}" in child.cmdline():
+                found[name] = child.pid
+    return found
+
+
+class Growth:
+    """Follows processes over time.
+
+    Parameters
+    ----------
+    pids
+        Process ids by name.
+    interval
+        Seconds between two looks.
+    """
+
+    def __init__(self, pids: Mapping[str, int], *, interval: float = 5.0) -> None:
+        self.pids = dict(pids)
+        self.samples: dict[str, list[Sample]] = {name: [] for name in pids}
+        self._interval = interval
+
+    async def follow(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            for name, pid in self.pids.items():
+                with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                    descriptors = psutil.Process(pid).num_fds()
+                    self.samples[name].append(Sample(time.monotonic(), pss_bytes(pid), descriptors))
+            await asyncio.sleep(self._interval)
+
+    def bytes_per_hour(self, name: str) -> float:
+        """Return what a process's memory grows by, in bytes per hour."""
+        return self._slope(name, [sample.pss_bytes for sample in self.samples[name]])
+
+    def descriptors_per_hour(self, name: str) -> float:
+        """Return how many descriptors more a process has each hour."""
+        return self._slope(name, [sample.num_descriptors for sample in self.samples[name]])
+
+    def _slope(self, name: str, values: Sequence[float]) -> float:
+        first = int(_WARM_UP * len(values))
+        times = [sample.at for sample in self.samples[name]][first:]
+        # the median of all pairs' slopes: one garbage collection does not tilt it
+        return float(theilslopes(values[first:], times).slope) * _HOUR
