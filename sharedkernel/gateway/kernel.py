@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.connect import port_names
@@ -21,7 +22,9 @@ from traitlets import Dict, Unicode
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.activity import Activity
 from sharedkernel.gateway.backlog import Backlog
+from sharedkernel.gateway.catching_up import read_missed
 from sharedkernel.protocol import SessionRecord
+from sharedkernel.session.outbox import REQUEST, Missed
 
 if TYPE_CHECKING:
     from sharedkernel.executor.client import ExecutorClient
@@ -62,6 +65,9 @@ class SessionKernel(ServerKernelManager):
         #: its outputs' stream, while it has a process
         self.outputs: Any = None
         self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: it ran when this gateway did not, and nobody has been told yet what it said meanwhile
+        self.unheard = False
+        self._asking: set[asyncio.Future[list[bytes]]] = set()
 
     @property
     def _sessions(self) -> SessionKernels:
@@ -83,6 +89,11 @@ class SessionKernel(ServerKernelManager):
     def incarnation(self) -> int:
         """Which of the session's processes it follows; 0: none yet."""
         return 0 if self.record is None else self.record.incarnation
+
+    @property
+    def process(self) -> str:
+        """Names its process among all that it may have."""
+        return "" if self.record is None else f"{self.record.pid}-{self.record.incarnation}"
 
     @property
     def is_changing(self) -> bool:
@@ -128,6 +139,7 @@ class SessionKernel(ServerKernelManager):
         self._alive = False
         self.stop_restarter()
         self._close_outputs()
+        self._stop_asking()
         self.drop_backlog()
         for websocket in list(self.attached):
             websocket.say_goodbye()
@@ -192,6 +204,7 @@ class SessionKernel(ServerKernelManager):
     def follow(self, record: SessionRecord, *, busy: bool = False) -> None:
         """Speak to the process of *record* from now on (*busy*: it is in the middle of a cell)."""
         self.record = record
+        self._stop_asking()
         for name in port_names:
             setattr(self, name, 0)  # or the old process's ports would be kept
         self.load_connection_info(record.connection)  # type: ignore[arg-type]
@@ -242,6 +255,38 @@ class SessionKernel(ServerKernelManager):
             self.outputs.close()
             self.outputs = None
 
+    async def missed(self, seen: Collection[str], client: str) -> Missed:
+        """Return what a client has missed, by the ids of the last messages it has seen; waits for a busy session.
+
+        Raises
+        ------
+        SessionNotFound
+            When the session's process is gone or replaced meanwhile.
+        ProtocolError
+            When the session answers something else.
+        """
+        channel = self.connect_control()
+        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        channel.on_recv(answer.set_result)
+        self._asking.add(answer)
+        try:
+            self.session.send(channel, REQUEST, {"seen": list(seen), "identity": client})
+            _, frames = self.session.feed_identities(await answer)
+            return read_missed(self.session.deserialize(frames))
+        finally:
+            self._asking.discard(answer)
+            channel.close()
+
+    def _stop_asking(self) -> None:
+        for answer in self._asking:
+            if not answer.done():
+                answer.set_exception(SessionNotFound("the session's process is another one by now."))
+
+    async def wait_until_settled(self) -> None:
+        """Return when its process is not just being replaced."""
+        async with self._changing:
+            pass
+
     async def wait_until_subscribed(self) -> None:
         """Return when no output of what is asked from now on can be missed.
 
@@ -250,8 +295,7 @@ class SessionKernel(ServerKernelManager):
         """
         if self.is_changing:
             # What is sent to a process that is being replaced would never be answered.
-            async with self._changing:
-                pass
+            await self.wait_until_settled()
         if not self._subscribed.done():
             await asyncio.wait([self._subscribed], timeout=_SUBSCRIPTION_PATIENCE)
 

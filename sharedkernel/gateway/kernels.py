@@ -430,6 +430,7 @@ class SessionKernels(AsyncMappingKernelManager):
             env=record.env,
         )
         kernel.follow(record, busy=busy)
+        kernel.unheard = True
         self._register(kernel)
         kernel.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self.backlog_bytes))
         self.log.info("adopted kernel %s of %s", record.session, record.user)

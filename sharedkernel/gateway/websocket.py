@@ -4,6 +4,8 @@ Jupyter's own connection, with three differences. Outputs come from the kernel's
 per client, so that a cell can be sent as soon as the websocket is open: nothing has to be asked back and forth first.
 What does not understand binary frames (`jupyter lab --gateway-url`) is sent none. And what cannot be understood is
 answered, and disturbs nobody.
+
+A client that comes back is told first what it has missed (`catching_up.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from tornado.websocket import WebSocketClosedError
 from traitlets import Bool, Integer
 from zmq.eventloop.zmqstream import ZMQStream
 
-from sharedkernel.errors import ProtocolError
+from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.backlog import Backlog
-from sharedkernel.relay.wire import WEBSOCKET_PROTOCOL, from_websocket, read_object
+from sharedkernel.gateway.catching_up import in_order, parse_seen
+from sharedkernel.relay.wire import PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL, from_websocket, read_object
+from sharedkernel.session.outbox import Missed
 from sharedkernel.units import format_bytes
 
 _CHANNELS = ("shell", "control", "stdin")
+#: seconds that a session may take to say what was missed while it says other things
+_CATCHING_UP_PATIENCE = 10.0
 
 
 class SessionWebsocket(ZMQChannelsWebsocketConnection):
@@ -37,6 +43,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     ).tag(config=True)
 
     _closed = Bool(False)
+    #: while the client is told what it has missed: what comes from the session meanwhile, with its stream
+    _held: list[tuple[Any, list[bytes]]] | None = None
     _told_of_buffers = Bool(False)
 
     # --- opening and closing ------------------------------------------------------------------------------------------
@@ -44,6 +52,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     async def prepare(self) -> None:
         """Take this client's place, before the websocket is accepted; a stale connection of the same client goes."""
         await self._register_session()
+        await self.kernel_manager.wait_until_settled()
+        self.websocket_handler.set_header(PROCESS_HEADER, self.kernel_manager.process)
 
     def connect(self) -> asyncio.Future[None]:  # type: ignore[override]
         """Attach to the session; no message of the client is read before the result is there."""
@@ -62,8 +72,12 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             self.say_goodbye()
             return
         # From here on without a pause: no message falls between what was kept and what comes.
+        seen = parse_seen(self.websocket_handler.get_query_argument(SEEN, None))
         backlog = self.kernel_manager.take_backlog(self.session_key)
         self.open_channels({} if backlog is None else backlog.channels)
+        if seen is not None or self.kernel_manager.unheard:
+            self._held = []
+            self._catching_up = asyncio.ensure_future(self._catch_up(seen or []))
         if backlog is not None:
             self._replay(backlog)
         self.kernel_manager.attached.add(self)
@@ -82,6 +96,42 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             self.handle_outgoing_message(self.kernel_manager.outputs, frames)
         for channel, frames in backlog.replies:
             self.handle_outgoing_message(self.channels[channel], frames)
+
+    async def _catch_up(self, seen: list[str]) -> None:
+        """Tell the client what it has missed, then what was held back meanwhile."""
+        kernel = self.kernel_manager
+        asking = asyncio.ensure_future(kernel.missed(seen, self.session.session))
+        missed = Missed([], is_cut=False)
+        try:
+            # A session in the middle of compiled code can neither answer nor say anything.
+            while not (await asyncio.wait([asking], timeout=_CATCHING_UP_PATIENCE))[0] and not self._held:
+                pass
+            if asking.done():
+                missed = asking.result()
+                kernel.unheard = False
+        except (SessionNotFound, ProtocolError) as error:
+            self.log.info("a client of kernel %s may have missed something: %s", self.kernel_id, error)
+        finally:
+            asking.cancel()
+        held, self._held = self._held or [], None
+        if self._closed:
+            return
+        if missed.is_cut:
+            self.write_stderr(
+                "The oldest outputs of this session were dropped: it keeps a limited number of bytes while no gateway "
+                "listens.",
+                kernel.activity.running_cell,
+            )
+        streams = {**self.channels, "iopub": kernel.outputs}
+        for channel, frames in in_order(missed.messages, [(stream.channel, frames) for stream, frames in held]):
+            self.handle_outgoing_message(streams[channel], frames)
+
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
+        """Pass a message of the session on to the client, or hold it back while the client is told of earlier ones."""
+        if self._held is None:
+            super().handle_outgoing_message(stream, outgoing_msg)
+        else:
+            self._held.append((stream, outgoing_msg))
 
     def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
         """Connect to the session's process (and no longer to the one before), over the sockets *kept* if any."""

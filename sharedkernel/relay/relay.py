@@ -23,6 +23,7 @@ import itertools
 import logging
 import os
 import random
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: requests remembered at a time; the oldest is forgotten first
 MAX_PENDING = 10_000
+#: published messages that are remembered, so that the gateway finds one of the session's own among them
+SEEN_KEPT = 16
 #: seconds between attempts to connect again: the first at once, then between these two, doubling
 RETRY_PAUSE = (0.2, 5.0)
 #: seconds that a connection has to last before its loss is met by an attempt at once
@@ -102,6 +105,10 @@ class Relay:
         #: requests without a reply, by message id, oldest first
         self._pending: dict[str, Request] = {}
         self._held = Held()
+        #: headers of the messages published last: where the gateway goes on after an outage
+        self._seen: deque[bytes] = deque(maxlen=SEEN_KEPT)
+        #: names the session's process as the gateway does; None: it has not said so
+        self._process: str | None = None
 
         self._gateway: Gateway | None = None
         self._kernel_id: str | None = None
@@ -163,8 +170,7 @@ class Relay:
                 channel=channel,
                 identities=identities,
                 message_type=message_type,
-                header=parts[0],
-                content=parts[3],
+                parts=parts,
                 in_line=channel == "shell" and not header.get("subshell_id"),
             )
             self._remember(message_id, request)
@@ -246,6 +252,7 @@ class Relay:
 
     def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
         if channel == "iopub":
+            self._seen.append(parts[0])
             if self._heed_status(parts) != "dead":
                 self._sockets.publish(parts)
             return
@@ -301,7 +308,9 @@ class Relay:
 
     async def _open(self, gateway: Gateway, kernel_id: str) -> None:
         self._incarnation = incarnation = next(self._incarnations)
-        websocket = await gateway.open(kernel_id, self._session, partial(self._on_frame, incarnation))
+        websocket = await gateway.open(
+            kernel_id, self._session, partial(self._on_frame, incarnation), seen=self._seen_ids()
+        )
         if self._incarnation != incarnation:
             raise GatewayUnreachable(f"the gateway at {gateway.url} closed the connection at once.")
         if self._state is State.ENDED:
@@ -311,11 +320,28 @@ class Relay:
         self._state = State.JOINED
         self._connected_at = self._loop.time()
         self._end_outage()
+        self._meet_process(None if websocket.headers is None else websocket.headers.get(wire.PROCESS_HEADER))
         self._ask_what_was_lost()
         for message in self._held.take():
             if not self._write(message):
                 self._held.put_back(message)
                 break
+
+    def _seen_ids(self) -> list[str]:
+        return [str(wire.read_object(header).get("msg_id")) for header in self._seen]
+
+    def _meet_process(self, process: str | None) -> None:
+        """Say again what may not have reached the session, if it is still the same process: it heeds each message once.
+
+        A message that was handed to a gateway may have been lost with it; one that was not is ignored as a duplicate.
+        """
+        before, self._process = self._process, process
+        sent = [request for request in self._pending.values() if request.sent]
+        if before is not None and process != before:
+            self._settle(sent, Problem("SharedGPUSessionDied", _DIED))
+        elif process is not None and process == before:
+            for request in sent:
+                self._write(HeldMessage(request.channel, request.parts, request))
 
     def _ask_what_was_lost(self) -> None:
         """Ask the session a question behind all it was asked before an outage.

@@ -24,13 +24,22 @@ class Request:
     #: where the reply goes
     identities: list[bytes]
     message_type: str
-    #: as the client encoded it
-    header: bytes
-    content: bytes
+    #: the message as the client encoded it, from its header on
+    parts: list[bytes]
     #: whether it waits for its turn in the session's main shell, so that later requests there are answered after it
     in_line: bool
     #: whether it was handed to the gateway
     sent: bool = False
+
+    @property
+    def header(self) -> bytes:
+        """Its header."""
+        return self.parts[0]
+
+    @property
+    def content(self) -> bytes:
+        """Its content."""
+        return self.parts[3]
 
     @property
     def is_cell(self) -> bool:

@@ -20,6 +20,10 @@ from typing import Any
 from sharedkernel.errors import ConfigError, ProtocolError
 
 #: the gateway's framing of messages on the websocket
+#: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas
+SEEN = "seen"
+#: header of the answer to a websocket's request: names the session's process, so that a client notices another one
+PROCESS_HEADER = "X-SharedKernel-Process"
 WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
 #: version of Jupyter's messaging protocol that messages of our own follow
 MESSAGING_VERSION = "5.4"

@@ -9,7 +9,7 @@ from sharedkernel.relay.stand_in import Request
 def message(content: bytes, message_type: str = "complete_request") -> HeldMessage:
     """Return a request that waits."""
     request = Request(
-        channel="shell", identities=[], message_type=message_type, header=b"{}", content=content, in_line=True
+        channel="shell", identities=[], message_type=message_type, parts=[b"{}", b"{}", b"{}", content], in_line=True
     )
     return HeldMessage("shell", [b"{}", b"{}", b"{}", content], request)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -83,13 +84,38 @@ def test_one_session_too_many_is_refused_in_the_notebook(stack: LocalStack) -> N
         assert refused.run("print('mine now')").text().endswith("mine now\n")
 
 
-def test_a_session_outlives_its_gateway(stack: LocalStack, notebook: Notebook) -> None:
-    """A gateway killed under a running cell costs no tensor: the next one finds the session, and the relay finds it."""
-    message_id = notebook.client.execute("import time\nprint('begun', flush=True)\ntime.sleep(1)\nresult = 42")
-    notebook.wait_for_output(message_id, "begun")
+#: prints numbers until told how far; another file says how far it is
+_COUNTING = """
+import itertools, pathlib, time
+directory = pathlib.Path({directory!r})
+for number in itertools.count():
+    print(number, flush=True)
+    (directory / "printed").write_text(str(number))
+    if (directory / "enough").exists(): break
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize("ends", ["later", "meanwhile"])
+def test_what_a_cell_prints_while_there_is_no_gateway_is_told_afterwards(
+    stack: LocalStack, notebook: Notebook, tmp_path: Path, ends: str
+) -> None:
+    """Each line once and in order, and the cell's outcome, also when it ends before there is another gateway."""
+
+    def printed() -> int:
+        return int((tmp_path / "printed").read_text() or 0)
+
+    message_id = notebook.client.execute(_COUNTING.format(directory=str(tmp_path)))
+    lines = [*notebook.published(message_id, until=lambda message: "20\n" in message["content"].get("text", ""))]
     stack.gateway.kill()
+    before = printed()
+    wait_until(lambda: printed() > before + 50)
+    if ends == "meanwhile":
+        (tmp_path / "enough").touch()
     stack.gateway.start()
     stack.gateway.wait_until_ready()
+    (tmp_path / "enough").touch()
     outcome = notebook.wait(message_id)
-    assert outcome.status == "ok" or outcome.error.startswith("SharedGPUOutcomeLost")
-    assert notebook.run("print(result)").text() == "42\n"
+    assert outcome.status == "ok"
+    told = "".join(message["content"].get("text", "") for message in lines) + outcome.text()
+    assert told.split() == [str(number) for number in range(printed() + 1)]
