@@ -6,6 +6,7 @@ parsed by the commands themselves, since starting services from a page would pro
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 import shlex
@@ -96,6 +97,32 @@ def test_the_configuration_in_it_is_accepted(document: Path) -> None:
         for name in config.SharedKernelGateway:
             assert SharedKernelGateway.class_traits()[name].metadata["config"], name
         Quotas(config.SharedKernelGateway.get("quotas"), config.SharedKernelGateway.get("groups"))
+
+
+def sentences() -> str:
+    """Return all text in the package's code, whatever is filled in left out; apart by a character none contains."""
+    found: list[str] = []
+    for path in (ROOT / "sharedkernel").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\0".join(found)
+
+
+def test_the_errors_that_are_explained_are_said() -> None:
+    """Each text that the page on trouble begins with is in the code, so that whoever searches for it finds it."""
+    said = sentences()
+    explained = re.findall(r"^`([^`]+)`\n: ", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert len(explained) > 30
+    unknown = [
+        part
+        for text in explained
+        for part in map(str.strip, text.split("…"))
+        if len(part) > 3 and part.strip(" ;,:") not in said
+    ]
+    assert unknown == ["DefaultCPUAllocator: can't allocate memory"]  # torch says this
 
 
 def test_the_commands_in_them_exist() -> None:
