@@ -102,6 +102,7 @@ def test_plain_python_after_device_work_lets_the_device_go(process: ExecutorProc
             cell = asyncio.create_task(notebook.run(code + "while time.monotonic() < end: n = max(n, 1) + 1"))
 
             async def let_go() -> bool:
+                assert not cell.done(), cell.result()
                 session = await executor.session(notebook)
                 return session["attained_service_seconds"] > 0 and session["state"] == "ready"
 
