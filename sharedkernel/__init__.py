@@ -24,4 +24,7 @@ def iterations(iterable: Iterable[T]) -> Iterator[T]:
     """
     process = sys.modules.get("sharedkernel.session.process")
     boundaries = process.boundaries if process is not None else None
-    return iter(iterable) if boundaries is None else boundaries.iterations(iterable)
+    if boundaries is None:
+        return iter(iterable)
+    caller = sys._getframe(1)
+    return boundaries.iterations(iterable, (caller.f_code.co_filename, caller.f_lineno))

@@ -19,7 +19,7 @@ import msgspec
 
 from sharedkernel.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 #: longest message accepted, in bytes; control messages are small, tensors and outputs never pass here
 MAX_MESSAGE_BYTES = 1 << 20
 

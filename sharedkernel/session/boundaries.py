@@ -19,7 +19,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from torch.utils.data import dataloader
 from sharedkernel.session import loops
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.meters import Meter
+from sharedkernel.session.progress import Progress
 
 T = TypeVar("T")
 
@@ -64,8 +65,9 @@ class Candidate:
 class Boundaries:
     """Learns one session's boundary and tells its gate each time it is passed."""
 
-    def __init__(self, gate: Gate, meter: Meter) -> None:
+    def __init__(self, gate: Gate, meter: Meter, progress: Progress) -> None:
         self._gate = gate
+        self._progress = progress
         self._meter = meter
         self._main = threading.get_ident()
         self._candidates: dict[tuple[str, int], Candidate] = {}
@@ -111,13 +113,15 @@ class Boundaries:
     def _learn(self, kind: str, place: int) -> None:
         if kind != "loop":
             self._passed_since_clock = True
+        most = max((seen.passes for seen in self._candidates.values()), default=0)
         candidate = self._candidates.setdefault((kind, place), Candidate())
         candidate.passes += 1
         if candidate.passes > 1:
             candidate.live_bytes += self._meter.used_bytes
         if candidate.passes >= LEARN_AFTER or kind == "iterations":
             self._choose()
-        self._gate.boundary()
+        # All candidates of one iteration count as one.
+        self._gate.boundary(int(candidate.passes > most), is_known=False)
 
     def _choose(self) -> None:
         enough = {key: seen for key, seen in self._candidates.items() if seen.passes >= LEARN_AFTER - 1}
@@ -204,12 +208,27 @@ class Boundaries:
 
     # --- said by the user ---------------------------------------------------------------------------------------------
 
-    def iterations(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from *iterable*; each item begins an iteration."""
-        place = id(iterable)
-        for item in iterable:
-            self.passed("iterations", place)
-            yield item
+    def iterations(self, iterable: Iterable[T], place: tuple[str, int]) -> Iterator[T]:
+        """Yield from *iterable*; each item begins an iteration.
+
+        Parameters
+        ----------
+        iterable
+            What to yield from; where it has a length, it is known how many iterations are left.
+        place
+            File and line where this is said: what is learned of a loop holds for its next run.
+        """
+        number = hash(place)
+        counter = self._progress.say(place, len(iterable)) if isinstance(iterable, Sized) else None
+        try:
+            for item in iterable:
+                if counter is not None:
+                    counter.started += 1
+                self.passed("iterations", number)
+                yield item
+        finally:
+            if counter is not None:
+                self._progress.unsay(counter)
 
 
 def _compiles() -> bool:

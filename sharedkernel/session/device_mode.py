@@ -35,18 +35,22 @@ class DeviceMode(TorchDispatchMode):
         Tells the device's operations by their arguments; None: all are.
     after_failure
         Called with an operation and the error that it failed with; whether to do it again. May block and raise as well.
+    after_operation
+        Called with each operation that was run, its arguments, keywords and result.
     """
 
     def __init__(
         self,
         before_operation: Callable[[], None],
         after_failure: Callable[[Any, BaseException], bool] = lambda operation, error: False,
+        after_operation: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None] | None = None,
         *,
         concerns: Callable[[Sequence[Any], Mapping[str, Any]], bool] | None = None,
     ) -> None:
         super().__init__()
         self._before_operation = before_operation
         self._after_failure = after_failure
+        self._after_operation = after_operation
         self._concerns = concerns
         #: in this thread's stack, as far as put in and taken out here
         self.is_in = False
@@ -73,6 +77,12 @@ class DeviceMode(TorchDispatchMode):
         if self._concerns is not None and not self._concerns(args, keywords):
             return func(*args, **keywords)
         self._before_operation()
+        result = self._run(func, args, keywords)
+        if self._after_operation is not None:
+            self._after_operation(func, args, keywords, result)
+        return result
+
+    def _run(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         for _ in range(MOST_RETRIES):
             try:
                 return func(*args, **keywords)

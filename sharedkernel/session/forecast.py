@@ -14,6 +14,8 @@ from collections import Counter as Tally
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import torch
+
 from sharedkernel import protocol
 from sharedkernel.session.progress import Progress, fraction_done
 from sharedkernel.session.solo_cost import SoloCost
@@ -87,15 +89,12 @@ class Forecast:
         """The hash of what runs; None: not known."""
         return self._source
 
-    def look(self, iterations: int, threads: int) -> protocol.Foreseen | None:
-        """Look at a pass of the known boundary; return what the executor should be told, if anything.
+    def look(self, iterations: int) -> protocol.Foreseen | None:
+        """Look at a pass of the known boundary, when the session has completed *iterations* in all.
 
-        Parameters
-        ----------
-        iterations
-            Completed so far by this session.
-        threads
-            That torch may use.
+        Returns
+        -------
+        What the executor should be told, if anything.
         """
         counters = self.progress.counters()
         outermost = counters[0] if counters else None
@@ -115,7 +114,7 @@ class Forecast:
             each_run = passed / (now.fraction - self._first.fraction)
             self._remaining = round(each_run * (1 - now.fraction + self._runs[now.place]))
         self._measure(iterations)
-        return self.news(iterations, threads)
+        return self.news(iterations)
 
     def _measure(self, iterations: int) -> None:
         at, (since, before) = time.monotonic(), self._held_since
@@ -124,16 +123,16 @@ class Forecast:
             self._seconds = seconds if self._seconds is None else self._seconds + _NEWEST * (seconds - self._seconds)
             self._held_since = (at, iterations)
 
-    def news(self, iterations: int, threads: int) -> protocol.Foreseen | None:
+    def news(self, iterations: int) -> protocol.Foreseen | None:
         """Return what the executor should be told before it is asked for the device, if anything."""
         told, cost = self._told, self.cost.cost if self._seconds is not None else None
         foreseen = protocol.Foreseen(
             source=self._source,
             remaining_iterations=self._remaining if self._seconds is not None else None,
             iteration_seconds=self._seconds,
-            iteration_flops=cost and cost.flops,
-            iteration_bytes=cost and cost.bytes,
-            threads=threads,
+            iteration_flops=None if cost is None else cost.flops,
+            iteration_bytes=None if cost is None else cost.bytes,
+            threads=torch.get_num_threads(),
         )
         expected = None
         if told.remaining_iterations is not None:

@@ -40,6 +40,7 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.session.device_mode import DeviceMode
+from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.growth import Growth
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
@@ -94,6 +95,8 @@ class Gate:
         Shows waits in the notebook.
     reclaim, growth
         Move the session's memory away and back, and say when it needs more of it.
+    forecast
+        Foresees the session's work.
     concerns
         Tells the device's operations by their arguments; None: all are.
     lanes
@@ -107,6 +110,7 @@ class Gate:
         notice: Notice,
         reclaim: Reclaim,
         growth: Growth,
+        forecast: Forecast,
         *,
         concerns: OperationFilter | None = None,
         lanes: Lanes | None = None,
@@ -116,11 +120,12 @@ class Gate:
         self._notice = notice
         self._reclaim = reclaim
         self._growth = growth
+        self._forecast = forecast
         self._lanes = lanes
         self._main = threading.get_ident()
         self._concerns = concerns
         self._signals = HeldSignals(self._on_force_signal)
-        self._mode = DeviceMode(self.pass_device, self._grow_after, concerns=concerns)
+        self._mode = DeviceMode(self.pass_device, self._grow_after, forecast.cost.count, concerns=concerns)
         self._modes = threading.local()
         self._answered = threading.Event()
         #: one thread at a time asks for the device, or brings memory back
@@ -168,6 +173,7 @@ class Gate:
             "holding": self.holding,
             "wanting": self._wanting,
             "offloaded_bytes": self._reclaim.away_bytes,
+            "source": self._forecast.source,
         }
 
     def open_for_good(self) -> None:
@@ -235,6 +241,7 @@ class Gate:
                     self._words[Word.TURN] = Turn.READY
                     self._meter.look_closely()
                     self._growth.section_began()
+                    self._forecast.section_began()
                     if self._lanes is not None:
                         self._lanes.section_began()
                     self.link.send(protocol.CellOpened())
@@ -461,7 +468,9 @@ class Gate:
             self._refusal = None
             self._wanting = True
             self._words[Word.TURN] = Turn.WANTING
-            self.link.send(protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth))
+            foreseen = self._forecast.news(self._words[Word.ITERATIONS])
+            wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
+            self.link.send(*(message for message in (foreseen, wanted) if message))
 
     def _wait(self, answered: threading.Event) -> None:
         """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
@@ -524,6 +533,7 @@ class Gate:
         self.release_due = False
         self._boundaries_before = self._words[Word.ITERATIONS]
         self._words[Word.TURN] = Turn.HOLDING
+        self._forecast.grant_began(self._boundaries_before)
         self._meter.grant_began()
         self.on_turn(True)
 
@@ -561,10 +571,19 @@ class Gate:
 
     # --- boundaries and release ---------------------------------------------------------------------------------------
 
-    def boundary(self) -> None:
-        """Pass an iteration boundary of the main thread, with a grant held: a microsecond, unless others wait."""
-        self._words[Word.ITERATIONS] += 1
+    def boundary(self, iterations: int = 1, *, is_known: bool = True) -> None:
+        """Pass an iteration boundary of the main thread, with a grant held: a microsecond, unless others wait.
+
+        Parameters
+        ----------
+        iterations
+            That were completed since the last one.
+        is_known
+            Whether it is the one that iterations are told by, and not one of those it may turn out to be.
+        """
+        self._words[Word.ITERATIONS] += iterations
         if self._words[Word.PREEMPT] or self.release_due:
+            self._look_ahead(is_known=is_known)
             self.give_back("boundary")
         else:
             is_guarded = self._mode.is_in
@@ -572,10 +591,14 @@ class Gate:
                 self._mode.put_in()
             if self.measure_due or self._mode.is_in:
                 self._measure()
+                self._look_ahead(is_known=is_known)
             if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
                 self.give_back("boundary")
-            elif is_guarded and self._growth.is_need_known:
-                self._mode.take_out()
+            elif is_guarded and self._growth.is_need_known and not self._forecast.cost.is_wanted:
+                with self._signals.held():
+                    if self.holding:  # a force signal may have given the grant back meanwhile
+                        self._mode.take_out()
+                        self._forecast.cost.mode_left()
             if self._lanes is not None and self.holding:
                 with self._signals.held():
                     self._lanes.boundary_passed()
@@ -616,6 +639,15 @@ class Gate:
         self._growth.boundary_passed()
         self.on_measured(self._meter.memory)
 
+    def _look_ahead(self, *, is_known: bool) -> None:
+        """Take note of how far the cell is, and tell the executor what it does not expect."""
+        if self._mode.is_in:
+            self._forecast.cost.boundary_passed(is_known=is_known)
+        if is_known:
+            with self._signals.held(), self.link.lock:
+                if foreseen := self._forecast.look(self._words[Word.ITERATIONS]):
+                    self.link.send(foreseen)
+
     def interrupt_soon(self) -> None:
         """Make the main thread do soon what a boundary would do, although none comes (any thread)."""
         if self.holding and (self._mode.is_in or self.release_due):
@@ -630,3 +662,4 @@ class Gate:
             self.give_back("yield")
         elif self._mode.is_in and self._growth.is_quiet:  # without boundaries, nothing else tells what it needs
             self._mode.take_out()
+            self._forecast.cost.mode_left()

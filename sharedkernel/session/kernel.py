@@ -22,6 +22,8 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
+from sharedkernel.session.cell_source import SourceReader
+from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.loops import LoopReporter
 from sharedkernel.session.magics import SharedMagics
@@ -95,12 +97,13 @@ class SessionKernel(IPythonKernel):
         if getattr(self, "debugger", None) is not None:
             self.debugger.kernel_modules = imported_files
 
-    def pass_gate(self, gate: Gate, quota: Quota) -> None:
+    def pass_gate(self, gate: Gate, quota: Quota, forecast: Forecast) -> None:
         """Run all user code behind *gate* from now on."""
         assert isinstance(self.shell, SessionShell)
         self.gate = gate
         self.shell.quota = quota
-        self.shell.ast_transformers.append(LoopReporter())
+        # The source as it was written, before anything is put into it.
+        self.shell.ast_transformers += [SourceReader(forecast.source_read), LoopReporter()]
         gate.why_busy = self._why_busy
         for handlers in (self.shell_handlers, self.control_handlers):
             for kind, handler in handlers.items():

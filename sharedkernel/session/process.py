@@ -24,6 +24,7 @@ from sharedkernel.errors import SessionNotFound
 from sharedkernel.session import packages, view
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
+from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.growth import Growth
 from sharedkernel.session.kernel import SessionKernel
@@ -34,8 +35,10 @@ from sharedkernel.session.movers import make_mover
 from sharedkernel.session.notices import WaitNotice, show_sentence
 from sharedkernel.session.outbox import Outbox
 from sharedkernel.session.page import Page
+from sharedkernel.session.progress import Progress
 from sharedkernel.session.quota import Quota
 from sharedkernel.session.reclaim import Reclaim
+from sharedkernel.session.solo_cost import SoloCost
 
 log = logging.getLogger(__name__)
 
@@ -79,20 +82,23 @@ class SessionProcess:
             self._quota.take_refusal = self._lanes.take_refusal
         reclaim = Reclaim(make_mover(self._meter, self._lanes), self._meter)
         growth = Growth(self._meter, self._quota)
+        forecast = Forecast(Progress(), SoloCost())
         self._gate = Gate(
             page,
             self._meter,
             WaitNotice(self._kernel),
             reclaim,
             growth,
+            forecast,
             concerns=operation_filter(device_kind),
             lanes=self._lanes,
         )
         self._gate.on_measured = self._quota.check
         self._link = Link(executor_socket, self._hello, self._on_message)
-        boundaries = Boundaries(self._gate, self._meter)
+        boundaries = Boundaries(self._gate, self._meter, forecast.progress)
         boundaries.install()
-        self._kernel.pass_gate(self._gate, self._quota)
+        forecast.progress.install()
+        self._kernel.pass_gate(self._gate, self._quota, forecast)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 

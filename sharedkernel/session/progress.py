@@ -66,7 +66,7 @@ class Progress:
             original(iterator, *args, **keywords)
             self._loaders[iterator] = time.time()
 
-        dataloader._BaseDataLoaderIter.__init__ = began  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__init__ = began  # type: ignore[assignment,method-assign]
 
     def section_began(self) -> None:
         """Forget what began before: other code runs now."""

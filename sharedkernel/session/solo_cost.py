@@ -83,14 +83,12 @@ class SoloCost:
             from torch.utils.flop_counter import flop_registry
 
             aten = torch.ops.aten
-            # The same arithmetic as on a GPU, under names that the counter does not know.
+            forward = flop_registry[aten._scaled_dot_product_flash_attention]
+            backward = flop_registry[aten._scaled_dot_product_flash_attention_backward]
             self._formulas = {
-                aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
-                    aten._scaled_dot_product_flash_attention
-                ],
-                aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-                    aten._scaled_dot_product_flash_attention_backward
-                ],
+                # the same arithmetic on the host, under names that the counter does not know
+                aten._scaled_dot_product_flash_attention_for_cpu: forward,
+                aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
                 **flop_registry,
             }
         return self._formulas
