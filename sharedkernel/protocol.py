@@ -168,6 +168,12 @@ class GetStatus(Message, frozen=True, kw_only=True):
     request: int
 
 
+class GetCounts(Message, frozen=True, kw_only=True):
+    """Ask how often what happened; answered by :class:`CountsAnswer`."""
+
+    request: int
+
+
 class StopExecutor(Message, frozen=True, kw_only=True):
     """Stop the executor; with `end_sessions` its sessions, warm parent and keeper too. Answered by :class:`Done`."""
 
@@ -214,6 +220,28 @@ class Status(Message, frozen=True, kw_only=True):
 
     request: int
     status: dict[str, Any]
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """How often what happened on a device since its executor started."""
+
+    #: decisions, by name: grants, preemptions, forced_yields, offloads, restores
+    actions: dict[str, int]
+    #: wants that were refused, by reason
+    refusals: dict[str, int]
+    #: upper bounds of the classes of `waits`
+    wait_bounds_seconds: list[float]
+    #: waits that ended, by class; one more than there are bounds
+    waits: list[int]
+    #: all of them together
+    waited_seconds: float
+
+
+class CountsAnswer(Message, frozen=True, kw_only=True):
+    """Answer to :class:`GetCounts`."""
+
+    request: int
+    counts: Counts
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -677,10 +705,10 @@ class KeptAll(Message, frozen=True, kw_only=True):
 
 ToExecutor = (
     Hello | StartSession | EndSession | OffloadSession | SignalSession | ListSessions | ConfigureUsers | SetPolicy
-    | GetStatus | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn
+    | GetStatus | GetCounts | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn
     | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | Foreseen
 )  # fmt: skip
-ToGateway = Welcome | SessionReady | Sessions | Status | Done | Failed | SessionDied
+ToGateway = Welcome | SessionReady | Sessions | Status | CountsAnswer | Done | Failed | SessionDied
 ToSession = (
     Welcome
     | Failed

@@ -263,6 +263,11 @@ class ExecutorClient:
         status: dict[str, Any] = (await self._ask(lambda number: protocol.GetStatus(request=number))).status
         return status
 
+    async def counts(self) -> protocol.Counts:
+        """Return how often what happened."""
+        counts: protocol.Counts = (await self._ask(lambda number: protocol.GetCounts(request=number))).counts
+        return counts
+
     async def stop_executor(self, *, end_sessions: bool) -> None:
         """Stop the executor, and its sessions if asked."""
         with contextlib.suppress(ExecutorUnavailable):

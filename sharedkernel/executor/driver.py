@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from sharedkernel.executor.counters import Counters
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.timeline import Timeline
 from sharedkernel.scheduling import actions, events
@@ -44,6 +45,7 @@ class Driver:
         self.scheduler = Scheduler(config)
         #: the last minutes, for people
         self.timeline = Timeline()
+        self.counters = Counters()
         self._log = event_log
         self._target = target
         self._loop = asyncio.get_running_loop()
@@ -73,6 +75,7 @@ class Driver:
         now = self._loop.time()
         for action in self.scheduler.handle(event, now=now):
             self._target.act(action)
+            self.counters.note(action)
         # After the grants: nobody waits for the record.
         self._log.record(now, event)
         self.timeline.note(now, self.scheduler)

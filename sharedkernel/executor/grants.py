@@ -444,6 +444,10 @@ class Grants:
         entry = scheduler.lanes.by_id[lane]
         return entry.size if not entry.is_open else max(s.need for s in entry.sessions.values() if s.is_measured)
 
+    def counts(self) -> protocol.Counts:
+        """Return how often what happened."""
+        return self._driver.counters.counts()
+
     def _wait_begins(self, process: SessionProcess) -> None:
         process.wanted_at = self._driver.now()
         process.told_waiting = None
@@ -454,6 +458,7 @@ class Grants:
             waited = self._driver.now() - process.wanted_at
             process.waits.append(waited)
             self._users[process.user or ""].waits.append(waited)
+            self._driver.counters.waited(waited)
             process.wanted_at = None
 
     # --- what people are told -----------------------------------------------------------------------------------------

@@ -295,6 +295,8 @@ class ExecutorService:
                 await self.stop(end_sessions=end_sessions)
             case protocol.GetStatus():
                 return protocol.Status(request=message.request, status=self._grants.status())
+            case protocol.GetCounts():
+                return protocol.CountsAnswer(request=message.request, counts=self._grants.counts())
         return protocol.Done(request=message.request)
 
     def _session(self, session: str) -> SessionProcess:
