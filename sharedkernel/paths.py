@@ -73,6 +73,8 @@ def offload_directory() -> Path:
 def make_private_directory(path: Path, *, named_by: str = "--runtime-dir") -> Path:
     """Create *path* (0700) if it is not there, and make sure that it is ours alone.
 
+    Others may pass through it, where sessions run under accounts of their own, but neither list it nor write to it.
+
     *named_by* is the option or variable that errors tell to name another with.
 
     Raises
@@ -86,7 +88,7 @@ def make_private_directory(path: Path, *, named_by: str = "--runtime-dir") -> Pa
         raise ConfigError(f"{path} is not a directory; remove it or name another with {named_by}.")
     if found.st_uid != os.getuid():
         raise ConfigError(f"{path} belongs to another user; name another directory with {named_by}.")
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(found.st_mode) & 0o066:
         raise ConfigError(
             f"{path} is open to other users; run `chmod 700 {path}` or name another directory with {named_by}."
         )

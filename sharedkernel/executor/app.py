@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-from traitlets import Bool, Enum, Float, Int, TraitError, Unicode, Union, validate
+from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, validate
 
 from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices import ServedDevice, cuda, host
 from sharedkernel.executor.devices.cuda_device import CudaOptions, LaneSharing
 from sharedkernel.executor.devices.mps import MpsMode
+from sharedkernel.executor.isolation import DEFAULT_HOMES, Isolation, IsolationOptions
 from sharedkernel.executor.service import ExecutorService
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
@@ -92,6 +94,30 @@ class ExecutorApp(CommandApp):
         help="Fill a lane with nonsense whenever a session on a GPU hands it over, so that a use of memory that should "
         "have been kept shows as not-a-number; for finding faults, since each switch then takes milliseconds.",
     ).tag(config=True)
+    isolate = Enum(
+        ["auto", "users", "off"],
+        default_value="auto",
+        help="Run each user's sessions under an account of their own: `users` (needs root), `off`, or `auto`: as root "
+        "with a --uid-range.",
+    ).tag(config=True)
+    uid_range = Unicode(
+        "",
+        help="User ids for users without an account on this machine, such as 200000-299999; empty: they are refused.",
+    ).tag(config=True)
+    homes = Unicode(
+        "",
+        help="Directory of the homes of users without one on this machine, and of the file of their user ids. Default: "
+        f"{DEFAULT_HOMES} where sessions run under accounts of their own, else all share the home of the executor.",
+    ).tag(config=True)
+    device_groups = List(
+        Unicode(), ["video", "render"], help="Groups that sessions under users' own accounts have besides their own."
+    ).tag(config=True)
+    user_processes = Int(
+        4096, help="Processes and threads that a user's sessions may have in all, under an account of their own."
+    ).tag(config=True)
+    session_files = Int(
+        8192, help="Files that each process of a session may have open, under an account of its own."
+    ).tag(config=True)
     spares = Int(1, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
     end_sessions_on_exit = Bool(
         False, help="End all sessions when this ends; else they run on and the next executor adopts them."
@@ -110,6 +136,9 @@ class ExecutorApp(CommandApp):
         "lane-sharing": "ExecutorApp.lane_sharing",
         "mps": "ExecutorApp.mps",
         "overuse-patience": "ExecutorApp.overuse_patience",
+        "isolate": "ExecutorApp.isolate",
+        "uid-range": "ExecutorApp.uid_range",
+        "homes": "ExecutorApp.homes",
         "spares": "ExecutorApp.spares",
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
@@ -127,9 +156,9 @@ class ExecutorApp(CommandApp):
         ),
     }
 
-    @validate("parallel_lanes", "spares")
+    @validate("parallel_lanes", "spares", "user_processes", "session_files")
     def _not_negative(self, proposal: Any) -> int:
-        least = 1 if proposal["trait"].name == "parallel_lanes" else 0
+        least = 0 if proposal["trait"].name == "spares" else 1
         if proposal["value"] < least:
             raise TraitError(f"{proposal['trait'].name} must be at least {least}, not {proposal['value']}")
         return int(proposal["value"])
@@ -151,9 +180,10 @@ class ExecutorApp(CommandApp):
         parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
         directory = device_directory(parent, self.device)
         try:
+            isolation = self._isolate(directory, parent)
             if directory != parent:  # made on the way to the subdirectory, it would be open to others
                 make_private_directory(parent)
-            asyncio.run(self._serve(directory, served, config))
+            asyncio.run(self._serve(directory, served, config, isolation))
         except SharedKernelError as error:
             fail(str(error))
         except OSError as error:
@@ -185,8 +215,24 @@ class ExecutorApp(CommandApp):
             parallel_lanes=self.parallel_lanes,
         )
 
-    async def _serve(self, directory: Path, served: ServedDevice, config: SchedulerConfig) -> None:
-        service = ExecutorService(directory, served, config, spares=self.spares)
+    def _isolate(self, directory: Path, parent: Path) -> Isolation:
+        options = IsolationOptions(
+            isolate=self.isolate,
+            uid_range=self.uid_range,
+            homes=self.homes,
+            device_groups=self.device_groups,
+            user_processes=self.user_processes,
+            session_files=self.session_files,
+        )
+        isolation = Isolation(options, directory, passages=[parent])
+        isolation.check_python(sys.executable, sys.path)
+        log.log(logging.INFO if isolation.uses_accounts else logging.WARNING, "%s", isolation.sentence)
+        return isolation
+
+    async def _serve(
+        self, directory: Path, served: ServedDevice, config: SchedulerConfig, isolation: Isolation
+    ) -> None:
+        service = ExecutorService(directory, served, config, isolation=isolation, spares=self.spares)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         # Before the start, which leaves processes behind if it is cut short.

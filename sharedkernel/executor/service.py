@@ -38,6 +38,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.leases import own_bytes
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.grants import Grants
+from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.executor.sessions import SessionProcess, describe_end, start_time
 from sharedkernel.executor.shelves import Room, Shelves
@@ -73,20 +74,30 @@ class ExecutorService:
         The device.
     config
         Of the scheduler.
+    isolation
+        How users are kept apart; None: not at all.
     spares
         Initialised sessions kept ready for the next users.
     """
 
     def __init__(
-        self, runtime_directory: Path, served: ServedDevice, config: SchedulerConfig, *, spares: int = 1
+        self,
+        runtime_directory: Path,
+        served: ServedDevice,
+        config: SchedulerConfig,
+        *,
+        isolation: Isolation | None = None,
+        spares: int = 1,
     ) -> None:
         self.directory = runtime_directory
         self._served = served
         self._config = config
+        self._isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
         self._spares = spares
         self._shelves = Shelves(self._tell_keeper, self._shelf_room)
         self._supervisor = Supervisor(runtime_directory, self._on_end, self._shelves)
         self._supervisor.device_kind = served.device.kind
+        self._supervisor.isolation = self._isolation.kind
         lanes = served.lane_desk
         self._channel = DescriptorChannel(
             runtime_directory / DESCRIPTOR_SOCKET,
@@ -121,7 +132,8 @@ class ExecutorService:
                 f"{self.directory} is too long a path for sockets; name one of at most {LONGEST_RUNTIME_DIRECTORY} "
                 "characters with --runtime-dir."
             )
-        make_private_directory(self.directory)
+        if not self._isolation.uses_accounts:  # or sessions pass through it
+            make_private_directory(self.directory)
         self._take_directory()
         allow_many_descriptors()
         make_private_directory(self.directory / LOGS_DIRECTORY)
@@ -138,7 +150,8 @@ class ExecutorService:
         self._shelves.start()
         self._channel.start()
         self._server = await loop.create_unix_server(lambda: Connection(self), str(path))
-        path.chmod(0o600)
+        path.chmod(self._socket_mode)
+        (self.directory / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
         if self._adopting:
             loop.call_later(_ADOPTION_GRACE, self._finish_adoption)
         self._want_spares()
@@ -161,6 +174,11 @@ class ExecutorService:
         (self.directory / EXECUTOR_SOCKET).unlink(missing_ok=True)
         os.close(self._lock_descriptor)
         self.stopped.set()
+
+    @property
+    def _socket_mode(self) -> int:
+        """Of the sockets that sessions use; who connects is known, and others are hung up on."""
+        return 0o666 if self._isolation.uses_accounts else 0o600
 
     def _take_directory(self) -> None:
         path = self.directory / "executor.lock"
@@ -309,6 +327,7 @@ class ExecutorService:
         if message.session in self._grants.sessions:
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
         self._served.check_start(message.limits, self._grants.sessions.values())
+        account = await asyncio.to_thread(self._isolation.find, message.limits.user)
         process = await self._take_spare()
         if message.session in self._grants.sessions:  # another start of the same session was quicker
             process.session = None
@@ -319,6 +338,8 @@ class ExecutorService:
         process.notebook, process.client_key = message.notebook, message.client_key
         process.cwd, process.env = message.cwd, message.env
         process.incarnation, process.limits = incarnation, message.limits
+        if account is not None and account.uid is not None:
+            process.uid = account.uid
         process.assigned = asyncio.get_running_loop().create_future()
         self._grants.add(process)
         self._supervisor.keep(process)
@@ -331,6 +352,7 @@ class ExecutorService:
                 env={**message.env, **self._served.environment(message.limits)},
                 shares_lanes=self._served.lane_desk is not None,
                 check_lanes=self._served.check_lanes,
+                account=account,
             )
         )
         try:

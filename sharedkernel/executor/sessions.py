@@ -37,6 +37,7 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits | None
     attained: float
     connection: dict[str, Any] | None
+    uid: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -156,6 +157,7 @@ class SessionProcess:
             limits=self.limits,
             attained=attained,
             connection=self.connection,
+            uid=self.uid,
         )
 
 

@@ -77,6 +77,8 @@ class Supervisor:
         self.processes: dict[str, SessionProcess] = {}
         #: kind of the device that sessions will use
         self.device_kind = "host"
+        #: how users are kept apart (see `isolation.py`)
+        self.isolation = "none"
         self._on_end = on_end
         self._shelves = shelves
         self._keeper: PacketSocket | None = None
@@ -127,6 +129,7 @@ class Supervisor:
                 incarnation=kept.incarnation,
                 limits=kept.limits,
                 connection=kept.connection,
+                uid=kept.uid,
             )
             process.ready.set_result(None)
             self.processes[process.process] = process
@@ -192,6 +195,7 @@ class Supervisor:
             connection_file=str(self._connection_file(name)),
             log_file=str(self._log_file(name)),
             device_kind=self.device_kind,
+            isolation=self.isolation,
         )
         try:
             if self._warm_parent is None:

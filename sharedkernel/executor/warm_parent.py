@@ -157,7 +157,14 @@ class WarmParent:
             _redirect(message.log_file)
             from sharedkernel.session import process
 
-            process.run(message.process, message.connection_file, self._executor_socket, page, message.device_kind)
+            process.run(
+                message.process,
+                message.connection_file,
+                self._executor_socket,
+                page,
+                message.device_kind,
+                isolation=message.isolation,
+            )
             code = 0
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1

@@ -241,7 +241,9 @@ class HostMeter:
         self.measure_idle()
 
     def allow(self, allowance: Allowance) -> None:
-        """Take note of nothing: on this device the executor sets the limit from outside."""
+        """Set the limit on this process, where the executor could not do that from outside."""
+        if allowance.data_limit_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (allowance.data_limit_bytes, resource.RLIM_INFINITY))
 
     def utilisation(self) -> float | None:
         """Return processor-seconds per second held and processor since the grant began; None if held too briefly."""

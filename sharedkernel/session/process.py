@@ -19,9 +19,9 @@ import torch
 from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 
-from sharedkernel import protocol
+from sharedkernel import processes, protocol
 from sharedkernel.errors import SessionNotFound
-from sharedkernel.session import packages, view
+from sharedkernel.session import account, packages, view
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
 from sharedkernel.session.forecast import Forecast
@@ -61,15 +61,24 @@ class SessionProcess:
         Of the page shared with the executor.
     device_kind
         Kind of the executor's device, as :class:`~sharedkernel.protocol.Device` has it.
+    isolation
+        How users are kept apart, as `executor/isolation.py` has it.
     """
 
     def __init__(
-        self, process: str, connection_file: str, executor_socket: str, page_descriptor: int, device_kind: str
+        self,
+        process: str,
+        connection_file: str,
+        executor_socket: str,
+        page_descriptor: int,
+        device_kind: str,
+        *,
+        isolation: str,
     ) -> None:
         global boundaries
         self._process = process
         self._assigned = False
-        self._app = _make_app(connection_file)
+        self._app = _make_app(connection_file, with_history=isolation == "none")
         self._kernel: SessionKernel = self._app.kernel
         self._kernel.outbox = Outbox()
         self._kernel.outbox.attend(self._app)
@@ -145,6 +154,8 @@ class SessionProcess:
 
     def _assign(self, message: protocol.Assign) -> None:
         self._assigned = True
+        if message.account is not None:
+            self._become(message.account)
         os.environ.update(message.env)
         self._kernel.greeting = _enter(message.cwd)
         packages.add_to_path()
@@ -155,14 +166,24 @@ class SessionProcess:
         self._link.send(protocol.Assigned(session=message.session))
         log.info("serves session %s of %s", message.session, message.user)
 
+    def _become(self, who: protocol.Account) -> None:
+        try:
+            account.enter(who)
+        except (OSError, ValueError):
+            log.exception("cannot become %s", who.name)
+            os._exit(1)  # rather than serve a user with somebody else's rights
+        account.open_profile(self._app)
 
-def _make_app(connection_file: str) -> IPKernelApp:
+
+def _make_app(connection_file: str, *, with_history: bool) -> IPKernelApp:
     app = IPKernelApp.instance(
         kernel_class=SessionKernel,
         transport="ipc",
         # Without a parent to watch, the kernel outlives whatever forked it.
         parent_handle=0,
     )
+    if not with_history:
+        account.keep_no_history(app)
     app.initialize(["-f", connection_file])
     return app
 
@@ -188,11 +209,22 @@ def _reseed() -> None:
     random.seed()
 
 
-def run(process: str, connection_file: str, executor_socket: str, page_descriptor: int, device_kind: str) -> None:
+def run(
+    process: str,
+    connection_file: str,
+    executor_socket: str,
+    page_descriptor: int,
+    device_kind: str,
+    *,
+    isolation: str = "none",
+) -> None:
     """Be a session's process (called in the forked child; returns when the kernel was shut down)."""
+    if isolation == "users":  # now, since each holds for the threads to come only
+        processes.gain_no_privileges()
+        processes.leave_keyring()
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=log_stream, level=logging.INFO)
     _reseed()
     set_up_heap()
-    SessionProcess(process, connection_file, executor_socket, page_descriptor, device_kind).run()
+    SessionProcess(process, connection_file, executor_socket, page_descriptor, device_kind, isolation=isolation).run()

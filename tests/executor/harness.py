@@ -95,19 +95,24 @@ class ExecutorProcess:
     def __init__(self, *options: str, capacity: str = "4GiB") -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
         self.runtime_directory = self.directory / "run"
-        self._command = [
-            sys.executable, "-m", "sharedkernel", "executor", "--capacity", capacity,
-            "--runtime-dir", str(self.runtime_directory), *options,
-        ]  # fmt: skip
+        self.options = options
+        self._capacity = capacity
         self.process: subprocess.Popen[bytes]
         self.start()
+
+    def command(self) -> list[str]:
+        """Return its command line."""
+        return [
+            sys.executable, "-m", "sharedkernel", "executor", "--capacity", self._capacity,
+            "--runtime-dir", str(self.runtime_directory), *self.options,
+        ]  # fmt: skip
 
     def start(self) -> None:
         """Start it (again)."""
         with (self.directory / "executor.log").open("ab") as log:
             environment = {**os.environ, "SHAREDKERNEL_TOKEN": SECRET}
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
     def kill(self) -> None:

@@ -19,10 +19,9 @@ from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook
 class FakeGpuProcess(ExecutorProcess):
     """An executor process that serves it."""
 
-    def start(self) -> None:
-        """Start it (again)."""
-        self._command = [sys.executable, "-m", "tests.executor.devices.serve_fake_gpu", str(self.runtime_directory)]
-        super().start()
+    def command(self) -> list[str]:
+        """Return its command line."""
+        return [sys.executable, "-m", "tests.executor.devices.serve_fake_gpu", str(self.runtime_directory)]
 
 
 @pytest.fixture

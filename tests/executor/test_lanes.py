@@ -23,15 +23,9 @@ _PATH = (_HERE.parents[1], _HERE / "lanes/site", _HERE.parent / "device_memory/s
 class LaneProcess(ExecutorProcess):
     """An executor process that serves the GPU of memory files."""
 
-    def start(self) -> None:
-        """Start it (again)."""
-        command = [sys.executable, "-m", "tests.executor.lanes.serve", str(self.runtime_directory)]
-        self._command = [*command, *self._options]
-        super().start()
-
-    def __init__(self, *options: str) -> None:
-        self._options = options
-        super().__init__()
+    def command(self) -> list[str]:
+        """Return its command line."""
+        return [sys.executable, "-m", "tests.executor.lanes.serve", str(self.runtime_directory), *self.options]
 
 
 def _serve(*options: str) -> Iterator[LaneProcess]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from sharedkernel.errors import ConfigError
@@ -133,10 +134,13 @@ class HostLimits:
             limit = max(limit, min(session.data_limit, _data_in_use(session.pid) + SLACK_BYTES))
         session.told_allowance = allowance
         session.data_limit = limit
-        session.send(allowance)
         with contextlib.suppress(ProcessLookupError):
-            # Only the soft limit: an executor that is not root could not raise a hard one again.
-            resource.prlimit(session.pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+            try:
+                # Only the soft limit: an executor that is not root could not raise a hard one again.
+                resource.prlimit(session.pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+            except PermissionError:  # another account's, and a container without the right to (CAP_SYS_RESOURCE)
+                allowance = msgspec.structs.replace(allowance, data_limit_bytes=limit)
+        session.send(allowance)
 
 
 def _data_in_use(pid: int) -> int:

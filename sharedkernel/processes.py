@@ -1,0 +1,48 @@
+"""What the operating system lets a process say about itself and its children (Linux).
+
+All of it holds for the calling thread, and for threads and processes that it starts afterwards: call it before there
+are others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+#: number of the system call `keyctl`, which no C library wraps, by machine
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def gain_no_privileges() -> None:
+    """Let no program that is started from now on have more rights than this process: no setuid, no capabilities."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents end, so that they can be found."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def be_readable_by_own_user() -> None:
+    """Let this user's other processes look into this one, as is usual; a change of user takes that away."""
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def leave_keyring() -> None:
+    """Let go of the keys that whoever started this process has in the kernel's keyring, where there is one."""
+    number = _KEYCTL.get(platform.machine())
+    if number is not None:
+        _libc.syscall(ctypes.c_long(number), ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), None, None, None, None)

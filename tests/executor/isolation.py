@@ -1,0 +1,56 @@
+"""An executor that runs sessions under users' own accounts, for tests that run as root."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.executor.directories import closed_ancestor
+from tests.executor.harness import ExecutorProcess
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can run sessions under users' own accounts")
+
+#: first user id that the tests give out
+FIRST_UID = 231000
+
+
+class ApartExecutor(ExecutorProcess):
+    """An executor process whose sessions run under accounts of their own, with homes below its directory."""
+
+    @property
+    def homes(self) -> Path:
+        return self.directory / "homes"
+
+    def command(self) -> list[str]:
+        self.directory.chmod(0o711)  # for users to pass
+        uids = f"{FIRST_UID}-{FIRST_UID + 99}"
+        return readable_by_all(
+            [*super().command(), "--isolate", "users", "--uid-range", uids, "--homes", str(self.homes)]
+        )
+
+
+def readable_by_all(command: Sequence[str]) -> list[str]:
+    """Return *command* so that other accounts can use this Python wherever it lies.
+
+    Where a directory on the way to it is closed to others, such as root's home, the command sees an open one in its
+    place that has nothing but this Python, in a mount namespace of its own.
+    """
+    prefix = Path(sys.base_prefix)
+    closed = closed_ancestor(prefix)
+    if closed is None:
+        return list(command)
+    script = f"""set -e
+        stage=$(mktemp -d)
+        mount --bind {shlex.quote(str(prefix))} $stage
+        mount -t tmpfs -o mode=755 none {shlex.quote(str(closed))}
+        mkdir -p {shlex.quote(str(prefix))}
+        mount --bind $stage {shlex.quote(str(prefix))}
+        umount $stage; rmdir $stage
+        exec "$@"
+    """
+    return ["unshare", "--mount", "sh", "-c", script, "sh", *command]

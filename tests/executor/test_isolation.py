@@ -1,0 +1,184 @@
+"""Sessions under users' own accounts: what the operating system lets them do, and to whom."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sharedkernel.executor.accounts import NUMBERS_FILE
+from tests.executor.harness import Executor
+from tests.executor.isolation import FIRST_UID, ApartExecutor, needs_root
+
+pytestmark = needs_root
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ApartExecutor]:
+    """Yield an executor that keeps users apart."""
+    process = ApartExecutor()
+    yield process
+    process.close()
+
+
+_RIGHTS = """if True:
+    import os, resource
+    from pathlib import Path
+    tasks = [dict(line.split(":\\t", 1) for line in (task / "status").read_text().splitlines() if ":\\t" in line)
+             for task in Path("/proc/self/task").iterdir()]
+    names = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
+    rights = {tuple(task[name].strip() for name in names) for task in tasks}
+    limits = [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in ("NPROC", "NOFILE", "CORE")]
+    print((len(tasks), rights, limits, os.umask(0o077), os.getcwd(), os.environ["HOME"]))
+"""
+
+
+def test_a_session_has_its_user_s_rights_and_no_more(apart: ApartExecutor) -> None:
+    """Every thread runs under the user's number, without capabilities, and can gain none."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run(_RIGHTS)
+            threads, rights, limits, umask, folder, home = ast.literal_eval(outcome.text)
+            assert threads > 1
+            ((uid, gid, groups, *capabilities, privileges),) = rights
+            number = int(uid.split()[0])
+            assert uid.split() == gid.split() == [str(number)] * 4
+            assert number in range(FIRST_UID, FIRST_UID + 100)
+            assert "0" not in groups.split()
+            assert all(int(capability, 16) == 0 for capability in capabilities)
+            assert privileges == "1"
+            assert limits == [(4096, 4096), (8192, 8192), (0, 0)]
+            assert umask == 0o077
+            assert folder == home == str(apart.homes / "ada")
+            assert psutil.Process(notebook.record.pid).uids().effective == number
+
+    asyncio.run(main())
+
+
+def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
+    """Neither files nor processes, nor the sockets, connection files and logs of sessions; not even one's own keys."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+            await ada.run("open('secret', 'w').write('x'); open('/tmp/sk-open', 'w').close()")
+            sockets = ada.record.connection["ip"]
+            run = str(apart.runtime_directory)
+            for attempt in (
+                f"open({str(apart.homes / 'ada' / 'secret')!r})",
+                f"import os; os.listdir({str(apart.homes / 'ada')!r})",
+                f"import os; os.listdir({run!r})",
+                f"import os; os.listdir({run + '/s'!r})",
+                f"open({sockets.removesuffix('-ipc') + '.json'!r})",
+                f"import socket; socket.socket(socket.AF_UNIX).connect({sockets + '-1'!r})",
+                f"import socket as s; s.socket(s.AF_UNIX, s.SOCK_SEQPACKET).connect({run + '/keeper.sock'!r})",
+                f"import socket as s; s.socket(s.AF_UNIX, s.SOCK_SEQPACKET).connect({run + '/warm.sock'!r})",
+                f"import os; os.kill({ada.record.pid}, 9)",
+                f"open('/proc/{ada.record.pid}/environ')",
+                f"open('/proc/{ada.record.pid}/mem')",
+                f"import os; os.listdir('/proc/{ada.record.pid}/fd')",
+                f"import resource; resource.prlimit({ada.record.pid}, resource.RLIMIT_CPU, (1, 1))",
+                f"open({str(apart.homes / NUMBERS_FILE)!r})",
+                "import os; os.setuid(0)",
+            ):
+                assert (await grace.run(attempt)).error == "PermissionError", attempt
+            assert (await ada.run("open('secret').read()")).text == "'x'"
+            os.unlink("/tmp/sk-open")
+
+    asyncio.run(main())
+
+
+_SAY_HELLO = """if True:
+    import socket
+    from sharedkernel import protocol
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(30)
+    peer.connect({path!r})
+    peer.sendall(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="gateway")))
+    data = b""
+    while more := peer.recv(65536):
+        data += more
+    print(data)
+"""
+
+
+def test_a_session_is_no_gateway(apart: ApartExecutor) -> None:
+    """The control socket is open to sessions, but only the executor's own user may ask for anything there."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            notebook = await executor.notebook()
+            code = _SAY_HELLO.format(path=str(apart.runtime_directory / "executor.sock"))
+            assert "only the executor's own user" in (await notebook.run(code)).text
+
+    asyncio.run(main())
+
+
+def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:
+    """Grants, limits, signals and adoption by another executor work across accounts; so does what is on the shelf."""
+    fill = "import torch; keep = torch.ones(1 << 20); sharedkernel.shelf['x'] = keep; keep.sum().item()"
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            notebook, other = await executor.notebook("ada"), await executor.notebook("ada")
+            assert (await notebook.run(f"import sharedkernel; {fill}")).text == "1048576.0"
+            await executor.replace()
+            assert (await notebook.run("keep.sum().item()")).text == "1048576.0"
+            assert (await other.run("import sharedkernel; sharedkernel.shelf['x'].sum().item()")).text == "1048576.0"
+            await other.run("del sharedkernel.shelf['x']")
+            assert "OutOfMemoryError" in (await notebook.run("torch.ones(1 << 31)")).error
+            loop = asyncio.create_task(notebook.run("print('on', flush=True)\nwhile True: torch.ones(9).sum()"))
+            assert (await other.run("torch = __import__('torch'); torch.ones(9).sum().item()")).text == "9.0"
+            await executor.client.signal_session(notebook.session, signal.SIGINT)
+            assert (await loop).error == "KeyboardInterrupt"
+            assert (await notebook.run("keep.sum().item()")).text == "1048576.0"
+
+    asyncio.run(main())
+
+
+def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
+    """A user has the same number in every session and after a restart; names that look alike have others."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            first = {}
+            for user in ("ada", "Ada", "../ada", ".ada"):
+                notebook = await executor.notebook(user)
+                first[user] = (await notebook.run("import os; os.getuid(), os.getcwd()")).text
+            assert len(set(first.values())) == 4
+            await executor.replace()
+            again = await executor.notebook("../ada")
+            assert (await again.run("import os; os.getuid(), os.getcwd()")).text == first["../ada"]
+            given = json.loads((apart.homes / NUMBERS_FILE).read_text())["uids"]
+            assert len(set(given.values())) == len(given)
+            assert all(Path(folder).parent == apart.homes for _, folder in map(ast.literal_eval, first.values()))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--uid-range", "0-10"], "takes in user ids of the system's own"),
+        (["--uid-range", "many"], "'many' is no range of user ids"),
+        (["--uid-range", "300000-200000"], "the first comes before the last"),
+    ],
+)
+def test_a_wrong_range_gets_one_sentence(options: list[str], expected: str, tmp_path: Path) -> None:
+    """The executor does not start."""
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run"), *options]
+    done = subprocess.run([*command, "--homes", str(tmp_path / "h")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
