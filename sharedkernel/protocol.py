@@ -705,8 +705,8 @@ class KeptAll(Message, frozen=True, kw_only=True):
 
 ToExecutor = (
     Hello | StartSession | EndSession | OffloadSession | SignalSession | ListSessions | ConfigureUsers | SetPolicy
-    | GetStatus | GetCounts | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn
-    | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | Foreseen
+    | GetStatus | GetCounts | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted
+    | DeviceWantWithdrawn | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | Foreseen
 )  # fmt: skip
 ToGateway = Welcome | SessionReady | Sessions | Status | CountsAnswer | Done | Failed | SessionDied
 ToSession = (
