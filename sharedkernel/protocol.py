@@ -117,6 +117,10 @@ class StartSession(Message, frozen=True, kw_only=True):
     client_key: str | None = None
     #: added to the session's environment
     env: dict[str, str] = {}
+    #: id under which clients know it; None: its own
+    kernel: str | None = None
+    #: said before its first cell's own output
+    notice: str | None = None
 
 
 class EndSession(Message, frozen=True, kw_only=True):
@@ -124,6 +128,32 @@ class EndSession(Message, frozen=True, kw_only=True):
 
     request: int
     session: str
+
+
+class LingerSession(Message, frozen=True, kw_only=True):
+    """Let a session that was shut down stay for `seconds`, unless it never ran anything. Answered by :class:`Done`."""
+
+    request: int
+    session: str
+    seconds: float
+
+
+class ReclaimSession(Message, frozen=True, kw_only=True):
+    """Give a session, lingering or left by its client, to the client of `kernel`; answered by :class:`SessionReady`."""
+
+    request: int
+    session: str
+    kernel: str
+    notebook: str | None = None
+    client_key: str | None = None
+
+
+class NotifySession(Message, frozen=True, kw_only=True):
+    """Show `text`, a sentence, in the session's notebook; answered by :class:`Done`."""
+
+    request: int
+    session: str
+    text: str
 
 
 class OffloadSession(Message, frozen=True, kw_only=True):
@@ -199,6 +229,10 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: as they came in :class:`StartSession`: a gateway that adopts the session can restart it alike
     cwd: str | None = None
     env: dict[str, str] = {}
+    #: id under which clients know it; None: its own
+    kernel: str | None = None
+    #: seconds for which it still lingers; None: it was not shut down
+    lingers: float | None = None
 
 
 class SessionReady(Message, frozen=True, kw_only=True):
@@ -271,6 +305,12 @@ class SessionDied(Message, frozen=True, kw_only=True):
     reason: str
     #: one sentence for its user
     message: str
+
+
+class EarlierWanted(Message, frozen=True, kw_only=True):
+    """The user of a session wants the earlier one of the same notebook in its place (pushed to every gateway)."""
+
+    session: str
 
 
 # --- session -> executor -----------------------------------
@@ -384,6 +424,10 @@ class Restored(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+class WantEarlier(Message, frozen=True, kw_only=True):
+    """The user wants the earlier session of the same notebook in place of this one; answered by a :class:`Notice`."""
+
+
 class Watch(Message, frozen=True, kw_only=True):
     """The session wants :class:`View` every `interval` seconds; 0 ends it."""
 
@@ -401,6 +445,8 @@ class Assign(Message, frozen=True, kw_only=True):
     notebook: str | None
     cwd: str | None
     env: dict[str, str]
+    #: said before the first cell's own output
+    notice: str | None = None
     #: sessions share lanes' bytes on this device: device memory comes from the executor
     shares_lanes: bool = False
     #: poison a lane at each hand-over, to find what still uses it
@@ -705,10 +751,11 @@ class KeptAll(Message, frozen=True, kw_only=True):
 
 ToExecutor = (
     Hello | StartSession | EndSession | OffloadSession | SignalSession | ListSessions | ConfigureUsers | SetPolicy
+    | LingerSession | ReclaimSession | NotifySession | WantEarlier
     | GetStatus | GetCounts | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted
     | DeviceWantWithdrawn | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | Foreseen
 )  # fmt: skip
-ToGateway = Welcome | SessionReady | Sessions | Status | CountsAnswer | Done | Failed | SessionDied
+ToGateway = Welcome | SessionReady | Sessions | Status | CountsAnswer | Done | Failed | SessionDied | EarlierWanted
 ToSession = (
     Welcome
     | Failed

@@ -40,6 +40,8 @@ class ExecutorClient:
         Called with each :class:`~sharedkernel.protocol.SessionDied`, on the event loop.
     on_connected
         Called after each (re)connection, on the event loop: the moment to adopt sessions and send limits.
+    on_earlier_wanted
+        Called with a session whose user wants the earlier one of the same notebook in its place, on the event loop.
 
     Every request raises :class:`~sharedkernel.errors.ExecutorUnavailable` while nothing answers, and the matching
     :class:`~sharedkernel.errors.Refused` when the executor refuses.
@@ -53,6 +55,7 @@ class ExecutorClient:
         role: str = "command",
         on_died: Callable[[protocol.SessionDied], None] | None = None,
         on_connected: Callable[[], None] | None = None,
+        on_earlier_wanted: Callable[[str], None] | None = None,
     ) -> None:
         self._runtime_directory = runtime_directory
         self._served = served
@@ -60,6 +63,7 @@ class ExecutorClient:
         self.role = role
         self.on_died = on_died
         self.on_connected = on_connected
+        self.on_earlier_wanted = on_earlier_wanted
         #: what the executor serves; None until it was first reached
         self.device: protocol.Device | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -169,6 +173,10 @@ class ExecutorClient:
             if self.on_died is not None:
                 self.on_died(message)
             return
+        if isinstance(message, protocol.EarlierWanted):
+            if self.on_earlier_wanted is not None:
+                self.on_earlier_wanted(message.session)
+            return
         future = self._pending.pop(message.request, None)
         if future is None or future.done():
             return
@@ -205,6 +213,8 @@ class ExecutorClient:
         cwd: str | None = None,
         client_key: str | None = None,
         env: dict[str, str] | None = None,
+        kernel: str | None = None,
+        notice: str | None = None,
     ) -> SessionRecord:
         """Start a session and return it once it is ready to be talked to."""
         answer = await self._ask(
@@ -216,6 +226,8 @@ class ExecutorClient:
                 cwd=cwd,
                 client_key=client_key,
                 env=env or {},
+                kernel=kernel,
+                notice=notice,
             )
         )
         record: SessionRecord = answer.record
@@ -224,6 +236,26 @@ class ExecutorClient:
     async def end_session(self, session: str) -> None:
         """End a session; returns once its process is reaped."""
         await self._ask(lambda number: protocol.EndSession(request=number, session=session))
+
+    async def linger_session(self, session: str, seconds: float) -> None:
+        """Let a session that was shut down stay for *seconds*; one that never ran anything is ended."""
+        await self._ask(lambda number: protocol.LingerSession(request=number, session=session, seconds=seconds))
+
+    async def reclaim_session(
+        self, session: str, *, kernel: str, notebook: str | None, client_key: str | None
+    ) -> SessionRecord:
+        """Give a session to the client of *kernel*, and return it."""
+        answer = await self._ask(
+            lambda number: protocol.ReclaimSession(
+                request=number, session=session, kernel=kernel, notebook=notebook, client_key=client_key
+            )
+        )
+        record: SessionRecord = answer.record
+        return record
+
+    async def notify_session(self, session: str, text: str) -> None:
+        """Show *text*, a sentence, in a session's notebook."""
+        await self._ask(lambda number: protocol.NotifySession(request=number, session=session, text=text))
 
     async def offload_session(self, session: str) -> None:
         """Offload an idle session; returns once its device memory is free.

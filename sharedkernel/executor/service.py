@@ -38,6 +38,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.leases import own_bytes
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.grants import Grants
+from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.executor.sessions import SessionProcess, describe_end, start_time
@@ -105,6 +106,7 @@ class ExecutorService:
             {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
             self._shelves.forget_reservations,
         )
+        self._lingering = Lingering(self.offload, lambda process: self._spawn(self._supervisor.end(process)))
         self._gateways: set[Connection] = set()
         self._incarnations: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,6 +163,7 @@ class ExecutorService:
         """Stop serving; sessions run on unless *end_sessions*."""
         self._server.close()
         self._channel.close()
+        self._lingering.close()
         if self._spares_due is not None:
             self._spares_due.cancel()
         for task in self._tasks - {asyncio.current_task()}:
@@ -213,6 +216,8 @@ class ExecutorService:
         self._incarnations[process.session] = process.incarnation
         self._adopting[process.process] = None
         self._grants.add(process, attained)
+        if process.lingers_until is not None:
+            self._lingering.resume(process)
         log.info("adopted session %s of %s", process.session, process.user)
 
     def _finish_adoption(self) -> None:
@@ -294,6 +299,13 @@ class ExecutorService:
                 return protocol.SessionReady(request=message.request, record=process.record())
             case protocol.EndSession():
                 await self._supervisor.end(self._session(message.session))
+            case protocol.LingerSession(seconds=seconds):
+                await self._let_linger(self._session(message.session), seconds)
+            case protocol.ReclaimSession():
+                process = self._reclaim(message)
+                return protocol.SessionReady(request=message.request, record=process.record())
+            case protocol.NotifySession(text=text):
+                self.warn(self._session(message.session), text)
             case protocol.OffloadSession():
                 await self._grants.offload(self._session(message.session))
             case protocol.SignalSession():
@@ -336,7 +348,7 @@ class ExecutorService:
         self._incarnations[message.session] = incarnation
         process.session, process.user = message.session, message.limits.user
         process.notebook, process.client_key = message.notebook, message.client_key
-        process.cwd, process.env = message.cwd, message.env
+        process.cwd, process.env, process.kernel = message.cwd, message.env, message.kernel
         process.incarnation, process.limits = incarnation, message.limits
         if account is not None and account.uid is not None:
             process.uid = account.uid
@@ -350,6 +362,7 @@ class ExecutorService:
                 notebook=message.notebook,
                 cwd=message.cwd,
                 env={**message.env, **self._served.environment(message.limits)},
+                notice=message.notice,
                 shares_lanes=self._served.lane_desk is not None,
                 check_lanes=self._served.check_lanes,
                 account=account,
@@ -361,6 +374,27 @@ class ExecutorService:
             raise Refused(f"the session did not start: {error}; try again.", reason="start") from None
         self._grants.update_limits()
         return process
+
+    async def _let_linger(self, process: SessionProcess, seconds: float) -> None:
+        if not process.used:
+            await self._supervisor.end(process)
+            return
+        self._lingering.begin(process, seconds)
+        self._supervisor.keep(process)
+
+    def _reclaim(self, message: protocol.ReclaimSession) -> SessionProcess:
+        process = self._session(message.session)
+        self._lingering.give_back(process)
+        process.kernel, process.notebook, process.client_key = message.kernel, message.notebook, message.client_key
+        self._supervisor.keep(process)
+        return process
+
+    def _want_earlier(self, process: SessionProcess) -> None:
+        assert process.session is not None
+        if not self._gateways:
+            self.warn(process, "The gateway, which knows your earlier sessions, is not there; try again later.")
+        for gateway in self._gateways:
+            gateway.send(protocol.EarlierWanted(session=process.session))
 
     # --- what the device may do to sessions ---------------------------------------------------------------------------
 
@@ -451,8 +485,15 @@ class ExecutorService:
         if isinstance(message, protocol.Assigned):
             if process.assigned is not None and not process.assigned.done():
                 process.assigned.set_result(None)
-        elif process.session:  # a spare has no user whose code could run
+        elif not process.session:  # a spare has no user whose code could run
+            return
+        elif isinstance(message, protocol.WantEarlier):
+            self._want_earlier(process)
+        else:
+            process.used = process.used or isinstance(message, protocol.CellOpened)
             self._grants.hear(process, message)
+            if isinstance(message, protocol.CellClosed):
+                self._lingering.came_to_rest(process)
 
     def _on_end(self, process: SessionProcess, status: int | None) -> None:
         if not process.session:
@@ -461,6 +502,7 @@ class ExecutorService:
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         self._channel.hang_up(process)
+        self._lingering.forget(process)
         self._grants.remove(process)
         for gateway in self._gateways:
             gateway.send(died)

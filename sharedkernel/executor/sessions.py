@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     attained: float
     connection: dict[str, Any] | None
     uid: int
+    kernel: str | None = None
+    lingers_until: float | None = None
+    used: bool = True
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,6 +75,12 @@ class SessionProcess:
     env: dict[str, str] = field(default_factory=dict)
     incarnation: int = 0
     limits: Limits | None = None
+    #: id under which clients know the session; None: its own
+    kernel: str | None = None
+    #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not
+    lingers_until: float | None = None
+    #: it has run something, so it may hold what its user wants back
+    used: bool = False
     memory: Memory = field(default_factory=Memory)
     data_bytes: int = 0
     #: limit on its private memory, as last set
@@ -139,6 +149,8 @@ class SessionProcess:
             incarnation=self.incarnation,
             pid=self.pid,
             connection=self.connection,
+            kernel=self.kernel,
+            lingers=None if self.lingers_until is None else max(0.0, self.lingers_until - time.monotonic()),
         )
 
     def kept(self, attained: float) -> KeptSession:
@@ -158,6 +170,9 @@ class SessionProcess:
             attained=attained,
             connection=self.connection,
             uid=self.uid,
+            kernel=self.kernel,
+            lingers_until=self.lingers_until,
+            used=self.used,
         )
 
 

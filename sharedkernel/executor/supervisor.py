@@ -129,6 +129,9 @@ class Supervisor:
                 incarnation=kept.incarnation,
                 limits=kept.limits,
                 connection=kept.connection,
+                kernel=kept.kernel,
+                lingers_until=kept.lingers_until,
+                used=kept.used,
                 uid=kept.uid,
             )
             process.ready.set_result(None)

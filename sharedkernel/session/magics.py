@@ -13,6 +13,7 @@ from sharedkernel.session import view
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0
 _PARTS = ("usage", "queue", "lanes")
+_NO_ANSWER = "The device does not answer at the moment; your session is not affected. Try again."
 
 
 @magics_class
@@ -24,18 +25,25 @@ class SharedMagics(Magics):
         """Print this notebook's memory, its place in the queue, and the lanes of the last minutes.
 
         ``%shared`` prints all of it, ``%shared usage``, ``%shared queue`` and ``%shared lanes`` a part.
+        ``%shared attach`` brings back the earlier session of this notebook, with its variables, in place of this one.
 
         Raises
         ------
         UsageError
             For a part that there is not.
         """
+        if words.split() == ["attach"]:
+            if not view.want_earlier():
+                print(_NO_ANSWER)  # noqa: T201
+            return
         parts = words.split() or list(_PARTS)
         if unknown := [part for part in parts if part not in _PARTS]:
-            raise UsageError(f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}.")
+            raise UsageError(
+                f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}, attach."
+            )
         status = _newest_status()
         if status is None:
-            print("The device does not answer at the moment; your session is not affected. Try again.")  # noqa: T201
+            print(_NO_ANSWER)  # noqa: T201
             return
         # Here, because nothing of it is needed before somebody asks.
         from sharedkernel.widgets.lanes import lanes_text

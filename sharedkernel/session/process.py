@@ -157,7 +157,8 @@ class SessionProcess:
         if message.account is not None:
             self._become(message.account)
         os.environ.update(message.env)
-        self._kernel.greeting = _enter(message.cwd)
+        said = (_enter(message.cwd), message.notice)
+        self._kernel.greeting = "\n".join(text for text in said if text) or None
         packages.add_to_path()
         view.connect(self._link, message.session, self._channel)
         if self._lanes is not None and message.shares_lanes:

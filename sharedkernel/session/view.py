@@ -57,6 +57,11 @@ class _View:
             with contextlib.suppress(Exception):  # a widget's fault must not cut the session off its executor
                 callback(status)
 
+    def want_earlier(self) -> bool:
+        """Ask for the notebook's earlier session; False when no executor is there."""
+        self._link.send(protocol.WantEarlier())
+        return self._link.connected.is_set()
+
 
 _view: _View | None = None
 
@@ -102,6 +107,21 @@ def session_id() -> str:
         When this process is no session.
     """
     return _connected().session
+
+
+def want_earlier() -> bool:
+    """Ask for the earlier session of this notebook in place of this one; what comes of it is shown in the notebook.
+
+    Returns
+    -------
+    False when there is no executor to ask.
+
+    Raises
+    ------
+    SharedKernelError
+        When this process is no session.
+    """
+    return _connected().want_earlier()
 
 
 def subscribe(callback: Callback, interval: float = 0.5) -> Callable[[], None]:
