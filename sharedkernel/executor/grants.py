@@ -21,6 +21,7 @@ from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKer
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.driver import Driver
 from sharedkernel.executor.event_log import EventLog
+from sharedkernel.executor.foresight import Foresight
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.status import build_status, visible_to
 from sharedkernel.executor.supervisor import send_signal
@@ -55,13 +56,19 @@ class Grants:
         What is shared, and how.
     event_log
         Where the core's events are recorded.
+    foresight
+        What is expected of the sessions' work.
     """
 
-    def __init__(self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog) -> None:
+    def __init__(
+        self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog, foresight: Foresight
+    ) -> None:
         #: processes that serve a session, by its id
         self.sessions: dict[str, SessionProcess] = {}
         self._served = served
         self._driver = Driver(config, event_log, self)
+        self._foresight = foresight
+        self._driver.handle(foresight.open())
         self._users: dict[str, UserRecord] = {}
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
@@ -81,6 +88,7 @@ class Grants:
         for process in self.sessions.values():
             self._watch(process, 0)
         self._driver.stop()
+        self._foresight.close()
 
     # --- users and sessions come and go -------------------------------------------------------------------------------
 
@@ -139,6 +147,7 @@ class Grants:
         if self._served.lane_desk is not None:
             self._served.lane_desk.ended(process)
         self._driver.handle(events.SessionEnded(session=_id(process)))
+        self._foresight.forget(_id(process))
         _answer(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
         self.update_limits()
 
@@ -198,6 +207,7 @@ class Grants:
             self._driver.handle(offloaded)
         if hello.cell_open or hello.holding or hello.wanting:
             self._driver.handle(events.CellOpened(session=session))
+            self._driver.handle(events.WorkForeseen(session=session, source=hello.source))
         if hello.holding:
             process.unsanctioned = True  # until the grant that it has is granted
             self._want(process)
@@ -244,6 +254,8 @@ class Grants:
                 self._measured(process, memory)
                 self.update_limits()
                 self._want(process, growth)
+            case protocol.Foreseen():
+                self._driver.handle(self._foresight.foresee(session, message))
             case protocol.DeviceWantWithdrawn():
                 process.wanted_at = None
                 process.send(protocol.WithdrawalSeen())
@@ -255,6 +267,8 @@ class Grants:
                 process.promised_bytes = 0
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=_profile(memory)))
+                cell = self._driver.scheduler.sessions[session]
+                self._foresight.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
                 self.update_limits()
             case protocol.Offloaded():
                 self._offloaded(process, message)
@@ -324,6 +338,9 @@ class Grants:
             self.resume(process)
             self._driver.handle(events.DeviceWantWithdrawn(session=_id(process)))
             return
+        utilisation = message.utilisation if message.utilisation is not None else self._served.utilisation(process)
+        if utilisation is not None and self._driver.scheduler.sessions[_id(process)].alone:
+            self._foresight.measured(_id(process), utilisation)
         self._driver.handle(
             events.GrantReleased(
                 session=_id(process),
@@ -331,9 +348,7 @@ class Grants:
                 memory=_profile(message.memory),
                 live_bytes=message.live_bytes,
                 iterations=message.iterations,
-                utilisation=message.utilisation
-                if message.utilisation is not None
-                else self._served.utilisation(process),
+                utilisation=utilisation,
             )
         )
 

@@ -37,6 +37,7 @@ from sharedkernel.executor.descriptor_channel import DescriptorChannel
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.leases import own_bytes
 from sharedkernel.executor.event_log import EventLog
+from sharedkernel.executor.foresight import Foresight
 from sharedkernel.executor.grants import Grants
 from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.isolation import Isolation, IsolationOptions
@@ -140,7 +141,9 @@ class ExecutorService:
         allow_many_descriptors()
         make_private_directory(self.directory / LOGS_DIRECTORY)
         await self._served.start(self.directory, self)
-        self._grants = Grants(self._served, self._config, EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl"))
+        events = EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl")
+        foresight = Foresight(self.directory, self._served.device.kind)
+        self._grants = Grants(self._served, self._config, events, foresight)
         path = self.directory / EXECUTOR_SOCKET
         path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()

@@ -87,6 +87,10 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "waiting_for": view.waiting_for,
         "remaining_seconds": view.remaining_seconds,
         "remaining_from": view.remaining_from,
+        "utilisation": view.utilisation,
+        "utilisation_predicted": view.utilisation_predicted,
+        "slowdown": view.slowdown,
+        "slowdown_predicted": view.slowdown_predicted,
         **_percentiles(process.waits),
     }
 

@@ -60,7 +60,7 @@ class Experience:
         key = session["user"], session["notebook"]
         seen = self._notebooks[key] = self._notebooks.pop(key, _Seen())
         seen.memory = max(seen.memory, memory_of(session) + (session["ephemeral_bytes"] or 0))
-        if (utilisation := session.get("utilisation")) is not None:
+        if (utilisation := utilisation_of(session)) is not None:
             seen.utilisation = utilisation
         if session["iteration_seconds"]:
             seen.seconds[device] = session["iteration_seconds"]
@@ -117,7 +117,7 @@ def _state(name: str, document: Mapping[str, Any], in_use: int, demand: Demand) 
     capacity = device["capacity_bytes"] - device["reserve_bytes"]
     taken = sum(memory_of(session) for session in sessions) + sum(lane["size_bytes"] for lane in document["lanes"])
     taken += sum(user.get("shelf_bytes", 0) for user in document["users"])
-    known = [value for session in sessions if (value := session.get("utilisation")) is not None]
+    known = [value for session in sessions if (value := utilisation_of(session)) is not None]
     typical = sum(known) / len(known) if known else 1.0
     seconds = demand.seconds.get(name, 1.0)
     return DeviceState(
@@ -135,6 +135,12 @@ def _state(name: str, document: Mapping[str, Any], in_use: int, demand: Demand) 
 def has_shelf(user: str, document: Mapping[str, Any]) -> bool:
     """Whether *user* has something on the shelf of the device of *document*."""
     return any(entry["name"] == user and entry.get("shelf_bytes") for entry in document["users"])
+
+
+def utilisation_of(session: Mapping[str, Any]) -> float | None:
+    """Return how busy (0 to 1) a session of a status document keeps its device alone, seen or else predicted."""
+    seen: float | None = session.get("utilisation")
+    return session.get("utilisation_predicted") if seen is None else seen
 
 
 def memory_of(session: Mapping[str, Any]) -> int:

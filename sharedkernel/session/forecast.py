@@ -20,10 +20,10 @@ from sharedkernel import protocol
 from sharedkernel.session.progress import Progress, fraction_done
 from sharedkernel.session.solo_cost import SoloCost
 
-#: by how much what was said may be wrong before it is said anew, as a share of it
-_TOLERANCE = 0.1
+#: by how much iterations left, and their length, may differ from what was said before it is said anew, as a share
+_COUNT_TOLERANCE, _LENGTH_TOLERANCE = 0.1, 0.25
 #: weight of the newest value in the mean length of iterations
-_NEWEST = 0.5
+_NEWEST = 0.3
 
 
 @dataclass(slots=True)
@@ -139,8 +139,8 @@ class Forecast:
             expected = max(0, told.remaining_iterations - (iterations - self._told_at))
         if (
             foreseen.source == told.source
-            and not _differs(foreseen.remaining_iterations, expected, least=1.0)
-            and not _differs(foreseen.iteration_seconds, told.iteration_seconds)
+            and not _differs(foreseen.remaining_iterations, expected, _COUNT_TOLERANCE, least=1.0)
+            and not _differs(foreseen.iteration_seconds, told.iteration_seconds, _LENGTH_TOLERANCE)
             and foreseen.iteration_flops == told.iteration_flops
         ):
             return None
@@ -148,8 +148,8 @@ class Forecast:
         return foreseen
 
 
-def _differs(value: float | None, told: float | None, *, least: float = 0.0) -> bool:
-    """Return whether *value* is known and is by more than the tolerance, and *least*, another than was *told*."""
+def _differs(value: float | None, told: float | None, tolerance: float, *, least: float = 0.0) -> bool:
+    """Return whether *value* is known and is by more than *tolerance*, and *least*, another than was *told*."""
     if value is None or told is None:
         return value is not None
-    return abs(value - told) > max(least, _TOLERANCE * told)
+    return abs(value - told) > max(least, tolerance * told)

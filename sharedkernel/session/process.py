@@ -91,7 +91,7 @@ class SessionProcess:
             self._quota.take_refusal = self._lanes.take_refusal
         reclaim = Reclaim(make_mover(self._meter, self._lanes), self._meter)
         growth = Growth(self._meter, self._quota)
-        forecast = Forecast(Progress(), SoloCost())
+        self._forecast = forecast = Forecast(Progress(), SoloCost())
         self._gate = Gate(
             page,
             self._meter,
@@ -121,6 +121,7 @@ class SessionProcess:
         self._link.close()
 
     def _hello(self) -> protocol.SessionHello:
+        self._forecast.executor_changed()
         info = self._app.get_connection_info()
         return protocol.SessionHello(
             version=protocol.PROTOCOL_VERSION,
