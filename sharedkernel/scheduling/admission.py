@@ -15,7 +15,8 @@ A *restore* waits while its user's quota is exceeded by it, as long as their idl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.actions import Refuse
@@ -35,6 +36,7 @@ from sharedkernel.scheduling.model import (
 from sharedkernel.scheduling.offloading import Offloading, keeps_enough
 from sharedkernel.scheduling.policies import Policy, Rank
 from sharedkernel.scheduling.refusals import over_quota_by, refuse_restore, refuse_wait, refuse_want
+from sharedkernel.scheduling.remembered import Remembered
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Admissions:
     admitted: list[Session] = field(default_factory=list)
     #: cannot be met as things are
     refused: list[Refuse] = field(default_factory=list)
+    #: were passed over only because others before them wait for the same
+    behind: set[Session] = field(default_factory=set)
 
 
 class Admission:
@@ -52,7 +56,7 @@ class Admission:
 
     Parameters
     ----------
-    config, policy, ledger, lanes, claims, offloading, users
+    config, policy, ledger, lanes, claims, offloading, users, holders
         The scheduler's.
     """
 
@@ -65,6 +69,7 @@ class Admission:
         claims: Claims,
         offloading: Offloading,
         users: dict[UserId, User],
+        holders: Mapping[str, Session],
     ) -> None:
         self.config = config
         self.policy = policy
@@ -73,16 +78,33 @@ class Admission:
         self.claims = claims
         self.offloading = offloading
         self.users = users
+        self.holders = holders
         #: all and only sessions that are in line: `waiting`, or `restoring` with room still to be made
         self.waiting: dict[SessionId, Session] = {}
         #: those in line who were passed over last time only because others before them wait for the same
         self.behind: set[Session] = set()
         #: when those in line were admitted last, seconds
         self._now = 0.0
+        self._lines: Remembered[list[Session]] = Remembered(ledger, holders)
+        self._passes: Remembered[Admissions] = Remembered(ledger, holders)
+        self._deadlines: Remembered[float | None] = Remembered(ledger, holders)
+
+    def enter_line(self, session: Session) -> None:
+        """Let *session* wait in line."""
+        self.waiting[session.id] = session
+        self.ledger.revision += 1
+
+    def leave_line(self, session: Session) -> None:
+        """Let *session* leave the line, if it is in it."""
+        if self.waiting.pop(session.id, None) is not None:
+            self.ledger.revision += 1
 
     def line(self) -> list[Session]:
         """Return the sessions in line, first in line first, but for those that are asked to give way."""
-        return sorted(self._staying(), key=self._place_in_line)
+        return self._lines.ask(self._now, self._sorted)
+
+    def _sorted(self) -> tuple[list[Session], float]:
+        return sorted(self._staying(), key=self._place_in_line), self.same_until(self._now)
 
     def _staying(self) -> Iterable[Session]:
         return (session for session in self.waiting.values() if not session.is_asked_to_offload)
@@ -128,24 +150,46 @@ class Admission:
 
     def next_deadline(self) -> float | None:
         """Return when the next growth is refused for having waited too long; None when none will be."""
-        growing = (session for session in self._staying() if session.growth or session.lacked)
-        return min(map(self.patience_ends, growing), default=None)
+
+        def earliest() -> tuple[float | None, float]:
+            growing = (session for session in self._staying() if session.growth or session.lacked)
+            return min(map(self.patience_ends, growing), default=None), math.inf
+
+        return self._deadlines.ask(self._now, earliest)
+
+    def same_until(self, now: float) -> float:
+        """Return before when, seconds, nothing about the line changes by time alone."""
+        patience, moments = self.config.overtake_patience, []
+        for session in self.waiting.values():
+            if self.policy.is_preemptive:
+                moments.append(session.waiting_since + patience)
+            if session.overtaken_at is not None:
+                moments.append(session.overtaken_at + patience)
+            if session.growth or session.lacked:
+                moments.append(self.patience_ends(session))
+        return min((moment for moment in moments if moment > now), default=math.inf)
 
     # --- admitting -----------------------------------
 
     def admit(self, now: float) -> Admissions:
         """Give those in line what they claim, as far as it fits."""
+        self._now = now
+        result = self._passes.ask(now, lambda: (self._pass(now), self.same_until(now)))
+        self.behind = result.behind
+        return result
+
+    def _pass(self, now: float) -> Admissions:
+        """Go along the line once."""
         result = Admissions()
         passed: list[Session] = []
         is_barred = keeps_barred = False
-        self.behind.clear()
-        self._now = now
         for session in self.line():
             if is_barred:
                 break
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.claims.kept(session) > 0)
             if session.lacked and now >= self.patience_ends(session):
                 session.lacked = 0  # it comes back without, and is refused it then
+                self.ledger.revision += 1
             if refusal := self.refusal(session):
                 result.refused.append(refusal)
             elif not is_behind and self._place(session):
@@ -158,7 +202,7 @@ class Admission:
             else:
                 passed.append(session)
                 if is_behind:
-                    self.behind.add(session)
+                    result.behind.add(session)
                 is_first = self._has_reservation(session, now)
                 # One that waits for those before it only must not keep others from what they do not wait for.
                 is_barred = is_first and not is_behind and self.is_attainable(session)

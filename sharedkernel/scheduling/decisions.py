@@ -71,7 +71,7 @@ class Decisions:
     def refuse(self, session: Session, refusal: Refuse) -> None:
         """Tell *session*, which is in line, that it will not get what it waits for."""
         if session.state is SessionState.RESTORING:
-            del self._records.admission.waiting[session.id]
+            self._records.admission.leave_line(session)
             self._records.decide(session, "refuse to restore")
         else:
             self._records.decide(session, "refuse")
@@ -80,10 +80,11 @@ class Decisions:
     def offload(self, session: Session) -> None:
         """Ask *session* to move its memory away."""
         session.is_asked_to_offload = True
+        self._records.ledger.revision += 1
         self._actions.append(Offload(session=session.id))
 
     def restore(self, session: Session) -> None:
         """Let *session* come back: there is room."""
-        del self._records.admission.waiting[session.id]
+        self._records.admission.leave_line(session)
         self._records.decide(session, "restore")
         self._actions.append(Restore(session=session.id))

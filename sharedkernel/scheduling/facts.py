@@ -30,12 +30,15 @@ from sharedkernel.scheduling.events import (
     SessionEnded,
     SessionStarted,
     ShelfMeasured,
+    Tick,
     UserConfigured,
     WorkForeseen,
 )
 from sharedkernel.scheduling.model import MemoryProfile, Session, SessionState
 from sharedkernel.scheduling.records import Records, at_least
 
+#: events of every turn, of which the ledger notices itself what they change for those in line
+_TURNS = frozenset({Tick, DeviceWanted, GrantReleased, MemoryMeasured})
 #: seconds until a session that had no time to move away may be asked again
 _ASK_AGAIN = 0.5
 
@@ -75,6 +78,8 @@ class Facts:
 
     def take(self, event: Event) -> None:
         """Take note of *event*, which the state of its session allows."""
+        if type(event) not in _TURNS:
+            self._records.ledger.revision += 1
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)

@@ -73,14 +73,14 @@ class Lanes:
         """
         if session.live and not self.by_id:
             # Others came to keep more while its iteration was parked. It must be able to end, so it has what there is.
-            self._create(session.domain, max(need, session.need)).join(session)
+            self._join(self._create(session.domain, max(need, session.need)), session)
             return True
         if self.ledger.free < 0:
             return False
         if not session.is_measured:
             opened = [lane for lane in self.of_domain(session.domain) if lane.is_open]
             if opened:
-                max(opened, key=_size).join(session)
+                self._join(max(opened, key=_size), session)
                 return True
             if need < 1:
                 return False
@@ -93,7 +93,7 @@ class Lanes:
         lane = self._find(session.domain, need) or self._compact(session.domain, need)
         if lane is None:
             return False
-        lane.join(session)
+        self._join(lane, session)
         return True
 
     def make_room(self, amount: int, *, keep: Lane | None = None) -> bool:
@@ -206,6 +206,7 @@ class Lanes:
             return
         lane.drop(session)
         self._stale[lane.id] = lane
+        self.ledger.revision += 1
 
     def remeasured(self, session: Session) -> bool:
         """Take note that *session*'s need may have changed; return whether it can stay in its lane for now."""
@@ -351,6 +352,10 @@ class Lanes:
             del self._by_domain[lane.domain]
         self._stale.pop(lane.id, None)
         self._actions.append(RemoveLane(lane=lane.id))
+
+    def _join(self, lane: Lane, session: Session) -> None:
+        lane.join(session)
+        self.ledger.revision += 1
 
     def _merge(self, lane: Lane, target: Lane | None) -> None:
         if target is None:

@@ -36,6 +36,8 @@ class Ledger:
         self.lanes = 0
         #: sizes of the lanes of each trust domain that has any
         self.lanes_by_domain: dict[str, int] = {}
+        #: counts changes of what is held and of who waits for what: while it stays, so do answers about the line
+        self.revision = 0
 
     @property
     def free(self) -> int:
@@ -61,6 +63,9 @@ class Ledger:
             memory = MemoryProfile(
                 persistent=memory.persistent, ephemeral=session.memory.ephemeral, framework=memory.framework
             )
+        if memory == session.memory:
+            return
+        self.revision += 1
         self.resident += memory.resident - session.memory.resident
         session.user.persistent += memory.persistent - session.memory.persistent
         is_other = memory.ephemeral != session.memory.ephemeral
@@ -70,6 +75,7 @@ class Ledger:
 
     def set_shelf(self, user: User, size: int) -> None:
         """Charge *user* for *size* bytes on the shelf, instead of what was there before."""
+        self.revision += 1
         self.shelf += size - user.shelf
         user.persistent += size - user.shelf
         user.shelf = size
@@ -78,6 +84,7 @@ class Ledger:
         """Charge *session* for *parked* bytes, instead of what was parked of it before."""
         if parked == session.parked:
             return
+        self.revision += 1
         self.parked += parked - session.parked
         session.parked = parked
         if session.lane is not None:
@@ -89,6 +96,7 @@ class Ledger:
 
     def set_lane(self, lane: Lane, size: int) -> None:
         """Charge *lane* for *size* bytes, instead of its size before; 0 for a lane that goes."""
+        self.revision += 1
         total = self.lanes_by_domain.get(lane.domain, 0) + size - lane.size
         self.lanes += size - lane.size
         lane.size = size

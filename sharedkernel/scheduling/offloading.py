@@ -18,14 +18,26 @@ idle sessions where restoring another of theirs would exceed their quota.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.claims import Claims
 from sharedkernel.scheduling.model import Session, SessionId, SessionState, User
 from sharedkernel.scheduling.refusals import over_quota_by
+from sharedkernel.scheduling.remembered import Remembered
 
 #: persistent memory below which moving a session's away is not worth it, bytes
 LEAST_OFFLOAD = 1 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class _Choice:
+    """Who is asked for the sake of those in line, and what comes of it."""
+
+    sessions: list[Session] = field(default_factory=list)
+    #: as of :class:`Offloading`
+    ripe_at: float | None = None
+    helped: set[Session] = field(default_factory=set)
 
 
 class Offloading:
@@ -33,12 +45,13 @@ class Offloading:
 
     Parameters
     ----------
-    claims
+    claims, holders
         The scheduler's.
     """
 
-    def __init__(self, claims: Claims) -> None:
+    def __init__(self, claims: Claims, holders: Mapping[str, Session]) -> None:
         self.claims = claims
+        self._choices: Remembered[_Choice] = Remembered(claims.ledger, holders)
         #: all and only sessions that are `idle`, the longest idle first
         self.idle: dict[SessionId, Session] = {}
         #: when a session that is needed will have been idle for long enough; None: none is needed
@@ -48,8 +61,7 @@ class Offloading:
 
     def forget(self) -> None:
         """Take note that nobody is in line."""
-        self.ripe_at = None
-        self.helped.clear()
+        self._take(_Choice())
 
     def is_coming(self) -> bool:
         """Return whether memory is being moved away, or will be without anybody doing anything."""
@@ -62,16 +74,39 @@ class Offloading:
         idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
         return sum(session.memory.persistent for session in idle if session.is_asked_to_offload or _can_ask(session))
 
-    def choose(self, line: list[Session], now: float) -> list[Session]:
-        """Return whom to ask for the sake of *line*, first in line first, at *now*, seconds."""
-        self.forget()
+    def choose(self, line: list[Session], now: float, *, line_until: Callable[[float], float]) -> list[Session]:
+        """Return whom to ask for the sake of those in line.
+
+        Parameters
+        ----------
+        line
+            First in line first.
+        now
+            Seconds.
+        line_until
+            Returns before when, seconds, the line stays the same, see :meth:`.Admission.same_until`.
+        """
+        choice = self._choices.ask(now, lambda: (self._choose(line, now), min(self._same_until(now), line_until(now))))
+        self._take(choice)
+        return choice.sessions
+
+    def _take(self, choice: _Choice) -> None:
+        self.ripe_at = choice.ripe_at
+        if choice.helped != self.helped:
+            self.helped = choice.helped
+            self.claims.ledger.revision += 1
+
+    def _choose(self, line: list[Session], now: float) -> _Choice:
         over = [session for session in line if _is_over_quota(session)]
-        chosen = [other for session in over for other in self._for_quota(session)]
-        chosen = list(dict.fromkeys(chosen))
+        choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
         wanting = [(session, self.claims.missing(session)) for session in line if not _is_over_quota(session)]
         if any(missing > 0 or self.claims.kept(session) for session, missing in wanting):
-            chosen += self._for_room(wanting, chosen, now)
-        return chosen
+            self._for_room(wanting, choice, now)
+        return choice
+
+    def _same_until(self, now: float) -> float:
+        """Return before when, seconds, nobody else comes to have been idle for long enough."""
+        return min((when for when in map(_ripe_at, self.idle.values()) if when > now), default=math.inf)
 
     def who_gives_way(self, line: list[Session], queued: Iterable[Session], now: float) -> list[Session]:
         """Return whom to move away, some in the middle of their cells, so that one in *line* can go on.
@@ -94,28 +129,29 @@ class Offloading:
         missing = over_quota_by(session) - _sum(other for other in own if other.is_asked_to_offload)
         return _first([other for other in own if _can_ask(other)], missing)
 
-    def _for_room(self, wanting: list[tuple[Session, int]], chosen: list[Session], now: float) -> list[Session]:
-        """Return the idle sessions whose memory those *wanting* lack, as pairs with what they lack."""
+    def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:
+        """Choose the idle sessions whose memory those *wanting* lack, as pairs with what they lack."""
+        chosen = choice.sessions
         coming = _sum(session for session in self.idle.values() if session.is_asked_to_offload) + _sum(chosen)
         ripening = {
             session: _ripe_at(session)
             for session in self.idle.values()
             if session.user.offload_after is not None and _can_ask(session) and session not in chosen
         }
-        missing = self._missing(wanting, coming + _sum(ripening)) - coming
+        missing = self._missing(wanting, coming + _sum(ripening), choice.helped) - coming
         ripe = _first([session for session, when in ripening.items() if when <= now], missing)
         if missing > _sum(ripe):
-            self.ripe_at = min((when for when in ripening.values() if when > now), default=None)
-        return ripe
+            choice.ripe_at = min((when for when in ripening.values() if when > now), default=None)
+        chosen += ripe
 
-    def _missing(self, wanting: list[tuple[Session, int]], supply: int) -> int:
-        """Return how many bytes are to be moved away so that all can be helped whom *supply* bytes can help."""
+    def _missing(self, wanting: list[tuple[Session, int]], supply: int, helped: set[Session]) -> int:
+        """Return how many bytes are to be moved away so that all are *helped* whom *supply* bytes can help."""
         most = kept = 0
         for session, missing in wanting:
             if missing + kept > supply:
                 continue
             if missing > 0:
-                self.helped.add(session)
+                helped.add(session)
             most = max(most, missing + kept)
             kept += self.claims.kept(session)
         return most

@@ -21,6 +21,7 @@ from sharedkernel.scheduling.admission import Admission
 from sharedkernel.scheduling.claims import gain, least
 from sharedkernel.scheduling.model import ACTIVE_STATES, Lane, Session, SessionState
 from sharedkernel.scheduling.policies import Rank
+from sharedkernel.scheduling.remembered import Remembered
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Reclaimer:
         self.ledger = admission.ledger
         self.lanes = admission.lanes
         self.claims = admission.claims
+        self._firsts: Remembered[Session | None] = Remembered(admission.ledger, admission.holders)
 
     def reclaim(self, now: float, *, at_once: bool = False) -> Reclaim:
         """Return what to take from others for the first in line that could be helped by it.
@@ -63,7 +65,7 @@ class Reclaimer:
         at_once
             Whether memory is reclaimed however short the wait was: nobody else has any use for it.
         """
-        first = self._first_attainable()
+        first = self._first_attainable(now)
         if first is None:
             return Reclaim()
         if not (at_once or self.admission.is_due(first, now)):
@@ -84,14 +86,19 @@ class Reclaimer:
 
     def next_deadline(self, now: float) -> float | None:
         """Return when the first in line may reclaim memory; None when nobody comes to."""
-        first = self._first_attainable()
+        first = self._first_attainable(now)
         if first is None or self.admission.is_due(first, now):
             return None
         return first.waiting_since + self.admission.config.overtake_patience
 
-    def _first_attainable(self) -> Session | None:
+    def _first_attainable(self, now: float) -> Session | None:
         if not self.admission.waiting or not self.policy.is_preemptive:
             return None
+        if self.admission.behind:  # they may be others for the same revision, before and after turns were taken
+            return self._find_first()
+        return self._firsts.ask(now, lambda: (self._find_first(), self.admission.same_until(now)))
+
+    def _find_first(self) -> Session | None:
         line = (session for session in self.admission.line() if session not in self.admission.behind)
         return next((session for session in line if self.admission.is_attainable(session)), None)
 

@@ -58,9 +58,16 @@ class Records:
         self.claims = Claims(self.ledger, self.lanes)
         self.predictions = Predictions(self.claims.open.values)
         self.policy = POLICIES[config.policy](config, self.predictions)
-        self.offloading = Offloading(self.claims)
+        self.offloading = Offloading(self.claims, self.clock.holders)
         self.admission = Admission(
-            config, self.policy, self.ledger, self.lanes, self.claims, self.offloading, self.users
+            config,
+            self.policy,
+            self.ledger,
+            self.lanes,
+            self.claims,
+            self.offloading,
+            self.users,
+            self.clock.holders,
         )
         self.reclaimer = Reclaimer(self.admission)
         self.order = ServiceOrder(self.policy, self.lanes)
@@ -114,7 +121,7 @@ class Records:
         else:
             self.claims.open.pop(session.id, None)
         if before in LINE_STATES:
-            self.admission.waiting.pop(session.id, None)
+            self.admission.leave_line(session)
             session.growth = 0
         if (index := self.indexes.get(before)) is not None:
             del index[session.id]
@@ -135,10 +142,10 @@ class Records:
 
     def enter_line(self, session: Session) -> None:
         """Let *session* wait for memory behind those who wait already."""
-        self.admission.waiting[session.id] = session
         session.arrival = next(self._arrivals)
         session.waiting_since = self.clock.now
         session.overtaken_at = None
+        self.admission.enter_line(session)
 
     def send_back(self, session: Session) -> None:
         """Let *session*, which had to leave its lane, come for memory anew."""
@@ -165,7 +172,9 @@ class Records:
 
     def set_live(self, session: Session, live: int) -> None:
         """Note that *live* bytes of an interrupted iteration of *session* are in its lane, or parked from it."""
-        session.live = live
+        if live != session.live:
+            session.live = live
+            self.ledger.revision += 1
         self.ledger.set_parked(session, min(session.parked, live))
         session.grown = min(session.grown, session.parked)
         lane = session.lane

@@ -92,7 +92,8 @@ class Settling:
             self._decisions.revoke(session)
         for session in reclaim.demanded:
             self._decisions.end_turn(session)
-        for session in records.offloading.choose(records.admission.line(), records.clock.now):
+        line, line_until = records.admission.line(), records.admission.same_until
+        for session in records.offloading.choose(line, records.clock.now, line_until=line_until):
             self._decisions.offload(session)
         while self.is_stuck():
             self._unstick()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling import Scheduler, SchedulerConfig
-from sharedkernel.scheduling.events import EVENTS, from_dict, to_dict
+from sharedkernel.scheduling import Scheduler, SchedulerConfig, UserId
+from sharedkernel.scheduling.events import EVENTS, ShelfMeasured, from_dict, to_dict
 from tests.scheduling.device import Cell, Device, Notebook, endless
 
 
@@ -153,3 +153,14 @@ def test_a_configuration_that_cannot_be_used_is_refused(values: dict[str, object
     with pytest.raises(ConfigError) as caught:
         SchedulerConfig(**{"capacity": 10, **values})  # type: ignore[arg-type]
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [busy_device, crowded_device])
+def test_what_is_remembered_of_the_line_is_what_would_be_found_anew(make: Callable[[], Device]) -> None:
+    """A scheduler that has to look at the whole line again after each event decides the same."""
+    desk = make().desk
+    scheduler = Scheduler(desk.config)
+    nothing_new = ShelfMeasured(user=UserId("nobody"), bytes=0)
+    for (now, event), answer in zip(desk.log, desk.answers, strict=True):
+        assert scheduler.handle(event, now=now) == answer
+        assert scheduler.handle(nothing_new, now=now) == []
