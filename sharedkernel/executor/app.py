@@ -112,6 +112,11 @@ class ExecutorApp(CommandApp):
     device_groups = List(
         Unicode(), ["video", "render"], help="Groups that sessions under users' own accounts have besides their own."
     ).tag(config=True)
+    user_memory = Unicode(
+        "",
+        help="Memory of the machine that a user's sessions may have in all, such as 32GiB, where control groups can be "
+        "made; empty: any.",
+    ).tag(config=True)
     user_processes = Int(
         4096, help="Processes and threads that a user's sessions may have in all, under an account of their own."
     ).tag(config=True)
@@ -139,6 +144,7 @@ class ExecutorApp(CommandApp):
         "isolate": "ExecutorApp.isolate",
         "uid-range": "ExecutorApp.uid_range",
         "homes": "ExecutorApp.homes",
+        "user-memory": "ExecutorApp.user_memory",
         "spares": "ExecutorApp.spares",
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
@@ -221,6 +227,7 @@ class ExecutorApp(CommandApp):
             uid_range=self.uid_range,
             homes=self.homes,
             device_groups=self.device_groups,
+            user_memory=parse_bytes(self.user_memory) if self.user_memory else None,
             user_processes=self.user_processes,
             session_files=self.session_files,
         )

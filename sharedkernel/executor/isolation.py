@@ -12,7 +12,7 @@ Three kinds, decided once at the start of an executor:
 from __future__ import annotations
 
 import grp
-import logging
+import hashlib
 import os
 import pwd
 from collections.abc import Sequence
@@ -22,14 +22,13 @@ from pathlib import Path
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.accounts import Accounts, Login, Numbers, parse_uid_range
+from sharedkernel.executor.cgroups import Cgroups, find_base
 from sharedkernel.executor.directories import (
     closed_ancestor,
     directory_name,
     make_directory_of,
     make_shared_directory,
 )
-
-log = logging.getLogger(__name__)
 
 #: where homes are when nothing else is said, as root
 DEFAULT_HOMES = Path("/var/lib/sharedkernel/homes")
@@ -45,6 +44,8 @@ class IsolationOptions:
     uid_range: str = ""
     homes: str = ""
     device_groups: Sequence[str] = ("video", "render")
+    #: bytes; None: any
+    user_memory: int | None = None
     user_processes: int = 4096
     session_files: int = 8192
 
@@ -73,6 +74,10 @@ class Isolation:
         self._accounts: Accounts | None = None
         self._homes: Path | None = None
         self._runtime_directory = runtime_directory
+        #: of users; None: sessions are not apart, or none can be made
+        self.cgroups: Cgroups | None = None
+        #: why limits by control groups do not hold, for people; None: they do
+        self._without: str | None = None
         if self.kind == "none":
             return
         self._homes = Path(options.homes) if options.homes else DEFAULT_HOMES
@@ -85,6 +90,19 @@ class Isolation:
                 make_shared_directory(folder, named_by="--runtime-dir")
             _check_passable(runtime_directory, "--runtime-dir")
             _check_passable(self._homes, "--homes")
+            self._open_cgroups()
+
+    def _open_cgroups(self) -> None:
+        name = "sharedkernel-" + hashlib.sha256(os.fsencode(self._runtime_directory)).hexdigest()[:8]
+        try:
+            self.cgroups = Cgroups(
+                find_base(name), memory_bytes=self._options.user_memory, num_processes=self._options.user_processes
+            )
+        except OSError as error:
+            self._without = str(error)
+            return
+        if self.cgroups.missing:
+            self._without = f"this machine's control groups have no controller for {', '.join(self.cgroups.missing)}"
 
     @property
     def uses_accounts(self) -> bool:
@@ -95,12 +113,19 @@ class Isolation:
     def sentence(self) -> str:
         """What users are protected from, and what not, for people."""
         if self.kind == "users":
-            return "Each user's sessions run under an account of their own."
+            apart = "Each user's sessions run under an account of their own"
+            if self._without is None:
+                return f"{apart}, with limits on what they have of the machine together."
+            return f"{apart}; what they have of the machine together is not limited: {self._without}."
         name = _own_name()
         return (
             f"All sessions run as {name}: a notebook can read and change what {name} can, and read, change and end "
             "other users' sessions; start the executor as root with --isolate users to keep users apart."
         )
+
+    def status(self) -> dict[str, str]:
+        """Return what the status document says of it."""
+        return {"isolation": self.kind, "isolation_note": self.sentence}
 
     def check_python(self, python: str, folders: Sequence[str]) -> None:
         """See that other accounts can use the interpreter *python* and import from *folders*.

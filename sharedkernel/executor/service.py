@@ -39,8 +39,8 @@ from sharedkernel.executor.devices.leases import own_bytes
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.foresight import Foresight
 from sharedkernel.executor.grants import Grants
-from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.isolation import Isolation, IsolationOptions
+from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.executor.sessions import SessionProcess, describe_end, start_time
 from sharedkernel.executor.shelves import Room, Shelves
@@ -175,6 +175,8 @@ class ExecutorService:
             self._keep_all()
         await self._supervisor.stop(end_sessions=end_sessions)
         self._shelves.close()
+        if self._isolation.cgroups is not None:
+            self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
         self._grants.close()
         (self.directory / EXECUTOR_SOCKET).unlink(missing_ok=True)
@@ -321,16 +323,27 @@ class ExecutorService:
             case protocol.ConfigureUsers():
                 for limits in message.limits:
                     self._grants.configure(limits)
+                self._share_out_processors()
                 self._grants.update_limits()
             case protocol.SetPolicy(policy=policy):
                 self._grants.set_policy(policy)
             case protocol.StopExecutor(end_sessions=end_sessions):
                 await self.stop(end_sessions=end_sessions)
             case protocol.GetStatus():
-                return protocol.Status(request=message.request, status=self._grants.status())
+                status = self._grants.status()
+                status["device"] |= self._isolation.status()
+                return protocol.Status(request=message.request, status=status)
+            case protocol.AwaitChange():
+                await self._grants.wait_for_change()
             case protocol.GetCounts():
                 return protocol.CountsAnswer(request=message.request, counts=self._grants.counts())
         return protocol.Done(request=message.request)
+
+    def _share_out_processors(self) -> None:
+        if self._isolation.cgroups is not None:
+            for process in self._grants.sessions.values():
+                if process.limits is not None:
+                    self._isolation.cgroups.set_share(process.uid, process.limits.share)
 
     def _session(self, session: str) -> SessionProcess:
         process = self._grants.sessions.get(session)
@@ -355,6 +368,8 @@ class ExecutorService:
         process.incarnation, process.limits = incarnation, message.limits
         if account is not None and account.uid is not None:
             process.uid = account.uid
+            if self._isolation.cgroups is not None:
+                self._isolation.cgroups.enter(account.uid, process.process, process.pid, message.limits.share)
         process.assigned = asyncio.get_running_loop().create_future()
         self._grants.add(process)
         self._supervisor.keep(process)
@@ -504,6 +519,8 @@ class ExecutorService:
             return
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
+        if self._isolation.cgroups is not None:
+            self._isolation.cgroups.end(process.uid, process.process)
         self._channel.hang_up(process)
         self._lingering.forget(process)
         self._grants.remove(process)

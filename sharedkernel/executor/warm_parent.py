@@ -21,7 +21,9 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sharedkernel import protocol
+import psutil
+
+from sharedkernel import processes, protocol
 from sharedkernel.executor.packets import PacketSocket, accept_own, listen
 
 #: what sessions share: first cells and first training steps then import nothing
@@ -106,6 +108,11 @@ class WarmParent:
                 with contextlib.suppress(ProcessLookupError):
                     send(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        self._children.clear()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                self._end_leftovers()
+                os.waitpid(-1, 0)
 
     def _take_executor(self) -> None:
         connection = accept_own(self._listener, protocol.ToWarmParent)
@@ -178,18 +185,35 @@ class WarmParent:
             os._exit(code)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        endings = []
+        while (reaped := _reap_one()) is not None:
+            pid, status = reaped
             process = self._children.pop(pid, None)
             if process is not None:
-                ended = protocol.Exited(process=process, pid=pid, status=status)
-                self._ended[process] = ended
-                self._say(ended)
+                endings.append(protocol.Exited(process=process, pid=pid, status=status))
+        self._end_leftovers()
+        for ended in endings:
+            self._ended[ended.process] = ended
+            self._say(ended)
+
+    def _end_leftovers(self) -> None:
+        """End children that were not forked here.
+
+        A session adopts what its programs leave behind, and this process what a session leaves behind when it ends.
+        """
+        for child in psutil.Process().children():
+            if child.pid not in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+
+
+def _reap_one() -> tuple[int, int] | None:
+    """Return an ended child's process id and wait status; None if there is none."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
 
 
 def _redirect(log_file: str) -> None:
@@ -210,6 +234,7 @@ def main(path: str, executor_socket: str) -> None:
     """Be the warm parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.adopt_orphans()
     parent = WarmParent(path, executor_socket)  # listens first: the executor's connection waits while we import
     preload()
     if (unfit := why_unfit()) is not None:

@@ -221,6 +221,7 @@ def run(
     isolation: str = "none",
 ) -> None:
     """Be a session's process (called in the forked child; returns when the kernel was shut down)."""
+    processes.adopt_orphans()
     if isolation == "users":  # now, since each holds for the threads to come only
         processes.gain_no_privileges()
         processes.leave_keyring()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from sharedkernel.executor.accounts import NUMBERS_FILE
-from tests.executor.harness import Executor
+from tests.executor.harness import Executor, ExecutorProcess, until
 from tests.executor.isolation import FIRST_UID, ApartExecutor, needs_root
 
 pytestmark = needs_root
@@ -143,6 +143,47 @@ def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) 
             await executor.client.signal_session(notebook.session, signal.SIGINT)
             assert (await loop).error == "KeyboardInterrupt"
             assert (await notebook.run("keep.sum().item()")).text == "1048576.0"
+
+    asyncio.run(main())
+
+
+def test_status_says_what_keeps_users_apart(apart: ApartExecutor, process: ExecutorProcess) -> None:
+    """With accounts of their own; without, one sentence says what that does not protect."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            device = (await executor.client.status())["device"]
+            assert device["isolation"] == "users"
+            assert "an account of their own" in device["isolation_note"]
+        async with Executor(process) as executor:
+            device = (await executor.client.status())["device"]
+            assert device["isolation"] == "none"
+            assert "end other users' sessions" in device["isolation_note"]
+            assert device["isolation_note"] in process.log()
+
+    asyncio.run(main())
+
+
+def test_a_session_s_processes_are_in_its_group(apart: ApartExecutor) -> None:
+    """Where control groups can be made, whatever a session starts is ended with it at once, and the group goes."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            note = (await executor.client.status())["device"]["isolation_note"]
+            if "control group" in note and "no controller" not in note:
+                pytest.skip(note)
+            notebook = await executor.notebook()
+            group = (await notebook.run("print(open('/proc/self/cgroup').read())")).text.rpartition("0::")[2].strip()
+            child = "import subprocess; child = subprocess.Popen(['sleep', '600'], start_new_session=True); child.pid"
+            child = psutil.Process(int((await notebook.run(child)).text))
+            groups = await notebook.run(f"open('/proc/{child.pid}/cgroup').read().strip().endswith({group!r})")
+            assert groups.text == "True"
+            await executor.client.end_session(notebook.session)
+
+            async def gone() -> bool:
+                return not child.is_running()
+
+            await until(gone, "the child ended")
 
     asyncio.run(main())
 

@@ -1,0 +1,87 @@
+"""What a session starts and leaves behind: it lives as long as the session, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+
+#: starts a process that outlives its parents, in a session of its own, and prints its id
+_DAEMON = """if True:
+    import os, time
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            {and_then}
+            os.write(write, b"%d" % os.getpid())
+            while True:
+                time.sleep(60)
+        os._exit(0)
+    os.wait()
+    print(os.read(read, 20).decode())
+"""
+#: lets go of all that could tell whose it is
+_HIDE = """
+            import ctypes, sys
+            ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+            os.closerange(0, write); os.closerange(write + 1, 4096)
+            os.environ.clear()
+"""
+
+
+async def start_daemon(notebook: Notebook, and_then: str = "pass") -> psutil.Process:
+    return psutil.Process(int((await notebook.run(_DAEMON.format(and_then=and_then))).text))
+
+
+@pytest.mark.parametrize(("how", "and_then"), [("shut down", "pass"), ("killed", _HIDE)], ids=["daemon", "hidden"])
+def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str, and_then: str) -> None:
+    """However the session ends, and however the daemon hides; not before, and others' daemons live on."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook, other = await executor.notebook(), await executor.notebook()
+            daemon, others = await start_daemon(notebook, and_then), await start_daemon(other)
+            assert (await notebook.run("6 * 7")).text == "42"
+            assert daemon.is_running()
+            if how == "shut down":
+                await executor.client.end_session(notebook.session)
+            else:
+                os.kill(notebook.record.pid, signal.SIGKILL)
+
+            async def gone() -> bool:
+                return not daemon.is_running()
+
+            await until(gone, "the daemon ended")
+            assert others.is_running()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
+    """Daemons end with the last of its processes."""
+    process = ExecutorProcess()
+    daemons: list[psutil.Process] = []
+
+    async def main() -> None:
+        executor = Executor(process)
+        await executor.connect()
+        try:
+            notebook = await executor.notebook()
+            daemons.append(await start_daemon(notebook, _HIDE))
+            notebook.close()
+        finally:
+            await executor.client.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.close()
+    assert [daemon for daemon in daemons if daemon.is_running()] == []
+    assert daemons
