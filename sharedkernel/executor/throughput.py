@@ -52,10 +52,12 @@ class Throughput:
 
     def predict(self, work: Foreseen) -> float | None:
         """Return how busy (0 to 1) a session that foresees *work* will keep the device alone; None: not known."""
+        least, most = self._bounds(work)
+        if most <= least:
+            return least
         share = self._share(work)
         if share is None or self.rates is None:
             return None
-        least, most = self._bounds(work)
         return least + (most - least) * min(1.0, share * self.rates.correction)
 
     def learn(self, work: Foreseen, utilisation: float) -> bool:

@@ -26,7 +26,14 @@ from sharedkernel.gateway.kernels import SessionKernels
 from sharedkernel.gateway.kernelspecs import NoContents, OneKernelSpec
 from sharedkernel.gateway.memberships import Memberships
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
-from sharedkernel.gateway.settings import CONFIG_NAME, build_devices, build_placement, build_quotas, read_settings
+from sharedkernel.gateway.settings import (
+    CONFIG_NAME,
+    build_devices,
+    build_placement,
+    build_policy,
+    build_quotas,
+    read_settings,
+)
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.gateway.tokens import default_tokens_file
 from sharedkernel.gateway.websocket import SessionWebsocket
@@ -106,6 +113,11 @@ class SharedKernelGateway(CommandApp, ServerApp):
         [],
         help="The devices whose executors serve, such as ['cuda:0', 'cuda:1'], each started by `sharedkernel executor "
         "--device NAME` with the same --runtime-dir. Default: the only one there is.",
+    ).tag(config=True)
+    policy = AnyTrait(
+        "",
+        help="Who is served first on every device: `fair`, `fifo`, `srtf`, `pack`, `priority`, `las` or `gittins`. "
+        "Default: what each executor was started with.",
     ).tag(config=True)
     placement = AnyTrait(
         "least-loaded",
@@ -221,6 +233,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         files = self._settings.files
         quotas = build_quotas(self.quotas, self.groups, files)
         devices, placement = build_devices(self.executors, files), build_placement(self.placement, files)
+        policy = build_policy(self.policy, files)
         encrypted = bool(self.certfile)
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
@@ -232,7 +245,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             self._memberships = Memberships(Path(self.runtime_dir) / "groups.json")
             self.identity_provider.on_groups = self._learn_groups
             quotas.memberships = self._memberships
-        manager.quotas = quotas
+        manager.quotas, manager.policy = quotas, policy
         manager.executors = Executors(
             Path(self.runtime_dir), devices, placement, on_died=manager.on_died, on_connected=manager.on_connected
         )
@@ -320,6 +333,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             quotas = build_quotas(section.get("quotas", {}), section.get("groups", {}), settings.files)
             admins = set(section.get("admins", ()))
             placement = build_placement(section.get("placement", self.placement), settings.files)
+            policy = build_policy(section.get("policy", ""), settings.files)
             devices = build_devices(section.get("executors", self.executors), settings.files)
             if self._certificate is not None:
                 self._certificate.load()
@@ -331,6 +345,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.admins = admins
         self.kernel_manager.replace_quotas(quotas)
         self.kernel_manager.executors.placement = placement
+        self.kernel_manager.replace_policy(policy)
         self.log.info("the configuration was read again")
         if list(devices) != list(self.executors):
             self.log.warning("executors are as they were at the start; restart the gateway, and sessions run on.")

@@ -56,6 +56,8 @@ class SessionKernels(AsyncMappingKernelManager):
 
     executors: Any = Instance(Executors)
     quotas: Any = Instance(Quotas)
+    #: ranks on every executor; "": what each was started with
+    policy = ""
 
     _kernels: dict[str, SessionKernel]
 
@@ -367,6 +369,12 @@ class SessionKernels(AsyncMappingKernelManager):
         served = self.executors[device].device
         return self.quotas.limits(user, None if served is None else served.capacity_bytes)
 
+    def replace_policy(self, policy: str) -> None:
+        """Let *policy* rank from now on, on executors that come later too; "": leave each with its own."""
+        self.policy = policy
+        if policy and self.executors.connected():
+            self._spawn(self.set_policy(policy))
+
     def replace_quotas(self, quotas: Quotas) -> None:
         """Let *quotas* hold from now on, for running sessions too."""
         self.quotas = quotas
@@ -390,6 +398,8 @@ class SessionKernels(AsyncMappingKernelManager):
         executor = self.executors[device]
         try:
             await self._configure_users_of(device)
+            if self.policy:
+                await executor.set_policy(self.policy)
             states = {session["id"]: session["state"] for session in (await executor.status())["sessions"]}
             records = {record.session: record for record in await executor.sessions()}
         except SharedKernelError as error:

@@ -20,6 +20,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.executors import parse_devices
 from sharedkernel.gateway.placing import check_rule
 from sharedkernel.gateway.quotas import QuotaError, Quotas
+from sharedkernel.scheduling.model import PolicyName
 
 CONFIG_NAME = "jupyter_sharedkernel_config"
 
@@ -132,6 +133,22 @@ def build_placement(placement: Any, files: Sequence[Path]) -> str:
         return check_rule(placement)
     except ConfigError as error:
         raise ConfigError(f"{_place(files, 'placement', ())}{error}") from None
+
+
+def build_policy(policy: Any, files: Sequence[Path]) -> str:
+    """Return the policy of the setting `policy`; "": the executors' own.
+
+    Raises
+    ------
+    ConfigError
+        When there is none of that name, with the line of the first file that names it.
+    """
+    if policy in ("", None):
+        return ""
+    if policy not in list(PolicyName):
+        known = ", ".join(map(repr, map(str, PolicyName)))
+        raise ConfigError(f"{_place(files, 'policy', ())}policy is {policy!r}; write one of {known}.")
+    return str(policy)
 
 
 def _place(files: Sequence[Path], setting: str, path: tuple[str, ...]) -> str:
