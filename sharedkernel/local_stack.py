@@ -176,6 +176,8 @@ class LocalStack:
         port: int | None = None,
     ) -> None:
         self.users = list(users)
+        # Nobody comes back to a stack's sessions, unless it is said how long they should wait.
+        quotas = {**(quotas or {}), "default": {"linger": 0, **(quotas or {}).get("default", {})}}
         self._settings = {
             "quotas": quotas, "groups": groups, "admins": set(self.users[:1]), "executors": list(executors),
         }  # fmt: skip

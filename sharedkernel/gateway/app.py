@@ -247,7 +247,12 @@ class SharedKernelGateway(CommandApp, ServerApp):
             quotas.memberships = self._memberships
         manager.quotas, manager.policy = quotas, policy
         manager.executors = Executors(
-            Path(self.runtime_dir), devices, placement, on_died=manager.on_died, on_connected=manager.on_connected
+            Path(self.runtime_dir),
+            devices,
+            placement,
+            on_died=manager.on_died,
+            on_connected=manager.on_connected,
+            on_earlier_wanted=manager.on_earlier_wanted,
         )
         self.tornado_settings["status_feed"] = StatusFeed(manager.status)
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.

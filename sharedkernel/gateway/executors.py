@@ -69,7 +69,7 @@ class Executors:
         Their names, as :func:`parse_devices` returns them; none: the only executor is called :data:`ONLY`.
     placement
         The rule for new sessions; may be set anew.
-    on_died, on_connected
+    on_died, on_connected, on_earlier_wanted
         Called with the device's name (and the news), on the event loop; see
         :class:`~sharedkernel.executor.client.ExecutorClient`.
 
@@ -87,6 +87,7 @@ class Executors:
         *,
         on_died: Callable[[str, SessionDied], None],
         on_connected: Callable[[str], None],
+        on_earlier_wanted: Callable[[str, str], None],
     ) -> None:
         for device in devices:
             _check_path(device_directory(runtime_directory, device))
@@ -98,6 +99,7 @@ class Executors:
                 role="gateway",
                 on_died=partial(on_died, name),
                 on_connected=partial(on_connected, name),
+                on_earlier_wanted=partial(on_earlier_wanted, name),
             )
             for name in devices or (ONLY,)
         }

@@ -29,6 +29,7 @@ from sharedkernel.session.outbox import REQUEST, Missed
 if TYPE_CHECKING:
     from sharedkernel.executor.client import ExecutorClient
     from sharedkernel.gateway.kernels import SessionKernels
+    from sharedkernel.gateway.lingering import Earlier
     from sharedkernel.gateway.websocket import SessionWebsocket
 
 #: seconds that a session may take to confirm the subscription to its outputs; a busy one may not, and needs not
@@ -42,6 +43,8 @@ class SessionKernel(ServerKernelManager):
     """
 
     user = Unicode(help="Whose it is.")
+    session_id = Unicode(help="Its name at the executor: its kernel id, unless an earlier session took its place.")
+    notice = Unicode(None, allow_none=True, help="Said before its first cell's own output.")
     device = Unicode(help="Whose executor has it, by its name in the configuration; it stays there.")
     notebook = Unicode(None, allow_none=True, help="Path of the notebook as its user names it.")
     client_key = Unicode(None, allow_none=True, help="Names the client's place for this session.")
@@ -112,15 +115,17 @@ class SessionKernel(ServerKernelManager):
         SharedKernelError
             When the executor refuses or is not there.
         """
-        assert self.kernel_id is not None
         record = await self._executor.start_session(
-            self.kernel_id,
+            self.session_id,
             self._sessions.limits(self.user, self.device),
             notebook=self.notebook,
             cwd=self.cwd,
             env=self.env,
             client_key=self.client_key,
+            kernel=self.kernel_id,
+            notice=self.notice,
         )
+        self.notice = None
         self.follow(record)
 
     async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:  # type: ignore[override]
@@ -181,7 +186,7 @@ class SessionKernel(ServerKernelManager):
         SharedKernelError
             When there is no such session, or no executor.
         """
-        await self._executor.signal_session(self.kernel_id, signum)
+        await self._executor.signal_session(self.session_id, signum)
 
     async def offload(self) -> None:
         """Have its memory moved away until its next cell; returns once it is free.
@@ -191,13 +196,59 @@ class SessionKernel(ServerKernelManager):
         SharedKernelError
             When it cannot be now, or there is no executor.
         """
+        await self._executor.offload_session(self.session_id)
+
+    async def notify(self, sentence: str) -> None:
+        """Show *sentence* below the cell that runs or ran last.
+
+        Raises
+        ------
+        SharedKernelError
+            When there is no such session, or no executor.
+        """
+        await self._executor.notify_session(self.session_id, sentence)
+
+    async def linger(self, seconds: float) -> None:
+        """Shut it down, but let its process stay for *seconds*.
+
+        Raises
+        ------
+        SharedKernelError
+            When there is no such session, or no executor: it runs on.
+        """
+        async with self._changing:
+            await self._executor.linger_session(self.session_id, seconds)
+            self._alive = False
+            self.stop_restarter()
+
+    async def become(self, earlier: Earlier) -> None:
+        """Have *earlier*'s process in place of its own, which ends; clients take it for a restart.
+
+        Raises
+        ------
+        SharedKernelError
+            When *earlier* is gone, or its executor is: all stays as it is.
+        """
         assert self.kernel_id is not None
-        await self._executor.offload_session(self.kernel_id)
+        clean = (self._executor, self.session_id)
+        async with self._changing:
+            record = await self._sessions.executors[earlier.device].reclaim_session(
+                earlier.session, kernel=self.kernel_id, notebook=self.notebook, client_key=self.client_key
+            )
+            self.device, self.session_id = earlier.device, earlier.session
+            self.stop_restarter()
+            self.follow(record, busy=True)
+            self.unheard = True
+        executor, session = clean
+        with contextlib.suppress(SessionNotFound):
+            await executor.end_session(session)
+        if self._restarter is not None:
+            self._restarter._fire_callbacks("restart")
 
     async def _end(self) -> None:
         if self._alive:
             with contextlib.suppress(SessionNotFound):
-                await self._executor.end_session(self.kernel_id)
+                await self._executor.end_session(self.session_id)
         self._alive = False
         self.stop_restarter()
 

@@ -25,12 +25,13 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError
 from traitlets import Instance, Integer, default
 
-from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.backlog import ANYBODY, Backlog
 from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.kernelspecs import KERNEL_NAME
+from sharedkernel.gateway.lingering import Earlier, Lingering
 from sharedkernel.gateway.quotas import Quotas
 from sharedkernel.protocol import Limits, SessionDied, SessionRecord
 
@@ -58,6 +59,7 @@ class SessionKernels(AsyncMappingKernelManager):
     quotas: Any = Instance(Quotas)
     #: ranks on every executor; "": what each was started with
     policy = ""
+    lingering: Any = Instance(Lingering)
 
     _kernels: dict[str, SessionKernel]
 
@@ -87,6 +89,10 @@ class SessionKernels(AsyncMappingKernelManager):
     def _default_default_kernel_name(self) -> str:
         return KERNEL_NAME
 
+    @default("lingering")
+    def _default_lingering(self) -> Lingering:
+        return Lingering(self)
+
     @default("cull_interval")
     def _default_cull_interval(self) -> int:
         return 30
@@ -103,9 +109,18 @@ class SessionKernels(AsyncMappingKernelManager):
         ExecutorUnavailable
             If that cannot be known yet.
         """
-        kernel = self._kernels.get(kernel_id)
+        kernel = self._kernels.get(kernel_id) or self.lingering.get(kernel_id)
         if kernel is None or not user.may_see(kernel.user):
             self._raise_unknown(kernel_id)
+
+    def all(self) -> list[SessionKernel]:
+        """Return all kernels, whosever they are."""
+        return list(self._kernels.values())
+
+    def _of_session(self, session: str, device: str) -> SessionKernel | None:
+        """Return the kernel that the session of this name on *device* is."""
+        found = (kernel for kernel in self._kernels.values() if (kernel.session_id, kernel.device) == (session, device))
+        return next(found, None)
 
     def owner(self, kernel_id: str) -> str | None:
         """Return whose kernel it is; None when there is no such kernel."""
@@ -211,6 +226,7 @@ class SessionKernels(AsyncMappingKernelManager):
         self._check_number(user)
         self._num_starting[user] += 1
         try:
+            await self._end_what_lingers_beyond(user)
             return await self._start_somewhere(user=user, **session)
         finally:
             self._num_starting[user] -= 1
@@ -237,7 +253,8 @@ class SessionKernels(AsyncMappingKernelManager):
         self._num_starting_on[device] += 1
         self._starting_ids.add(kernel_id)
         try:
-            kernel = self._make_kernel(kernel_id, user=user, device=device, **session)
+            notice = self.lingering.describe(self.lingering.find(user, session["notebook"]))
+            kernel = self._make_kernel(kernel_id, user=user, device=device, notice=notice, **session)
             await kernel.start_kernel()
             self._register(kernel)
         except ExecutorUnavailable:
@@ -265,12 +282,29 @@ class SessionKernels(AsyncMappingKernelManager):
                 "shut down one of them (its notebook's Kernel menu), or ask the admin for more."
             )
 
-    def _make_kernel(self, kernel_id: str, **session: Any) -> SessionKernel:
+    async def _end_what_lingers_beyond(self, user: str) -> None:
+        """End lingering sessions of *user*, earliest first, until there are as many as allowed with those starting."""
+        allowed = self.quotas.max_sessions(user)
+        if allowed is None:
+            return
+        there = sum(kernel.user == user for kernel in self._kernels.values()) + self._num_starting[user]
+        lingering = self.lingering.of_user(user)
+        for earlier in lingering[: max(0, there + len(lingering) - allowed)]:
+            self.log.info("session %s of %s gives way to a new one", earlier.session, user)
+            await self._end_lingering(earlier)
+
+    async def _end_lingering(self, earlier: Earlier) -> None:
+        self.lingering.forget(earlier.session)
+        with contextlib.suppress(SessionNotFound):
+            await self.executors[earlier.device].end_session(earlier.session)
+
+    def _make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
         kernel: SessionKernel = self.kernel_manager_factory(
             parent=self,
             log=self.log,
             kernel_name=KERNEL_NAME,
             kernel_spec_manager=self.kernel_spec_manager,
+            session_id=session_id or kernel_id,
             **session,
         )
         kernel.kernel_id = kernel_id
@@ -283,19 +317,51 @@ class SessionKernels(AsyncMappingKernelManager):
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).inc()
 
     async def shutdown_kernel(self, kernel_id: str, now: bool = False, restart: bool = False) -> None:  # type: ignore[override]
-        """End a session; returns once its process is reaped.
+        """Shut a session down; it lingers if its user's sessions do (not with *now*)."""
+        await self.shut_down(kernel_id, linger=0.0 if now or restart else None)
+
+    async def shut_down(self, kernel_id: str, *, linger: float | None = None) -> None:
+        """Shut a session down, or end one that lingers.
+
+        Parameters
+        ----------
+        kernel_id
+            Which one.
+        linger
+            Seconds that it stays; 0: it ends, and this returns once its process is reaped; None: as its user's quota
+            says, if it is a notebook's, whose next session may ask for it.
 
         Raises
         ------
         ExecutorUnavailable
             When the executor is not there: the session runs on.
         """
+        if (earlier := self.lingering.get(kernel_id)) is not None and linger is not None:
+            await self._end_lingering(earlier)
+            return
         self._check_kernel_id(kernel_id)
+        kernel = self._kernels[kernel_id]
         if self.executors.several:
             await self.executors.documents()  # the last that can be learned of it for its notebook's next session
-        await self._kernels[kernel_id].shutdown_kernel()
-        self._handle_kernel_died(kernel_id)
+        seconds = self.quotas.linger(kernel.user) if linger is None else linger
+        if seconds and kernel.notebook is not None and kernel.has_kernel:
+            # Before it is said: should the executor end it at once, the news of that comes before the answer.
+            self.lingering.add(
+                kernel.session_id, device=kernel.device, user=kernel.user, notebook=kernel.notebook, seconds=seconds
+            )
+            try:
+                await kernel.linger(seconds)
+            except SharedKernelError:
+                self.lingering.forget(kernel.session_id)
+                raise
+        else:
+            await kernel.shutdown_kernel()
+        self.drop(kernel)
         self.last_kernel_activity = utcnow()
+
+    def drop(self, kernel: SessionKernel) -> None:
+        """Forget a kernel whose session has ended, lingers or is another kernel's now."""
+        self._handle_kernel_died(str(kernel.kernel_id))
 
     async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override]
         """Replace a session's process by a new one.
@@ -411,11 +477,13 @@ class SessionKernels(AsyncMappingKernelManager):
             if records.pop(kernel_id, None) is not None:
                 self.log.info("ending session %s: it started when nobody waited for it any longer", kernel_id)
                 self._spawn(executor.end_session(kernel_id))
-        for kernel_id, record in records.items():
-            self._adopt(record, device, busy=states.get(kernel_id, "idle") not in _IDLE_STATES)
-        own = {kernel_id: kernel for kernel_id, kernel in self._kernels.items() if kernel.device == device}
-        for kernel_id, kernel in own.items():
-            if kernel_id not in records and not kernel.is_changing:
+        self.lingering.adopt(device, [record for record in records.values() if record.lingers is not None])
+        for session, record in records.items():
+            if record.lingers is None:
+                self._adopt(record, device, busy=states.get(session, "idle") not in _IDLE_STATES)
+        own = {kernel.session_id: kernel for kernel in self._kernels.values() if kernel.device == device}
+        for session, kernel in own.items():
+            if session not in records and not kernel.is_changing:
                 self._spawn(kernel.died("Your session ended while the gateway and the executor were apart."))
         self._adopted.add(device)
         if len(self._adopted) == len(list(self.executors)):
@@ -423,7 +491,11 @@ class SessionKernels(AsyncMappingKernelManager):
         self.log.info("connected to the executor (%s); %d sessions", executor.device.name, len(own.keys() | records))
 
     def _adopt(self, record: SessionRecord, device: str, *, busy: bool) -> None:
-        kernel = self._kernels.get(record.session)
+        kernel_id = record.kernel or record.session
+        kernel = self._kernels.get(kernel_id)
+        if kernel is not None and not kernel.is_changing and kernel.session_id != record.session:
+            self._settle(kernel, record, device, busy=busy)
+            return
         if kernel is not None:
             if not kernel.is_changing and kernel.incarnation != record.incarnation:
                 kernel.follow(record, busy=busy)
@@ -431,7 +503,8 @@ class SessionKernels(AsyncMappingKernelManager):
         if record.session in self._starting_ids:
             return
         kernel = self._make_kernel(
-            record.session,
+            kernel_id,
+            session_id=record.session,
             user=record.user,
             device=device,
             notebook=record.notebook,
@@ -443,17 +516,32 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel.unheard = True
         self._register(kernel)
         kernel.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self.backlog_bytes))
-        self.log.info("adopted kernel %s of %s", record.session, record.user)
+        self.log.info("adopted kernel %s of %s", kernel_id, record.user)
+
+    def _settle(self, kernel: SessionKernel, record: SessionRecord, device: str, *, busy: bool) -> None:
+        """Choose between two sessions of one kernel: whoever put an earlier one in its place did not end the other."""
+        if record.session == kernel.kernel_id:
+            self._spawn(self.executors[device].end_session(record.session))
+            return
+        self._spawn(self.executors[kernel.device].end_session(kernel.session_id))
+        kernel.device, kernel.session_id = device, record.session
+        kernel.follow(record, busy=busy)
+
+    def on_earlier_wanted(self, device: str, session: str) -> None:
+        """Put the earlier session of the same notebook in a session's place."""
+        if (kernel := self._of_session(session, device)) is not None:
+            self._spawn(self.lingering.bring_back(kernel))
 
     def on_died(self, device: str, news: SessionDied) -> None:
         """Meet the end of a session's process: unless it was asked for, another one is started."""
-        kernel = self._kernels.get(news.session)
-        if kernel is None or kernel.device != device or kernel.is_changing or kernel.incarnation != news.incarnation:
+        self.lingering.forget(news.session)
+        kernel = self._of_session(news.session, device)
+        if kernel is None or kernel.is_changing or kernel.incarnation != news.incarnation:
             return
         self.log.info("session %s of %s: %s", news.session, kernel.user, news.message)
         if news.reason == "asked":
             kernel.reason = news.message
-            self._handle_kernel_died(news.session)
+            self.drop(kernel)
         else:
             self._spawn(kernel.died(news.message))
 
@@ -500,4 +588,4 @@ class SessionKernels(AsyncMappingKernelManager):
         connected = self._kernel_connections[kernel_id] > 0 and not self.cull_connected
         if not busy and not connected and not kernel.is_changing:
             self.log.info("shutting down kernel %s of %s: idle for more than %g s", kernel_id, kernel.user, after)
-            await self.shutdown_kernel(kernel_id)
+            await self.shutdown_kernel(kernel_id, now=True)

@@ -62,6 +62,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "priority": _priority,
     "offload_after": _offload_after,
     "cull_after": _duration,
+    "linger": parse_duration,
 }
 _DEFAULTS: dict[str, Any] = {
     "memory": None,
@@ -70,6 +71,7 @@ _DEFAULTS: dict[str, Any] = {
     "priority": 0,
     "offload_after": 30.0,
     "cull_after": None,
+    "linger": 600.0,
 }
 
 
@@ -237,6 +239,11 @@ class Quotas:
     def cull_after(self, user: str) -> float | None:
         """Return the seconds after which an idle session of *user* is shut down; None: never."""
         value: float | None = self.explain(user)["cull_after"]["value"]
+        return value
+
+    def linger(self, user: str) -> float:
+        """Return the seconds for which a session of *user* stays after it was shut down."""
+        value: float = self.explain(user)["linger"]["value"]
         return value
 
     def known_users(self) -> set[str]:

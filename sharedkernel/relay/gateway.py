@@ -90,9 +90,10 @@ class Gateway:
             raise self._no_gateway()
         return kernel_id
 
-    async def end(self, kernel_id: str) -> None:
-        """End a session."""
-        await self._fetch("DELETE", f"/api/kernels/{quote(kernel_id, safe='')}", body=None, seconds=CONNECT_TIMEOUT)
+    async def end(self, kernel_id: str, *, at_once: bool) -> None:
+        """End a session: *at_once*, or after it has lingered for as long as the gateway lets it."""
+        path = f"/api/kernels/{quote(kernel_id, safe='')}{'?linger=0' if at_once else ''}"
+        await self._fetch("DELETE", path, body=None, seconds=CONNECT_TIMEOUT)
 
     async def open(
         self,

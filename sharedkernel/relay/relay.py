@@ -431,24 +431,26 @@ class Relay:
         """End the session, because the client shuts the kernel down or restarts it; then end this process."""
         if self._state is State.ENDED:
             return
+        # What is restarted is to begin clean; what is shut down may be wanted back.
+        restarts = bool(wire.read_object(request.content).get("restart"))
         asked_for_session = self._connecting if self._state is State.JOINING else None
         self._state = State.ENDED
         try:
             async with asyncio.timeout(SHUTDOWN_PATIENCE):
                 if asked_for_session is not None:
                     await asyncio.wait([asked_for_session])
-                await self._end_session()
+                await self._end_session(at_once=restarts)
         except TimeoutError:
             log.warning("the gateway did not end the session in time; it may run on there")
-        content = {"status": "ok", "restart": bool(wire.read_object(request.content).get("restart"))}
+        content = {"status": "ok", "restart": restarts}
         self._stand_in.reply(request, content)
         self._stand_in.publish("shutdown_reply", content, request.header)
         self.stop(0)
 
-    async def _end_session(self) -> None:
+    async def _end_session(self, *, at_once: bool) -> None:
         while self._gateway is not None and self._kernel_id is not None:
             try:
-                return await self._gateway.end(self._kernel_id)
+                return await self._gateway.end(self._kernel_id, at_once=at_once)
             except GatewayRefused as error:
                 if error.status != 404:
                     log.warning("the gateway did not end the session: %s", error)

@@ -6,6 +6,7 @@ sites' forms. A gateway's refusal arrives as ``{"message", "reason"}`` with its 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from http import HTTPStatus
 from typing import Any
@@ -118,20 +119,20 @@ class SessionHandler(_PassingOn):
 
     async def _act(self, session: str, action: str) -> None:
         upstream = self.upstream()
-        kernel_id = None if action == "offload" else await self._kernel_behind(upstream, session)
-        if kernel_id is None:
-            await upstream.act(session, action)
+        known = (await upstream.status()).get("sessions", [])
+        kernel_ids = {other["id"]: other["kernel_id"] for other in known if not other.get("lingering")}
+        name = str(kernel_ids.get(session) or session)
+        local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
+        if action == "offload" or session not in local:
+            await upstream.act(name, action)
         elif action == "interrupt":
-            await self._local_kernels.interrupt(kernel_id)
+            await self._local_kernels.interrupt(local[session])
         else:
-            await self._local_kernels.shut_down(kernel_id)
+            await self._local_kernels.shut_down(local[session])
+            with contextlib.suppress(GatewayRefused):  # it may be gone by now; if it lingers, that is not meant here
+                await upstream.act(session, action)
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
-
-    async def _kernel_behind(self, upstream: Upstream, session: str) -> str | None:
-        known = (await upstream.status()).get("sessions", [])
-        local = self._local_kernels.sessions(known)
-        return next((kernel_id for kernel_id, other in local.items() if other == session), None)
 
 
 class CellsHandler(APIHandler):

@@ -44,14 +44,14 @@ class Upstream(Gateway):
         return await self.ask("PUT", _QUOTAS_PATH, body=json.dumps(changes))
 
     async def act(self, session: str, action: str) -> None:
-        """Offload, interrupt or end (``"delete"``) a session."""
+        """Offload, interrupt or end (``"delete"``) a session, named by its kernel id (by its own, if it lingers)."""
         name = quote(session, safe="")
         if action == "offload":
             await self.ask("POST", f"/sharedkernel/api/sessions/{name}/offload", body="{}")
         elif action == "interrupt":
             await self.ask("POST", f"/api/kernels/{name}/interrupt", body="{}")
         else:
-            await self.end(session)
+            await self.end(session, at_once=True)
 
     async def ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
         """Return the JSON object that the gateway answers."""

@@ -1,0 +1,175 @@
+"""A session that was shut down stays for a while, and its user gets it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.gateway.client import Channels, Client
+from tests.gateway.conftest import Stack, run
+
+QUOTAS = {"default": {"linger": "10m"}, "users": {"grace": {"sessions": 2}, "mary": {"linger": "200ms"}}}
+NOTEBOOK = "/home/me/a.ipynb"
+
+
+@pytest.fixture(scope="module")
+def own_stack() -> Iterator[Stack]:
+    """Run a stack whose sessions linger, and whose services may be killed."""
+    with Stack(users=["ada", "grace", "mary"], capacity="2GiB", quotas=QUOTAS) as stack:
+        yield stack
+
+
+async def until(condition: Any) -> None:
+    """Return when *condition* is true."""
+    while not await condition():  # noqa: ASYNC110 (it is asked for)
+        await asyncio.sleep(0.02)
+
+
+async def sessions(client: Client) -> dict[str, dict[str, Any]]:
+    """Return what status says of all sessions, by id."""
+    return {entry["id"]: entry for entry in (await client.request("GET", "/sharedkernel/api/status")).body["sessions"]}
+
+
+async def kernels(client: Client) -> list[str]:
+    """Return the ids of the kernels that *client*'s user sees."""
+    return [kernel["id"] for kernel in (await client.request("GET", "/api/kernels")).body]
+
+
+async def leave(client: Client, code: str, notebook: str = NOTEBOOK) -> str:
+    """Run a cell in a new session of a notebook, and shut it down."""
+    kernel = await client.start(KERNEL_NOTEBOOK=notebook, KERNEL_CLIENT_KEY="old")
+    async with client.attach(kernel) as channels:
+        assert (await channels.run(code))["status"] == "ok"
+    await client.end(kernel)
+    return kernel
+
+
+async def end_at_once(client: Client) -> None:
+    """End all sessions of *client*'s user."""
+    for session, entry in (await sessions(client)).items():
+        name = session if entry["lingering"] else entry["kernel_id"]
+        assert (await client.request("DELETE", f"/api/kernels/{name}?linger=0")).status == 204
+
+
+async def attach(channels: Channels) -> None:
+    """Ask for the earlier session and wait until it is there."""
+    await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+    await channels.until("status", execution_state="restarting")
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "gateway", "executor"])
+def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhile: str) -> None:
+    """Hidden from the kernels API, told of by the notebook's next session, and back under that one's kernel id."""
+    ada = own_stack.client("ada")
+    old = asyncio.run(leave(ada, "x = 41"))
+    if meanwhile == "gateway":
+        own_stack.gateway.kill()
+        own_stack.restart_gateway()
+    elif meanwhile == "executor":
+        own_stack.executor.kill()
+        own_stack.executor.start()
+        own_stack.executor.wait_until_ready()
+        own_stack.gateway.wait_until_ready()
+
+    async def scenario() -> None:
+        assert await kernels(ada) == []
+        assert (await ada.request("GET", f"/api/kernels/{old}")).status == 404
+        assert (await sessions(ada))[old]["lingering"]
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+        async with ada.attach(new) as channels:
+            first = await channels.run("'x' in globals()")
+            assert "%shared attach" in first["text"]
+            assert first["text"].endswith("False")
+            await attach(channels)
+            assert (await channels.run("x + 1"))["text"] == "42"
+        assert await kernels(ada) == [new]
+        assert await ada.start(KERNEL_CLIENT_KEY="new") == new
+        status = await sessions(ada)
+        assert (list(status), status[old]["kernel_id"], status[old]["lingering"]) == ([old], new, False)
+        await end_at_once(ada)
+        assert await sessions(ada) == {}
+
+    run(scenario())
+
+
+def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: Stack) -> None:
+    """The next gateway knows it by the kernel id that its client has, and restarts and interrupts it by that."""
+    ada = own_stack.client("ada")
+
+    async def begin() -> str:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await attach(channels)
+        return new
+
+    new = asyncio.run(begin())
+    own_stack.gateway.kill()
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        assert await kernels(ada) == [new]
+        async with ada.attach(new) as channels:
+            assert (await channels.run("x + 1"))["text"] == "42"
+            assert (await ada.request("POST", f"/api/kernels/{new}/restart")).status == 200
+            assert (await channels.run("'x' in globals()"))["text"] == "False"
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> None:
+    """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not offered."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        old, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in ("here", "there")]
+        async with ada.attach(old) as left, ada.attach(new) as channels:
+            await left.run("x = 41")
+            await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+            told = await channels.until("stream", name="stderr")
+            assert "no earlier session" in told[-1]["content"]["text"]
+            left.socket.close()
+            await until(lambda: is_left(old))
+            await attach(channels)
+            assert (await channels.run("x + 1"))["text"] == "42"
+        assert await kernels(ada) == [new]
+        await end_at_once(ada)
+
+    async def is_left(kernel: str) -> bool:
+        return (await ada.request("GET", f"/api/kernels/{kernel}")).body["connections"] == 0
+
+    run(scenario())
+
+
+def test_lingering_sessions_give_way_and_end(own_stack: Stack) -> None:
+    """The earliest where its user wants more than they may have; each when its time is over; an unused one at once."""
+    grace, mary = own_stack.client("grace"), own_stack.client("mary")
+
+    async def scenario() -> None:
+        first, second = [await leave(grace, "x = 1", notebook) for notebook in ("a.ipynb", "b.ipynb")]
+        assert set(await sessions(grace)) == {first, second}
+        third = await grace.start(KERNEL_NOTEBOOK="c.ipynb")
+        assert {session for session, entry in (await sessions(grace)).items() if entry["user"] == "grace"} == {
+            second,
+            third,
+        }
+        await grace.end(third)  # it has run nothing
+        left = await leave(mary, "x = 1")
+
+        async def is_over() -> bool:
+            return left not in await sessions(mary)
+
+        await until(is_over)
+        assert third not in await sessions(grace)
+        await leave(grace, "x = 1", "")  # of no notebook, so nobody could ask for it
+        assert [entry["user"] for entry in (await sessions(grace)).values()] == ["grace"]
+        assert (await mary.request("DELETE", f"/api/kernels/{second}?linger=0")).status == 404
+        assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=soon")).status == 400
+        assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=0")).status == 204
+        assert await sessions(grace) == {}
+
+    run(scenario())
