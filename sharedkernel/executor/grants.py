@@ -22,6 +22,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.driver import Driver
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.foresight import Foresight
+from sharedkernel.executor.requests import user_configured
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.status import build_status, visible_to
 from sharedkernel.executor.supervisor import send_signal
@@ -93,21 +94,20 @@ class Grants:
     # --- users and sessions come and go -------------------------------------------------------------------------------
 
     def configure(self, limits: Limits) -> None:
-        """Set one user's limits, for running sessions too."""
+        """Set one user's limits, for running sessions too.
+
+        Raises
+        ------
+        Refused
+            When they are no limits.
+        """
+        configured = user_configured(limits)
         record = self._users.setdefault(limits.user, UserRecord(limits=limits))
         record.limits = limits
         for process in self.sessions.values():
             if process.user == limits.user:
                 process.limits = limits
-        self._driver.handle(
-            events.UserConfigured(
-                user=UserId(limits.user),
-                share=limits.share,
-                quota=limits.quota_bytes,
-                offload_after=limits.offload_after,
-                priority=limits.priority,
-            )
-        )
+        self._driver.handle(configured)
 
     def set_policy(self, policy: str) -> None:
         """Let another policy rank from now on; it is not kept for the next executor.

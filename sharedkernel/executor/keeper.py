@@ -19,7 +19,7 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.executor.packets import PacketSocket, accept_own, allow_many_descriptors, listen
+from sharedkernel.executor.packets import PEER_PATIENCE, PacketSocket, accept_own, allow_many_descriptors, listen
 
 
 class Keeper:
@@ -70,7 +70,7 @@ class Keeper:
             except ProtocolError as error:
                 print(f"hung up on an executor: {error}", file=sys.stderr)  # noqa: T201 (its log)
                 message = None
-            connection.set_timeout(None)  # an answer is many packets, and the executor reads them all
+            connection.set_timeout(PEER_PATIENCE)  # an answer is many packets, and an executor reads them all
             if isinstance(message, protocol.Quit):
                 return False
             if message is None:
@@ -78,7 +78,7 @@ class Keeper:
                 return True
             try:
                 self._handle(connection, message, descriptors)
-            except ConnectionError:  # it ended before it had read them
+            except OSError:  # it ended before it had read them, or does not read
                 self._hang_up(connection)
                 return True
 
@@ -87,12 +87,15 @@ class Keeper:
             case protocol.Put(key=key, data=data):
                 self._forget(key)
                 self._kept[key] = (data, descriptors)
+                return
             case protocol.Delete(key=key):
                 self._forget(key)
             case protocol.GetAll():
                 for key, (data, kept) in self._kept.items():
                     connection.send(protocol.Kept(key=key, data=data), kept)
                 connection.send(protocol.KeptAll())
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _hang_up(self, connection: PacketSocket) -> None:
         self._selector.unregister(connection)

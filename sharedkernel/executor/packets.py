@@ -14,6 +14,8 @@ from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
 from sharedkernel.executor.peers import Peer, peer_of
 
+#: seconds that a process which serves only one at a time waits for a peer to read what it is sent
+PEER_PATIENCE = 10.0
 #: more descriptors than any message carries; the system allows no more
 MAX_DESCRIPTORS = 253
 _MAX_PACKET = 1 << 17

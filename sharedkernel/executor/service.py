@@ -42,6 +42,7 @@ from sharedkernel.executor.grants import Grants
 from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.packets import allow_many_descriptors
+from sharedkernel.executor.requests import check_start
 from sharedkernel.executor.sessions import SessionProcess, describe_end, start_time
 from sharedkernel.executor.shelves import Room, Shelves
 from sharedkernel.executor.supervisor import Supervisor, send_signal
@@ -352,6 +353,7 @@ class ExecutorService:
         return process
 
     async def _start_session(self, message: protocol.StartSession) -> SessionProcess:
+        check_start(message)
         if message.session in self._grants.sessions:
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
         self._served.check_start(message.limits, self._grants.sessions.values())

@@ -108,9 +108,9 @@ class Supervisor:
             if message.key.startswith(KEY_PREFIX):
                 self._shelves.adopt(message.data, descriptors)
                 continue
-            kept = msgspec.msgpack.decode(message.data, type=KeptSession)
-            if start_time(kept.pid) != kept.started:
-                self._keeper.send(protocol.Delete(key=kept.process))
+            kept = _read_kept(message.data)
+            if kept is None or not descriptors or start_time(kept.pid) != kept.started:
+                self._keeper.send(protocol.Delete(key=message.key))
                 for descriptor in descriptors:
                     os.close(descriptor)
                 continue
@@ -372,6 +372,15 @@ class Supervisor:
                     _wait_for_end(small)
                 small.close()
         self._warm_parent = self._keeper = None
+
+
+def _read_kept(data: bytes) -> KeptSession | None:
+    """Return what the keeper has of a session; None if it cannot be read, as after an incompatible update."""
+    try:
+        return msgspec.msgpack.decode(data, type=KeptSession)
+    except msgspec.MsgspecError as error:
+        log.error("a session that an earlier executor left cannot be adopted: %s", error)
+        return None
 
 
 def _hear_early(process: SessionProcess) -> None:

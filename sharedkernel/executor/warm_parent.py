@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 import psutil
 
 from sharedkernel import processes, protocol
-from sharedkernel.executor.packets import PacketSocket, accept_own, listen
+from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.packets import PEER_PATIENCE, PacketSocket, accept_own, listen
 
 #: what sessions share: first cells and first training steps then import nothing
 PRELOAD = (
@@ -118,8 +119,8 @@ class WarmParent:
         connection = accept_own(self._listener, protocol.ToWarmParent)
         if connection is None:
             return
-        if self._executor is not None:
-            self._executor.close()
+        self._hang_up()
+        connection.set_timeout(PEER_PATIENCE)
         self._executor = connection
         for ended in self._ended.values():
             self._say(ended)
@@ -127,22 +128,32 @@ class WarmParent:
     def _serve(self) -> bool:
         """Handle one message of the executor; False if it says to quit."""
         assert self._executor is not None
-        message, descriptors = self._executor.receive()
+        try:
+            message, descriptors = self._executor.receive()
+        except (OSError, ProtocolError) as error:
+            print(f"hung up on an executor: {error}", file=sys.stderr)  # noqa: T201 (its log)
+            message, descriptors = None, []
         if message is None:
-            self._executor.close()
-            self._executor = None
-        elif isinstance(message, protocol.Fork):
+            self._hang_up()
+        elif isinstance(message, protocol.Fork) and descriptors:
             self._fork(message, descriptors[0])
-            os.close(descriptors[0])
         elif isinstance(message, protocol.ExitedSeen):
             self._ended.pop(message.process, None)
+        for descriptor in descriptors:
+            os.close(descriptor)
         return not isinstance(message, protocol.Quit)
+
+    def _hang_up(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
 
     def _say(self, message: protocol.Message) -> None:
         if self._executor is not None:
-            # An executor that is gone is noticed at the next receive.
-            with contextlib.suppress(OSError):
+            try:
                 self._executor.send(message)
+            except OSError:  # gone, or it does not read: it connects again, and is told again
+                self._hang_up()
 
     def _fork(self, message: protocol.Fork, page: int) -> None:
         pid = os.fork()

@@ -154,6 +154,13 @@ class SessionProcess:
             self._gate.on_message(message)
 
     def _assign(self, message: protocol.Assign) -> None:
+        try:
+            self._serve(message)
+        except Exception:
+            log.exception("cannot serve session %s", message.session)
+            os._exit(1)  # whoever asked for it is told of the end, and would wait for ever otherwise
+
+    def _serve(self, message: protocol.Assign) -> None:
         self._assigned = True
         if message.account is not None:
             self._become(message.account)

@@ -1,0 +1,59 @@
+"""What a request to start a session must look like before anything is done for it.
+
+Whoever may ask is trusted (`connections.py`), but passes on what users wrote: a name, a path or a variable that the
+operating system cannot take has to be found here, not in a process that is already somebody's.
+"""
+
+from __future__ import annotations
+
+from sharedkernel import protocol
+from sharedkernel.errors import Refused
+from sharedkernel.protocol import Limits
+from sharedkernel.scheduling import events
+from sharedkernel.scheduling.model import UserId
+
+
+def check_start(message: protocol.StartSession) -> None:
+    """Look at all that comes from outside.
+
+    Raises
+    ------
+    Refused
+        When a session cannot be started so.
+    """
+    for what, text in (
+        ("session id", message.session), ("user name", message.limits.user), ("notebook", message.notebook),
+        ("working directory", message.cwd),
+    ):  # fmt: skip
+        if text is not None and ("\0" in text or not text.isprintable()):
+            raise _bad(f"the {what} {text!r} has characters in it that no name has.")
+    if not message.session or not message.limits.user:
+        raise _bad("a session needs an id and a user.")
+    for name, value in message.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise _bad(f"{name!r} cannot be set to {value!r} in a session's environment.")
+    user_configured(message.limits)
+
+
+def user_configured(limits: Limits) -> events.UserConfigured:
+    """Return *limits* as the scheduling core takes them.
+
+    Raises
+    ------
+    Refused
+        When it does not.
+    """
+    try:
+        return events.UserConfigured(
+            user=UserId(limits.user),
+            share=limits.share,
+            quota=limits.quota_bytes,
+            offload_after=limits.offload_after,
+            priority=limits.priority,
+        )
+    except ValueError as error:
+        raise _bad(str(error)) from None
+
+
+def _bad(sentence: str) -> Refused:
+    return Refused(sentence, reason="bad_request")

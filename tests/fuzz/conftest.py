@@ -1,0 +1,47 @@
+"""The whole stack, and somebody who goes on working on it whatever others send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.gateway.client import PATIENCE, Client
+
+_CELL = "import torch; count = globals().get('count', torch.zeros(1)) + 1; print(int(count))"
+
+
+class Neighbour:
+    """Grace, whose notebook must not notice anything."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self._client = Client(stack.gateway_url, stack.token("grace"))
+        self._kernel = asyncio.run(self._client.start())
+        self._count = 0
+
+    def works(self) -> None:
+        """Run a cell on the device, on the tensor that the cells before it have left."""
+        asyncio.run(self.work())
+
+    async def work(self) -> None:
+        """Run that cell."""
+        async with asyncio.timeout(PATIENCE), self._client.attach(self._kernel) as channels:
+            reply: dict[str, Any] = await channels.run(_CELL)
+        self._count += 1
+        assert (reply["status"], reply["text"]) == ("ok", f"{self._count}\n")
+
+
+@pytest.fixture(scope="package")
+def stack() -> Iterator[LocalStack]:
+    """Start an executor and a gateway."""
+    with LocalStack(users=["ada", "grace"], capacity="1GiB") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def neighbour(stack: LocalStack) -> Neighbour:
+    """Return somebody with a notebook."""
+    return Neighbour(stack)

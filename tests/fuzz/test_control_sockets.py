@@ -1,0 +1,100 @@
+"""Anything may be sent to the sockets in the runtime directory; who sends it is hung up on at worst."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from hypothesis import strategies as st
+
+from sharedkernel import protocol
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
+from tests.fuzz.conftest import Neighbour
+from tests.fuzz.fuzzing import fuzz, messages, streams
+
+_PATIENCE = 30.0
+#: carried out for whoever may ask for it, and so not asked for here
+_OBEYED = (protocol.StopExecutor, protocol.StartSession)
+_GREETINGS = st.sampled_from([
+    [],
+    *(
+        [protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=role))]
+        for role in ("gateway", "command", "session", "")
+    ),
+])  # fmt: skip
+
+
+def say(stack: LocalStack, name: str, pieces: list[bytes], kind: int = socket.SOCK_STREAM) -> bytes:
+    """Send all *pieces* to a socket and return what came back until the other end hung up."""
+    received = b""
+    with socket.socket(socket.AF_UNIX, kind) as peer:
+        peer.settimeout(_PATIENCE)
+        peer.connect(str(stack.runtime_directory / name))
+        with contextlib.suppress(ConnectionError):  # hung up on by now
+            for piece in pieces:
+                peer.sendall(piece)
+            peer.shutdown(socket.SHUT_WR)
+            while data := peer.recv(1 << 17):
+                received += data
+    return received
+
+
+@fuzz(examples=80, greeting=_GREETINGS, pieces=streams(messages(protocol.ToExecutor, but=_OBEYED)))
+def check_control_socket(stack: LocalStack, greeting: list[bytes], pieces: list[bytes]) -> None:
+    list(protocol.Decoder(protocol.ToGateway).feed(say(stack, EXECUTOR_SOCKET, greeting + pieces)))
+
+
+def test_the_executor_serves_on_whatever_is_sent_to_it(stack: LocalStack, neighbour: Neighbour) -> None:
+    """What comes back are whole messages, or nothing, and then the end of the connection."""
+    neighbour.works()
+    check_control_socket(stack)
+    neighbour.works()
+    assert {session["user"] for session in stack.status()["sessions"]} == {"grace"}
+
+
+@fuzz(examples=15, request=messages(protocol.StartSession))
+def check_start(stack: LocalStack, request: protocol.StartSession) -> None:
+    hello = protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command"))
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(_PATIENCE)
+        peer.connect(str(stack.runtime_directory / EXECUTOR_SOCKET))
+        decoder = protocol.Decoder(protocol.ToGateway)
+
+        def ask(data: bytes) -> object:
+            peer.sendall(data)
+            return next(message for _ in iter(int, 1) for message in decoder.feed(peer.recv(1 << 16)))
+
+        assert isinstance(ask(hello), protocol.Welcome)
+        answer = ask(protocol.encode(request))
+        assert isinstance(answer, protocol.SessionReady | protocol.Failed)
+        if isinstance(answer, protocol.SessionReady):
+            end = protocol.EndSession(request=1, session=request.session)
+            assert ask(protocol.encode(end)) == protocol.Done(request=1)
+
+
+def test_a_session_starts_or_is_refused_whatever_is_asked_for(stack: LocalStack, neighbour: Neighbour) -> None:
+    """With any names, paths, variables and limits there is an answer, and no session that nobody knows of."""
+    check_start(stack)
+    neighbour.works()
+    assert {session["user"] for session in stack.status()["sessions"]} == {"grace"}
+
+
+@fuzz(
+    examples=40,
+    name=st.sampled_from([DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET]),
+    packets=streams(
+        messages(
+            protocol.ToDescriptorSocket | protocol.ToKeeper | protocol.ToWarmParent, but=(protocol.Quit, protocol.Fork)
+        )
+    ),
+)
+def check_packets(stack: LocalStack, name: str, packets: list[bytes]) -> None:
+    say(stack, name, [packet for packet in packets if packet], socket.SOCK_SEQPACKET)
+
+
+def test_the_small_processes_live_on_whatever_is_sent_to_them(stack: LocalStack, neighbour: Neighbour) -> None:
+    """Sessions start afterwards, and those that are there have lost nothing."""
+    check_packets(stack)
+    neighbour.works()
+    check_start(stack)
