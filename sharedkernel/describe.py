@@ -107,8 +107,11 @@ def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> floa
     ]
     if device["policy"] in _TURNS:
         work = sum(max(device["quantum_seconds"], other["iteration_seconds"] or 0.0) for other in before)
-    elif device["policy"] in _TO_THE_END and all(other.get("remaining_from") in _KNOWN_FROM for other in before):
-        work = sum(other["remaining_seconds"] for other in before)
+    elif device["policy"] in _TO_THE_END:
+        left = [time_left(other) for other in before]
+        if None in left:
+            return None
+        work = sum(seconds or 0.0 for seconds in left)
     else:
         return None
     return work / max(1, len(running))
@@ -128,6 +131,20 @@ def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str |
         return f"Expected wait: about {format_seconds(expected)}."
     usual = usual_wait(session, status)
     return None if usual is None else f"Half of the waits until now took less than {format_seconds(usual)}."
+
+
+def time_left(session: Mapping[str, Any]) -> float | None:
+    """Return the device-seconds that *session*'s open cell still needs; None where that is a mere guess."""
+    return session.get("remaining_seconds") if session.get("remaining_from") in _KNOWN_FROM else None
+
+
+def about(seconds: float) -> str:
+    """Return a duration in five characters, as exact as a prediction is: ``~40 s``, ``~3 m``, ``~2 h``, ``~9 d``."""
+    for unit, length, most in (("s", 1, 60), ("m", 60, 60), ("h", 3600, 48), ("d", 86400, 99)):
+        amount = round(seconds / length)
+        if amount < most or unit == "d":
+            break
+    return f"~{min(amount, most)} {unit}"
 
 
 def memory_by_kind(record: Mapping[str, Any]) -> str:

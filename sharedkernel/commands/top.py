@@ -55,7 +55,7 @@ class TopApp(GatewayCommandApp):
             Live(console=console, screen=console.is_terminal, auto_refresh=False) as live,
         ):
             while True:
-                live.update(live_view(status, trouble, time.monotonic() - answered_at), refresh=True)
+                live.update(live_view(status, trouble, time.monotonic() - answered_at, console.height), refresh=True)
                 if wait_for_key(_INTERVAL) in ("q", "Q"):
                     return
                 try:
@@ -67,7 +67,7 @@ class TopApp(GatewayCommandApp):
                     trouble = str(error)
 
 
-def live_view(status: dict[str, Any], trouble: str | None, age: float) -> RenderableType:
+def live_view(status: dict[str, Any], trouble: str | None, age: float, height: int) -> RenderableType:
     """Return the tables under a line that says how to end, or why they stand still.
 
     Parameters
@@ -78,9 +78,11 @@ def live_view(status: dict[str, Any], trouble: str | None, age: float) -> Render
         Why there is none newer; None while the gateway answers.
     age
         Seconds since *status* was received.
+    height
+        Lines of the terminal.
     """
     if trouble is None:
         line = Text("q: quit", style="dim")
     else:
         line = Text(f"{safe_text(trouble)} The figures are {format_seconds(age)} old; trying again.", style="bold red")
-    return Group(line, Text(), status_view(status))
+    return Group(line, Text(), status_view(status, height - 2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from sharedkernel.commands.base import fail
 from sharedkernel.commands.gateway_options import GatewayCommandApp
 from sharedkernel.commands.trace_document import Recording, trace_document
 from sharedkernel.commands.trace_live import record_live
-from sharedkernel.commands.trace_log import record_from_log
+from sharedkernel.commands.trace_log import record_from_log, recorded_directories
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway_client import fetch_status
 from sharedkernel.paths import default_runtime_directory
@@ -38,6 +39,7 @@ class TraceApp(GatewayCommandApp):
     examples = """
         sharedkernel trace --out last.json                        # the last ten minutes of this machine's executor
         sharedkernel trace --out all.json --last 0 --runtime-dir /run/sharedkernel
+        sharedkernel trace --out gpu1.json --device cuda:1
         sharedkernel trace --out now.json --seconds 30            # from the gateway, as far as you may see
         sharedkernel trace --out now.json --seconds 30 --gateway-url http://127.0.0.1:8585 --token TOKEN
     """
@@ -45,6 +47,7 @@ class TraceApp(GatewayCommandApp):
         **GatewayCommandApp.aliases,
         "out": "TraceApp.out",
         "runtime-dir": "TraceApp.runtime_dir",
+        "device": "TraceApp.device",
         "last": "TraceApp.last",
         "seconds": "TraceApp.seconds",
     }
@@ -56,6 +59,9 @@ class TraceApp(GatewayCommandApp):
     runtime_dir = Unicode(help="The executor's private directory. Default: the one it takes by itself.").tag(
         config=True
     )
+    device = Unicode(
+        help="Only this one of several devices, as the configuration names it, such as cuda:1. Default: all."
+    ).tag(config=True)
     last = Unicode("10m", help='How much of the executor\'s record, such as "90s" or "2h"; 0: all of it.').tag(
         config=True
     )
@@ -82,31 +88,38 @@ class TraceApp(GatewayCommandApp):
         """
         if not self.out:
             fail("name the file to write with --out, such as `sharedkernel trace --out trace.json`.", status=2)
-        recording = self._record()
-        self._write(trace_document(recording))
-        duration = recording.end - recording.begin
-        num_sessions = len({span.session for span in recording.spans})
-        num_lanes = len({span.lane for span in recording.spans if span.lane is not None})
+        recordings = self._record()
+        self._write(trace_document(*recordings))
+        seconds = max(recording.end - recording.begin for recording in recordings)
+        spans = [(recording.device, span) for recording in recordings for span in recording.spans]
+        counts = {
+            "devices": len(recordings),
+            "sessions": len({span.session for _, span in spans}),
+            "lanes": len({(device, span.lane) for device, span in spans if span.lane is not None}),
+        }
         if self.as_json:
-            found = {"file": self.out, "seconds": duration, "spans": len(recording.spans), "sessions": num_sessions}
-            print(json.dumps({**found, "lanes": num_lanes}))  # noqa: T201
+            print(json.dumps({"file": self.out, "seconds": seconds, "spans": len(spans), **counts}))  # noqa: T201
         else:
+            told = " and ".join(", ".join(_counted(number, name) for name, number in counts.items()).rsplit(", ", 1))
             print(  # noqa: T201
-                f"Wrote {format_seconds(duration)} with {num_sessions} sessions and {num_lanes} lanes to {self.out}. "
-                "Open it at https://ui.perfetto.dev."
+                f"Wrote {format_seconds(seconds)} with {told} to {self.out}. Open it at https://ui.perfetto.dev."
             )
 
-    def _record(self) -> Recording:
+    def _record(self) -> list[Recording]:
         if self.seconds:
             credentials = self.credentials()
             return record_live(
                 lambda: fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file),
                 _parse(self.seconds),
+                device=self.device,
             )
         if not self.runtime_dir and not hasattr(os, "getuid"):
             fail("there is no executor's record on this system; record what happens now with --seconds 10.")
         directory = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
-        return record_from_log(directory, last=_parse(self.last))
+        return [
+            replace(record_from_log(path, last=_parse(self.last)), device=name)
+            for name, path in recorded_directories(directory, self.device).items()
+        ]
 
     def _write(self, document: dict[str, Any]) -> None:
         path = Path(self.out)
@@ -118,6 +131,10 @@ class TraceApp(GatewayCommandApp):
         except OSError as error:
             partial.unlink(missing_ok=True)
             fail(f"the trace cannot be written to {self.out}: {error.strerror}.")
+
+
+def _counted(number: int, plural: str) -> str:
+    return f"{number} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def _parse(text: str) -> float:

@@ -1,15 +1,17 @@
 """A recording as Trace Event JSON, which https://ui.perfetto.dev and chrome://tracing open.
 
 One process is the device, with a track for each lane at a time (see `executor/spans.py`) and counters; each user is a
-process with a track for each session: when it ran, waited, was offloaded, was restored. A grant that was revoked has
-the time from then to its end marked inside. Times are microseconds from the recording's begin.
+process with a track for each session: when it ran, waited, was offloaded, was restored. Of several devices each has
+processes of its own. A grant that was revoked has the time from then to its end marked inside. Times are microseconds
+from the begin of the earliest recording.
 
 Names come from other people: they arrive as text without control characters, and JSON has no other way to be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,6 @@ from sharedkernel._version import __version__
 from sharedkernel.describe import safe_text
 from sharedkernel.executor.spans import WAITS, Activity, Span
 
-_DEVICE_PROCESS = 1
 _WORDS = {
     Activity.RUNNING: "running",
     Activity.QUEUED: "waits for its turn",
@@ -36,6 +37,8 @@ TraceEvent = dict[str, Any]
 class Recording:
     """What happened on a device from `begin` to `end`, seconds on one axis."""
 
+    #: what to call it beside others
+    device: str = ""
     begin: float
     end: float
     spans: list[Span]
@@ -49,36 +52,130 @@ class Recording:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def trace_document(recording: Recording) -> dict[str, Any]:
-    """Return *recording* as an object for JSON."""
-    users = sorted({span.user for span in recording.spans})
-    processes = {user: number for number, user in enumerate(users, start=_DEVICE_PROCESS + 1)}
-    events = [*_headings(recording, processes), *_spans(recording, processes), *_counters(recording)]
+def trace_document(*recordings: Recording) -> dict[str, Any]:
+    """Return *recordings*, one for each device, as an object for JSON."""
+    events: list[TraceEvent] = []
+    process = 1
+    for recording, shift in zip(recordings, _shifts(recordings), strict=True):
+        tracks = _Tracks(recording, shift, process, is_alone=len(recordings) == 1)
+        events += [*tracks.headings(), *tracks.slices(), *tracks.counters()]
+        process += 1 + len(tracks.users)
+    notes = (
+        recordings[0].notes if len(recordings) == 1 else {recording.device: recording.notes for recording in recordings}
+    )
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"made_by": f"sharedkernel {__version__}", **recording.notes},
+        "otherData": {"made_by": f"sharedkernel {__version__}", **notes},
     }
 
 
-def _sessions(recording: Recording) -> dict[str, int]:
-    """Return a number for each session, in the order in which they come."""
-    sessions: dict[str, int] = {}
-    for span in recording.spans:
-        sessions.setdefault(span.session, len(sessions) + 1)
-    return sessions
+def _shifts(recordings: Sequence[Recording]) -> list[float]:
+    """Return when each recording begins after the earliest, in seconds: by the time of day where all know it."""
+    begins: list[float] = [recording.notes.get("begin_unix_seconds", math.nan) for recording in recordings]
+    if any(map(math.isnan, begins)):
+        begins = [recording.begin for recording in recordings]
+    return [begin - min(begins) for begin in begins]
 
 
-def _headings(recording: Recording, processes: Mapping[str, int]) -> Iterator[TraceEvent]:
-    yield from _named("process", _DEVICE_PROCESS, 0, "device: lanes", 0)
-    for track in sorted({span.track for span in recording.spans if span.track is not None}):
-        yield from _named("thread", _DEVICE_PROCESS, track, f"lane track {track}", track)
-    for user, process in processes.items():
-        yield from _named("process", process, 0, f"user {safe_text(user)}", process)
-    sessions = _sessions(recording)
-    users = {span.session: span.user for span in recording.spans}
-    for session, number in sessions.items():
-        yield from _named("thread", processes[users[session]], number, _name(recording, session), number)
+class _Tracks:
+    """The tracks of one device.
+
+    Parameters
+    ----------
+    recording
+        What happened there.
+    shift
+        When it begins, in seconds.
+    process
+        Number of the device's process; those of its users follow.
+    is_alone
+        There is no other device to tell it from.
+    """
+
+    def __init__(self, recording: Recording, shift: float, process: int, *, is_alone: bool) -> None:
+        self._recording = recording
+        self._shift = shift
+        self._process = process
+        self._is_alone = is_alone
+        #: the process of each user
+        self.users = {
+            user: number for number, user in enumerate(sorted({span.user for span in recording.spans}), process + 1)
+        }
+        #: a number for each session, in the order in which they come
+        self._sessions: dict[str, int] = {}
+        for span in recording.spans:
+            self._sessions.setdefault(span.session, len(self._sessions) + 1)
+
+    def headings(self) -> Iterator[TraceEvent]:
+        """Yield the names of processes and tracks."""
+        spans, device = self._recording.spans, safe_text(self._recording.device)
+        title, where = ("device", "") if self._is_alone else (device, f" on {device}")
+        yield from _named("process", self._process, 0, f"{title}: lanes", self._process)
+        for track in sorted({span.track for span in spans if span.track is not None}):
+            yield from _named("thread", self._process, track, f"lane track {track}", track)
+        for user, process in self.users.items():
+            yield from _named("process", process, 0, f"user {safe_text(user)}{where}", process)
+        users = {span.session: span.user for span in spans}
+        for session, number in self._sessions.items():
+            yield from _named("thread", self.users[users[session]], number, self._name(session), number)
+
+    def slices(self) -> Iterator[TraceEvent]:
+        """Yield what was done when."""
+        recording = self._recording
+        for span in sorted(recording.spans, key=lambda span: span.begin):
+            begin, end = max(span.begin, recording.begin), min(span.end, recording.end)
+            start, stop = self._at(begin), self._at(end)
+            arguments: dict[str, Any] = {"session": safe_text(span.session), "user": safe_text(span.user)}
+            if span.activity is Activity.RUNNING:
+                arguments["iterations"] = span.iterations
+                if span.iterations:
+                    arguments["seconds_per_iteration"] = (span.end - span.begin) / span.iterations
+            places = [(self.users[span.user], self._sessions[span.session], _WORDS[span.activity])]
+            if span.track is not None:
+                arguments["lane"] = span.lane
+                places.append((self._process, span.track, self._name(span.session)))
+            for process, thread, title in places:
+                slice_ = {"ph": "X", "pid": process, "tid": thread, "ts": start, "dur": stop - start}
+                yield {**slice_, "name": title, "cat": str(span.activity), "args": arguments}
+                if span.revoked_at is not None and begin <= span.revoked_at < end:
+                    since = self._at(span.revoked_at)
+                    yield {
+                        **slice_,
+                        "ts": since,
+                        "dur": stop - since,
+                        "name": _REVOKED,
+                        "cat": "preempting",
+                        "args": {},
+                    }
+
+    def counters(self) -> Iterator[TraceEvent]:
+        """Yield the device's memory, how many wait, and device time by session, where that is known."""
+        for when, used in self._recording.memory:
+            yield self._counter(when, "memory in use (MiB)", round(used / (1 << 20), 3))
+        changes: dict[float, int] = {}
+        for span in self._recording.spans:
+            if span.activity in WAITS:
+                changes[span.begin] = changes.get(span.begin, 0) + 1
+                changes[span.end] = changes.get(span.end, 0) - 1
+        waiting = 0
+        for when in sorted(changes):
+            waiting += changes[when]
+            yield self._counter(when, "sessions that wait", waiting)
+        for session, shares in self._recording.shares.items():
+            for when, percent in shares:
+                yield self._counter(when, f"device time of {self._name(session)} (%)", round(percent, 1))
+
+    def _counter(self, when: float, name: str, value: float) -> TraceEvent:
+        at = max(0, self._at(when))
+        return {"ph": "C", "pid": self._process, "tid": 0, "ts": at, "name": name, "args": {"value": value}}
+
+    def _name(self, session: str) -> str:
+        return safe_text(self._recording.names.get(session, session[:8]))
+
+    def _at(self, when: float) -> int:
+        # Whole microseconds: a sum of fractions would make slices overlap that only touch.
+        return round((when - self._recording.begin + self._shift) * 1e6)
 
 
 def _named(kind: str, process: int, thread: int, name: str, place: int) -> Iterator[TraceEvent]:
@@ -86,57 +183,3 @@ def _named(kind: str, process: int, thread: int, name: str, place: int) -> Itera
     common = {"ph": "M", "pid": process, "tid": thread, "ts": 0}
     yield {**common, "name": f"{kind}_name", "args": {"name": name}}
     yield {**common, "name": f"{kind}_sort_index", "args": {"sort_index": place}}
-
-
-def _spans(recording: Recording, processes: Mapping[str, int]) -> Iterator[TraceEvent]:
-    sessions = _sessions(recording)
-    for span in sorted(recording.spans, key=lambda span: span.begin):
-        name = _name(recording, span.session)
-        begin, end = max(span.begin, recording.begin), min(span.end, recording.end)
-        start, stop = _microseconds(begin - recording.begin), _microseconds(end - recording.begin)
-        arguments: dict[str, Any] = {"session": safe_text(span.session), "user": safe_text(span.user)}
-        if span.activity is Activity.RUNNING:
-            arguments["iterations"] = span.iterations
-            if span.iterations:
-                arguments["seconds_per_iteration"] = (span.end - span.begin) / span.iterations
-        places = [(processes[span.user], sessions[span.session], _WORDS[span.activity])]
-        if span.track is not None:
-            arguments["lane"] = span.lane
-            places.append((_DEVICE_PROCESS, span.track, name))
-        for process, thread, title in places:
-            slice_ = {"ph": "X", "pid": process, "tid": thread, "ts": start, "dur": stop - start}
-            yield {**slice_, "name": title, "cat": str(span.activity), "args": arguments}
-            if span.revoked_at is not None and begin <= span.revoked_at < end:
-                since = _microseconds(span.revoked_at - recording.begin)
-                yield {**slice_, "ts": since, "dur": stop - since, "name": _REVOKED, "cat": "preempting", "args": {}}
-
-
-def _counters(recording: Recording) -> Iterator[TraceEvent]:
-    for when, used in recording.memory:
-        yield _counter(recording, when, "memory in use (MiB)", round(used / (1 << 20), 3))
-    changes: dict[float, int] = {}
-    for span in recording.spans:
-        if span.activity in WAITS:
-            changes[span.begin] = changes.get(span.begin, 0) + 1
-            changes[span.end] = changes.get(span.end, 0) - 1
-    waiting = 0
-    for when in sorted(changes):
-        waiting += changes[when]
-        yield _counter(recording, when, "sessions that wait", waiting)
-    for session, shares in recording.shares.items():
-        for when, percent in shares:
-            yield _counter(recording, when, f"device time of {_name(recording, session)} (%)", round(percent, 1))
-
-
-def _counter(recording: Recording, when: float, name: str, value: float) -> TraceEvent:
-    at = max(0, _microseconds(when - recording.begin))
-    return {"ph": "C", "pid": _DEVICE_PROCESS, "tid": 0, "ts": at, "name": name, "args": {"value": value}}
-
-
-def _name(recording: Recording, session: str) -> str:
-    return safe_text(recording.names.get(session, session[:8]))
-
-
-def _microseconds(seconds: float) -> int:
-    # Whole ones: a sum of fractions would make slices overlap that only touch.
-    return round(seconds * 1e6)

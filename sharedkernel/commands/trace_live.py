@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sharedkernel.commands.by_device import only_device
 from sharedkernel.commands.trace_document import Recording
 from sharedkernel.describe import session_name
 from sharedkernel.errors import SharedKernelError
@@ -73,10 +74,11 @@ class LiveRecorder:
             # A counter holds from its time on: this is what was served since the document before.
             shares.append((since, 100 * (served - before) / (now - since)))
 
-    def recording(self) -> Recording:
-        """Return what was taken in."""
+    def recording(self, device: str = "") -> Recording:
+        """Return what was taken in, of *device*."""
         end = self._times[-1]
         return Recording(
+            device=device,
             begin=self._times[0],
             end=end,
             spans=[*self._spans, *self._tracker.under_way(end)],
@@ -98,8 +100,8 @@ def activity_of(session: Mapping[str, Any]) -> Activity | None:
     return _ACTIVITIES.get(session["state"])
 
 
-def record_live(fetch: Callable[[], dict[str, Any]], seconds: float) -> Recording:
-    """Return what happens in the next *seconds*; Ctrl-C ends it early.
+def record_live(fetch: Callable[[], dict[str, Any]], seconds: float, *, device: str = "") -> list[Recording]:
+    """Return what happens on each device in the next *seconds*; Ctrl-C ends it early.
 
     Parameters
     ----------
@@ -107,14 +109,24 @@ def record_live(fetch: Callable[[], dict[str, Any]], seconds: float) -> Recordin
         Returns the status document.
     seconds
         How long.
+    device
+        Only this one; empty: all.
 
     Raises
     ------
     SharedKernelError
-        When not a single document could be had. A gateway that goes away for a while only leaves a gap.
+        When not a single document could be had, or there is no such device. A gateway or an executor that goes away for
+        a while only leaves a gap.
     """
-    recorder = LiveRecorder()
-    recorder.take(time.monotonic(), fetch())
+    recorders: dict[str, LiveRecorder] = {}
+
+    def take(status: dict[str, Any]) -> None:
+        now = time.monotonic()
+        for name, document in only_device(status, device).items():
+            if document["device"].get("available", True):
+                recorders.setdefault(name, LiveRecorder()).take(now, document)
+
+    take(fetch())
     end = time.monotonic() + seconds
     try:
         while (now := time.monotonic()) < end:
@@ -123,7 +135,9 @@ def record_live(fetch: Callable[[], dict[str, Any]], seconds: float) -> Recordin
                 status = fetch()
             except SharedKernelError:
                 continue
-            recorder.take(time.monotonic(), status)
+            take(status)
     except KeyboardInterrupt:
         pass
-    return recorder.recording()
+    if not recorders:
+        raise SharedKernelError("the device's executor does not answer, so there is nothing to record; start it first.")
+    return [recorder.recording(name) for name, recorder in recorders.items()]

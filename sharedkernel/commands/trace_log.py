@@ -19,7 +19,7 @@ from typing import Any
 from sharedkernel.commands.trace_document import Recording
 from sharedkernel.errors import ConfigError, InvalidTransition, SharedKernelError
 from sharedkernel.executor.spans import Span, SpanTracker
-from sharedkernel.paths import LOGS_DIRECTORY
+from sharedkernel.paths import LOGS_DIRECTORY, device_directory
 from sharedkernel.scheduling.events import CellOpened, DeviceWanted, Event, SessionEvent, SessionStarted, from_dict
 from sharedkernel.scheduling.model import SchedulerConfig, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
@@ -28,6 +28,24 @@ from sharedkernel.scheduling.scheduler import Scheduler
 FILE_NAMES = ("events.jsonl", "events.1")
 #: who a session belongs to whose begin is not in the record
 _UNKNOWN_USER = "unknown"
+
+
+def recorded_directories(runtime_directory: Path, device: str = "") -> dict[str, Path]:
+    """Return where executors of *runtime_directory* have kept a record, by their devices' names.
+
+    Parameters
+    ----------
+    runtime_directory
+        The gateway's, in which each device has a place.
+    device
+        Its place alone, whether there is a record or not; empty: every place where there is one, or else the first.
+    """
+    if device:
+        return {device: device_directory(runtime_directory, device)}
+    found = {path.name.replace("-", ":"): path for path in sorted(runtime_directory.glob("*-*")) if log_files(path)}
+    if log_files(runtime_directory) or not found:
+        found = {"first device": runtime_directory, **found}
+    return found
 
 
 def log_files(runtime_directory: Path) -> list[Path]:

@@ -66,8 +66,8 @@ def busy_document() -> dict[str, Any]:
     long_name = "grace.with.a.rather.long.name@example.org"
     return document(
         lanes=[
-            {"id": "1", "size_bytes": 512 * MIB, "holder": "a1", "queue": ["b2", "c3"]},
-            {"id": "2", "size_bytes": 1023 * MIB, "holder": None, "queue": []},
+            {"id": 1, "size_bytes": 512 * MIB, "holder": "a1", "queue": ["b2", "c3"]},
+            {"id": 2, "size_bytes": 1023 * MIB, "holder": None, "queue": []},
         ],
         users=[
             user("ada", quota_bytes=2 * GIB, persistent_bytes=900 * MIB, ephemeral_bytes=96 * MIB, share=2.5),
@@ -75,9 +75,9 @@ def busy_document() -> dict[str, Any]:
             user("hedy"),
         ],
         sessions=[
-            session("a1", "ada", "running", lane="1", notebook="/home/ada/deep/cnn_training_with_a_long_name.ipynb",
+            session("a1", "ada", "running", lane=1, notebook="/home/ada/deep/cnn_training_with_a_long_name.ipynb",
                     persistent_bytes=900 * MIB, ephemeral_bytes=96 * MIB, iterations=1234567),
-            session("b2", long_name, "queued", lane="1", notebook="sweep.ipynb", queue_position=1, waiting_for="lane"),
+            session("b2", long_name, "queued", lane=1, notebook="sweep.ipynb", queue_position=1, waiting_for="lane"),
             session("c3", "hedy", "waiting", queue_position=2, waiting_for="memory"),
         ],
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from sharedkernel.commands.tables import memory_bar, status_view
-from sharedkernel.describe import expected_wait, ordinal, queue_sentence, safe_text, session_state, wait_outlook
+from sharedkernel.commands.top import live_view
+from sharedkernel.describe import about, expected_wait, ordinal, queue_sentence, safe_text, session_state, wait_outlook
+from sharedkernel.gateway.overview import away_entry, merge
 from tests.commands.documents import GIB, MIB, busy_document, document, session, user
 
 
@@ -71,6 +74,62 @@ def test_what_is_moved_away_reads_well() -> None:
     for whole in ("offloaded 1023 MiB", "restoring 512 MiB", "1st in line (restore)", "2.5 GiB of 3 sessions moved",
                   "ada a: 12 MiB stayed: a \\x1b[31mview."):  # fmt: skip
         assert whole in text, text
+
+
+def two_devices() -> dict[str, Any]:
+    """Return a gateway's document of two devices and one that is away."""
+    away = away_entry("cuda:2", None, 0, "no executor answers [b]here[/b]\x1b[31m.")
+    return merge({"cuda:0": busy_document(), "cuda:1": busy_document()}, {"cuda:2": away},
+                 ["cuda:0", "cuda:1", "cuda:2"], "least-loaded")  # fmt: skip
+
+
+def test_several_devices_stand_one_below_the_other() -> None:
+    """Each with its lanes, numbered as its sessions see them, and its sessions; then everybody's sums."""
+    text = shown(two_devices())
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+    first, second, away = text.index("cuda:0 · a processor"), text.index("cuda:1 · a processor"), text.index("cuda:2")
+    for part in (text[first:second], text[second:away]):
+        assert "running, lane 1" in part
+        assert "2nd in line (memory)" in part
+    assert "away: no executor answers [b]here[/b]\\x1b[31m." in text[away:]
+    assert "1.8 GiB" in text[away:]
+
+
+def test_what_is_left_of_a_cell_is_told_where_it_is_known() -> None:
+    """In a column that is there only then: as declared or by earlier runs, not as a guess."""
+    known = {"remaining_seconds": 125.0, "remaining_from": "declared"}
+    guess = {"remaining_seconds": 9.0, "remaining_from": "residual"}
+    text = shown(document(sessions=[session("a", "ada", "running", **known), session("b", "bob", "queued", **guess)]))
+    assert "left" in text
+    assert "~2 m" in text
+    assert "~9 s" not in text
+    assert "left" not in shown(document(sessions=[session("b", "bob", "queued", **guess)]))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.2, "~0 s"), (59.4, "~59 s"), (59.9, "~1 m"), (3599.0, "~1 h"), (47.4 * 3600, "~47 h"), (1e9, "~99 d")],
+)
+def test_predictions_are_told_roughly(seconds: float, said: str) -> None:
+    """In five characters."""
+    assert about(seconds) == said
+
+
+@pytest.mark.parametrize("height", [24, 40])
+def test_a_low_terminal_shows_what_matters_and_says_what_it_leaves_out(height: int) -> None:
+    """Whoever runs or waits first, and all within its lines."""
+    status = document(
+        lanes=[{"id": i, "size_bytes": 1, "holder": "30" if i == 9 else None, "queue": []} for i in range(10)],
+        users=[user(f"user-{i}") for i in range(10)],
+        sessions=[session(str(i), "ada", "running" if i == 30 else "idle") for i in range(40)],
+    )
+    console = Console(file=io.StringIO(), width=80, height=height)
+    console.print(live_view(status, None, 0.0, height))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("\n") <= height
+    assert "running" in text
+    assert re.search(r"… and \d+ more sessions", text)
+    assert re.search(r"9 +1 B ada 30", text)
 
 
 def test_a_table_shows_its_own_document_only() -> None:

@@ -17,8 +17,9 @@ import pytest
 from sharedkernel.commands.trace_document import Recording, trace_document
 from sharedkernel.commands.trace_live import LiveRecorder, record_live
 from sharedkernel.commands.trace_log import record_from_log
-from sharedkernel.errors import SharedKernelError
+from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.executor.spans import Activity, Span
+from sharedkernel.gateway.overview import away_entry, merge
 from sharedkernel.gateway_client import GatewayUnavailable
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
@@ -44,7 +45,7 @@ def check_structure(trace: dict[str, Any]) -> dict[str, list[Event]]:
     json.dumps(trace, allow_nan=False)
     slices: dict[tuple[int, int], list[Event]] = defaultdict(list)
     names: dict[tuple[str, int, int], str] = {}
-    counted: dict[str, int] = {}
+    counted: dict[tuple[int, str], int] = {}
     for event in trace["traceEvents"]:
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
@@ -60,8 +61,8 @@ def check_structure(trace: dict[str, Any]) -> dict[str, list[Event]]:
                 slices[event["pid"], event["tid"]].append(event)
             case "C":
                 assert isinstance(event["args"]["value"], int | float)
-                assert counted.get(event["name"], 0) <= event["ts"]
-                counted[event["name"]] = event["ts"]
+                assert counted.get((event["pid"], event["name"]), 0) <= event["ts"]
+                counted[event["pid"], event["name"]] = event["ts"]
             case other:
                 raise AssertionError(f"an event of kind {other}")
     for (process, thread), events in slices.items():
@@ -84,7 +85,7 @@ def check_nesting(events: list[Event]) -> None:
 def write_log(directory: Path, desk: Desk, *, kind: str = "began", skip: int = 0, file: str = "events.jsonl") -> Path:
     """Write what *desk* was told, without its first *skip* events, as an executor records it."""
     logs = directory / "logs"
-    logs.mkdir(exist_ok=True)
+    logs.mkdir(parents=True, exist_ok=True)
     heading = {"now": 0.0, kind: {"config": asdict(desk.scheduler.config), "unix_seconds": 1e9}}
     lines = [heading, *({"now": now, **to_dict(event)} for now, event in desk.log[skip:])]
     with (logs / file).open("a") as log:
@@ -220,6 +221,47 @@ def test_a_live_recording_follows_documents() -> None:
     assert set(check_structure(trace_document(recording))) == {"lane track 1", "ada deep.ipynb", "bob b"}
 
 
+def test_several_devices_are_apart(tmp_path: Path) -> None:
+    """From their executors' records: each with its own lanes and users, on one axis of time; or one of them alone."""
+    write_log(tmp_path, contended_desk(1.0))
+    write_log(tmp_path / "cuda-1", contended_desk(1.0))
+    out = tmp_path / "trace.json"
+    done = run_trace("--out", str(out), "--runtime-dir", str(tmp_path))
+    assert "with 2 devices, 2 sessions and 4 lanes" in done.stdout
+    trace = json.loads(out.read_text())
+    check_structure(trace)
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert names == {
+        "first device: lanes", "user ada on first device", "user bob on first device",
+        "cuda:1: lanes", "user ada on cuda:1", "user bob on cuda:1",
+    }  # fmt: skip
+    done = run_trace("--out", str(out), "--runtime-dir", str(tmp_path), "--device", "cuda:1", "--json")
+    assert json.loads(done.stdout)["devices"] == 1
+    done = run_trace("--out", str(out), "--runtime-dir", str(tmp_path), "--device", "cuda:7")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "cuda-7" in done.stderr
+
+
+def test_several_devices_are_recorded_live() -> None:
+    """Each by its name; one that is away is left out, and one that there is not is an error."""
+    running = document(lanes=[{"id": 1, "size_bytes": 1, "holder": "a", "queue": []}],
+                       sessions=[session("a", "ada", "running", lane=1)])  # fmt: skip
+    away = {"cuda:2": away_entry("cuda:2", None, 0, "away.")}
+    order = ["cuda:0", "cuda:1", "cuda:2"]
+
+    def fetch() -> dict[str, Any]:
+        return merge({"cuda:0": running, "cuda:1": document()}, away, order, "least-loaded")
+
+    recordings = record_live(fetch, 0.05)
+    assert [recording.device for recording in recordings] == ["cuda:0", "cuda:1"]
+    assert [{span.lane for span in recording.spans} for recording in recordings] == [{1}, set()]
+    assert [recording.device for recording in record_live(fetch, 0.05, device="cuda:1")] == ["cuda:1"]
+    with pytest.raises(ConfigError, match=r"no device 'cuda:9' here; name one of cuda:0, cuda:1, cuda:2"):
+        record_live(fetch, 0.05, device="cuda:9")
+    with pytest.raises(SharedKernelError, match="does not answer"):
+        record_live(fetch, 0.05, device="cuda:2")
+
+
 def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
     """Documents that cannot be had are left out; a gateway that never answers is an error."""
     answers: Iterator[dict[str, Any] | None] = iter([document(), None, document()])
@@ -230,7 +272,8 @@ def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
             raise GatewayUnavailable("no gateway answers.")
         return answer
 
-    assert record_live(fetch, 0.25).notes["documents"] == 2
+    (recording,) = record_live(fetch, 0.25)
+    assert recording.notes["documents"] == 2
     with pytest.raises(GatewayUnavailable):
         record_live(fetch, 0.25)
 

@@ -1,0 +1,49 @@
+"""A status document of several devices as one document for each, for whoever shows one device at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sharedkernel.errors import ConfigError
+
+Document = Mapping[str, Any]
+
+
+def by_device(status: Document) -> dict[str, Document]:
+    """Return a document for each device of *status*, by the device's name, in the configured order.
+
+    Lanes have the numbers that their own executor gives them, and `users` are everybody's. A device whose executor does
+    not answer has no lanes, and no sessions that anybody knows of.
+    """
+    devices = status.get("devices")
+    if not devices:
+        return {str(status["device"]["name"]): status}
+    numbers = {lane["id"]: lane["number"] for lane in status["lanes"]}
+    return {
+        str(device["name"]): {
+            **status,
+            "device": device,
+            "lanes": [{**lane, "id": lane["number"]} for lane in status["lanes"] if lane["device"] == device["name"]],
+            "sessions": [
+                {**session, "lane": numbers.get(session["lane"])}
+                for session in status["sessions"]
+                if session["device"] == device["name"]
+            ],
+        }
+        for device in devices
+    }
+
+
+def only_device(status: Document, name: str) -> dict[str, Document]:
+    """Return what :func:`by_device` has for *name* alone; for an empty name, everything.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such device.
+    """
+    documents = by_device(status)
+    if name and name not in documents:
+        raise ConfigError(f"there is no device {name!r} here; name one of {', '.join(documents)}.")
+    return {name: documents[name]} if name else documents
