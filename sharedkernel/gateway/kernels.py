@@ -67,6 +67,8 @@ class SessionKernels(AsyncMappingKernelManager):
         super().__init__(**kwargs)
         #: devices whose executors were reached since this gateway started: before, no id can be called unknown
         self._adopted: set[str] = set()
+        #: those that were just reached, whose sessions are being asked for
+        self._adopting: dict[str, asyncio.Future[None]] = {}
         #: set once that is all of them, or they were waited for long enough
         self._gathered = asyncio.Event()
         #: sessions being started, by user
@@ -197,6 +199,8 @@ class SessionKernels(AsyncMappingKernelManager):
                 reason="bad_request",
             )
         client_key = env.get("KERNEL_CLIENT_KEY")
+        while self._adopting:  # or a client whose session is there would be given another one
+            await asyncio.wait(self._adopting.values())
         if self.executors.several:
             # Or a client would be given another session than its own, and a user more than they may have.
             await self._gathered.wait()
@@ -458,7 +462,8 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def on_connected(self, device: str) -> None:
         """Meet the executor of *device*, or meet it again."""
-        self._spawn(self._adopt_all(device))
+        adoption = self._adopting[device] = self._spawn(self._adopt_all(device))
+        adoption.add_done_callback(lambda done: self._adopting.get(device) is done and self._adopting.pop(device))
 
     async def _adopt_all(self, device: str) -> None:
         executor = self.executors[device]
@@ -545,10 +550,11 @@ class SessionKernels(AsyncMappingKernelManager):
         else:
             self._spawn(kernel.died(news.message))
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Any) -> asyncio.Future[None]:
+        task: asyncio.Future[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
