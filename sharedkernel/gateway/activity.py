@@ -10,8 +10,8 @@ from typing import Any
 from sharedkernel.errors import ProtocolError
 from sharedkernel.relay.wire import read_object
 
-#: requests remembered that were sent and not yet worked on
-_MAX_ASKED = 256
+#: cells remembered that were sent and have not ended
+_MAX_ASKED = 10_000
 
 
 class Activity:
@@ -46,6 +46,11 @@ class Activity:
         """
         cells = (header for header in self._running.values() if header.get("msg_type") == "execute_request")
         return next(chain(cells, self._asked.values(), self._running.values()), {})
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells were sent that have not ended."""
+        return len(self._asked)
 
     def ask(self, header: dict[str, Any]) -> None:
         """Take note that a client has sent a cell."""

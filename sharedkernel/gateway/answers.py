@@ -10,6 +10,7 @@ from jupyter_server.prometheus.log_functions import prometheus_log_method
 from tornado import web
 
 from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.gateway.metrics import REFUSALS
 
 #: statuses of errors, by reason; other refusals are conflicts, other errors the gateway's fault
 _STATUSES = {
@@ -22,6 +23,8 @@ _STATUSES = {
     "session_not_found": HTTPStatus.NOT_FOUND,
     "quota": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,
+    "too_many_websockets": HTTPStatus.TOO_MANY_REQUESTS,
+    "draining": HTTPStatus.SERVICE_UNAVAILABLE,
     "executor_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "identity_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "start": HTTPStatus.SERVICE_UNAVAILABLE,
@@ -44,6 +47,7 @@ def refusal_in(error: BaseException | None) -> SharedKernelError | None:
 
 def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
     """Set status and headers for *refusal* and return the body."""
+    REFUSALS.labels(reason=refusal.reason).inc()
     handler.set_status(http_status(refusal))
     handler.set_header("Content-Type", "application/json")
     if (retry_after := getattr(refusal, "retry_after", None)) is not None:

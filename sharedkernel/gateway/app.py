@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +18,11 @@ from traitlets import Bool, Enum, Float, Integer, Set, Unicode, default
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.gateway import logs
+from sharedkernel.gateway.audit import AuditLog
+from sharedkernel.gateway.config_check import report_faults
+from sharedkernel.gateway.connections import OpenWebsockets
+from sharedkernel.gateway.drain import DRAIN_SIGNAL, Presence, ask_to_drain, until_cells_end
 from sharedkernel.gateway.entrance import Entrance
 from sharedkernel.gateway.events import StatusFeed
 from sharedkernel.gateway.executors import Executors
@@ -25,6 +32,7 @@ from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.kernels import SessionKernels
 from sharedkernel.gateway.kernelspecs import NoContents, OneKernelSpec
 from sharedkernel.gateway.memberships import Memberships
+from sharedkernel.gateway.metrics import watch_loop_lag
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
 from sharedkernel.gateway.settings import (
     CONFIG_NAME,
@@ -73,12 +81,25 @@ class SharedKernelGateway(CommandApp, ServerApp):
         "keyfile": "ServerApp.keyfile",
         "base-url": "ServerApp.base_url",
         "log-level": "Application.log_level",
+        "log-format": "SharedKernelGateway.log_format",
+        "audit-file": "SharedKernelGateway.audit_file",
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "debug": ({"Application": {"log_level": 10}}, "Log everything."),
+        "check-config": (
+            {"SharedKernelGateway": {"check_config": True}},
+            "Say what is wrong with the configuration, one sentence for each fault, and start nothing.",
+        ),
+        "drain": (
+            {"SharedKernelGateway": {"drain": True}},
+            "Have the gateway that runs take no new sessions, wait for the cells that run, and stop; sessions run on.",
+        ),
     }
 
     kernel_manager: SessionKernels
+
+    _presence: Presence | None = None
+    _watching: Sequence[asyncio.Task[None]] = ()
 
     # Only these of the server's own services are there; the rest of the routes is in handlers.py.
     default_services = ("api", "kernelspecs")  # type: ignore[assignment]
@@ -136,6 +157,22 @@ class SharedKernelGateway(CommandApp, ServerApp):
         "looked at then, while tokens that were right go on working. 0: any number.",
     ).tag(config=True)
     failed_login_seconds = Float(60.0, help="How long a wrong token counts, in seconds.").tag(config=True)
+    max_websockets = Integer(
+        100, min=1, help="Connections that a user may have open at a time: notebooks, and pages that watch the status."
+    ).tag(config=True)
+    revocation_seconds = Float(
+        60.0, help="How often the tokens of open connections are looked at again, in seconds; revoked ones end."
+    ).tag(config=True)
+    audit_file = Unicode(
+        help="Where it is written down who did what to whose session, as lines of JSON; `none`: nowhere. Default: "
+        "`audit.jsonl` in the runtime directory."
+    ).tag(config=True)
+    log_format = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
+    check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)
+    drain = Bool(False, help="Drain the gateway that runs and start nothing.").tag(config=True)
+    drain_seconds = Float(
+        600.0, help="How long draining waits for cells that run, in seconds; they run on. 0: until they have ended."
+    ).tag(config=True)
     request_patience = Float(
         60.0,
         help="How long a client may take to send a request, or leave a connection idle, in seconds; then it is closed.",
@@ -255,10 +292,17 @@ class SharedKernelGateway(CommandApp, ServerApp):
             on_earlier_wanted=manager.on_earlier_wanted,
         )
         self.tornado_settings["status_feed"] = StatusFeed(manager.status)
+        self.tornado_settings["audit_log"] = AuditLog(self._audit_path())
+        self.tornado_settings["open_websockets"] = OpenWebsockets(self.max_websockets)
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
         self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
         # Whom requests are for was seen to at the entrance.
         self.tornado_settings["allow_remote_access"] = True
+
+    def _audit_path(self) -> Path | None:
+        if self.audit_file == "none":
+            return None
+        return Path(self.audit_file).expanduser() if self.audit_file else Path(self.runtime_dir) / "audit.jsonl"
 
     def _learn_groups(self, user: str, groups: Iterable[str]) -> None:
         if self._memberships.learn(user, groups):
@@ -290,10 +334,33 @@ class SharedKernelGateway(CommandApp, ServerApp):
             self._find_http_port()
         self.io_loop.add_callback(self._bind_http_server)
 
+    def init_logging(self) -> None:
+        """Have everything logged in one place and form."""
+        super().init_logging()
+        logs.set_up(self.log, self.log_format)
+
+    def init_resources(self) -> None:
+        """Do what was asked instead of serving, if anything was.
+
+        Raises
+        ------
+        SystemExit
+            With 0 when it was done, with 1 when the configuration has faults.
+        ConfigError
+            When there is no gateway to drain.
+        """
+        if self.check_config:
+            sys.exit(report_faults(self, self._settings))
+        if self.drain:
+            ask_to_drain(Path(self.runtime_dir), self.port)
+            sys.exit(0)
+        super().init_resources()
+
     def init_signal(self) -> None:
-        """Stop on SIGTERM and SIGINT, read the configuration again on SIGHUP."""
+        """Stop on SIGTERM and SIGINT, read the configuration again on SIGHUP, drain on SIGUSR1."""
         signal.signal(signal.SIGTERM, self._signal_stop)
         signal.signal(signal.SIGINT, self._signal_stop)
+        signal.signal(DRAIN_SIGNAL, lambda *_: self.io_loop.add_callback_from_signal(self._begin_draining))
         signal.signal(signal.SIGHUP, lambda *_: self.io_loop.add_callback_from_signal(self.reload))
 
     def _find_http_port(self) -> None:
@@ -319,7 +386,25 @@ class SharedKernelGateway(CommandApp, ServerApp):
     async def _post_start(self) -> None:
         self.kernel_manager.connect()
         self.kernel_manager.start_culling()
+        self._presence = Presence(Path(self.runtime_dir), self.port)
+        self._watching = [asyncio.create_task(watch_loop_lag()), asyncio.create_task(self._close_revoked())]
         self._announce()
+
+    async def _close_revoked(self) -> None:
+        while True:
+            await asyncio.sleep(self.revocation_seconds)
+            await self.tornado_settings["open_websockets"].close_revoked()
+
+    def _begin_draining(self) -> None:
+        if not self.kernel_manager.draining:
+            self.kernel_manager.draining = True
+            self._watching = [*self._watching, asyncio.create_task(self._stop_when_drained())]
+
+    async def _stop_when_drained(self) -> None:
+        self.log.info("draining: no new sessions; waiting for the cells that run")
+        left = await until_cells_end(self.kernel_manager, self.drain_seconds)
+        self.log.info("drained; %d cells run on", len(left))
+        self.stop()
 
     def _announce(self) -> None:
         """Say where the gateway is and how to use it, now that it can be reached."""
@@ -358,4 +443,8 @@ class SharedKernelGateway(CommandApp, ServerApp):
     async def cleanup_kernels(self) -> None:
         """Leave the executors; their sessions run on."""
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
+        for task in self._watching:
+            task.cancel()
+        if self._presence is not None:
+            self._presence.end()
         await self.kernel_manager.executors.close()

@@ -18,6 +18,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.status import visible_to
+from sharedkernel.gateway.answers import AnswersRefusals
 from sharedkernel.gateway.identity import GatewayUser
 
 #: seconds between documents
@@ -60,7 +61,7 @@ class StatusFeed:
         self._task = None
 
 
-class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+class EventsHandler(AnswersRefusals, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """``/sharedkernel/api/events``: pushes the status document, as its user may see it, whenever it has changed.
 
     While no executor can be reached it pushes ``{"message", "reason"}`` instead.
@@ -76,8 +77,9 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
-        """Accept the websocket."""
-        await super().get(*args, **kwargs)
+        """Accept the websocket; returns when it is closed."""
+        with self.settings["open_websockets"].place_for(self):
+            await super().get(*args, **kwargs)
 
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Start watching."""

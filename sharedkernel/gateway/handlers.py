@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from jupyter_client.jsonutil import json_default
-from jupyter_server.auth.decorator import authorized
+from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
@@ -22,13 +22,17 @@ from tornado import web
 
 from sharedkernel.errors import Refused
 from sharedkernel.executor.status import visible_to
+from sharedkernel.gateway import operations
 from sharedkernel.gateway.answers import AnswersRefusals
+from sharedkernel.gateway.audit import Audited
 from sharedkernel.gateway.events import EventsHandler
 from sharedkernel.gateway.quotas import QuotaError
 
 
-class KernelsHandler(AnswersRefusals, kernels.MainKernelHandler):
+class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
     """``/api/kernels``."""
+
+    acts: ClassVar[dict[str, str]] = {"POST": "start session"}
 
     @web.authenticated
     @authorized
@@ -47,32 +51,51 @@ class KernelsHandler(AnswersRefusals, kernels.MainKernelHandler):
         if not all(isinstance(value, str) for value in env.values()):
             raise Refused("`env` holds something that is no text; write names and texts.", reason="bad_request")
         kernel_id = await self.kernel_manager.start_kernel(kernel_name=body.get("name"), path=body.get("path"), env=env)
+        self.acted_on = kernel_id
         self.set_status(HTTPStatus.CREATED)
         self.set_header("Location", url_path_join(self.base_url, "api", "kernels", url_escape(kernel_id)))
         self.finish(json.dumps(self.kernel_manager.kernel_model(kernel_id), default=json_default))
 
 
-class KernelHandler(AnswersRefusals, kernels.KernelHandler):
+class KernelHandler(AnswersRefusals, Audited, kernels.KernelHandler):
     """``/api/kernels/ID``."""
 
+    acts: ClassVar[dict[str, str]] = {"DELETE": "end session"}
 
-class KernelActionHandler(AnswersRefusals, kernels.KernelActionHandler):
+class KernelActionHandler(AnswersRefusals, Audited, kernels.KernelActionHandler):
     """``/api/kernels/ID/interrupt`` and ``/restart``."""
 
+    acts: ClassVar[dict[str, str]] = {"POST": "{action} session"}
 
-class KernelChannelsHandler(AnswersRefusals, KernelWebsocketHandler):
+
+class KernelChannelsHandler(AnswersRefusals, Audited, KernelWebsocketHandler):
     """``/api/kernels/ID/channels``: the websocket that carries a session's messages."""
 
+    @ws_authenticated
+    async def get(self, kernel_id: str) -> None:
+        """Accept the websocket; returns when it is closed."""
+        with self.settings["open_websockets"].place_for(self):
+            await super().get(kernel_id)
 
-class NotebookSessionsHandler(AnswersRefusals, sessions.SessionRootHandler):
+    async def open(self, kernel_id: str) -> None:  # type: ignore[override]
+        """Attach to the session."""
+        self.record_act("attach to session")
+        await super().open(kernel_id)
+
+
+class NotebookSessionsHandler(AnswersRefusals, Audited, sessions.SessionRootHandler):
     """``/api/sessions``."""
 
+    acts: ClassVar[dict[str, str]] = {"POST": "start notebook session"}
 
-class NotebookSessionHandler(AnswersRefusals, sessions.SessionHandler):
+
+class NotebookSessionHandler(AnswersRefusals, Audited, sessions.SessionHandler):
     """``/api/sessions/ID``."""
 
+    acts: ClassVar[dict[str, str]] = {"PATCH": "change notebook session", "DELETE": "end notebook session"}
 
-class GatewayHandler(AnswersRefusals, APIHandler):
+
+class GatewayHandler(AnswersRefusals, Audited, APIHandler):
     """Base of the gateway's own routes."""
 
     auth_resource = "sharedkernel"
@@ -93,6 +116,8 @@ class StatusHandler(GatewayHandler):
 class OffloadHandler(GatewayHandler):
     """``/sharedkernel/api/sessions/ID/offload``: move an idle session's memory away until its next cell."""
 
+    acts: ClassVar[dict[str, str]] = {"POST": "offload session"}
+
     @web.authenticated
     @authorized
     async def post(self, kernel_id: str) -> None:
@@ -107,6 +132,8 @@ class OffloadHandler(GatewayHandler):
 
 class QuotasHandler(GatewayHandler):
     """``/sharedkernel/api/quotas``: what each user may use, and where each value comes from."""
+
+    acts: ClassVar[dict[str, str]] = {"PUT": "change quotas"}
 
     @web.authenticated
     @authorized
@@ -137,6 +164,8 @@ class QuotasHandler(GatewayHandler):
 
 class PolicyHandler(GatewayHandler):
     """``/sharedkernel/api/policy``: who is served before whom."""
+
+    acts: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
     @web.authenticated
     @authorized
@@ -198,4 +227,5 @@ default_handlers = [
     (r"/sharedkernel/api/quotas", QuotasHandler),
     (r"/sharedkernel/api/policy", PolicyHandler),
     (r"/sharedkernel/api/events", EventsHandler),
+    *operations.default_handlers,
 ]

@@ -79,7 +79,7 @@ class TokenOnlyIdentity(IdentityProvider):
             return None
         address = handler.request.remote_ip or ""
         try:
-            self._limit.attempt(address, token, now=time.monotonic())
+            is_new = self._limit.attempt(address, token, now=time.monotonic())
             user = await self.identify(token)
         except IdentityUnavailable as refusal:
             self._limit.withdraw(address, token)
@@ -88,6 +88,8 @@ class TokenOnlyIdentity(IdentityProvider):
             self._refuse(handler, refusal)
         if user is None:
             self._limit.failed(token)
+            if is_new:
+                handler.settings["audit_log"].record("refuse token", user=None, address=address)
         else:
             self._limit.succeeded(address, token)
             # jupyter_server reads this: such a request needs no protection against other sites' forms.

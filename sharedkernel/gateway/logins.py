@@ -16,6 +16,8 @@ from sharedkernel.errors import Refused
 
 #: addresses and right tokens remembered; the longest unseen are forgotten
 _MOST_REMEMBERED = 10_000
+#: wrong tokens of one address that are remembered where any number is allowed
+_MOST_UNLIMITED = 1000
 
 
 class TooManyFailures(Refused):
@@ -44,8 +46,8 @@ class LoginLimit:
         #: fingerprints of tokens that were right
         self._right: OrderedDict[bytes, None] = OrderedDict()
 
-    def attempt(self, address: str, token: str, *, now: float) -> None:
-        """Return if *token*, shown from *address* at *now* (seconds), may be looked at.
+    def attempt(self, address: str, token: str, *, now: float) -> bool:
+        """Return if *token*, shown from *address* at *now* (seconds), may be looked at: whether for the first time.
 
         It counts as wrong until :meth:`succeeded` or :meth:`withdraw` says otherwise, so that many at once are no way
         around.
@@ -56,21 +58,24 @@ class LoginLimit:
             When the address has shown too many others.
         """
         place, shown = _network(address), self._fingerprint(token)
-        if not self._max or shown in self._right:
-            return
+        if shown in self._right:
+            return False
         failures = self._failures.setdefault(place, {})
         self._failures.move_to_end(place)
         if len(self._failures) > _MOST_REMEMBERED:
             self._failures.popitem(last=False)
         for fingerprint in [known for known, when in failures.items() if now - when >= self._window]:
             del failures[fingerprint]
-        if len(failures) >= self._max and shown not in failures:
+        is_new = shown not in failures
+        if self._max and is_new and len(failures) >= self._max:
             wait = self._window - (now - min(failures.values()))
             raise TooManyFailures(
                 f"too many wrong tokens came from {address}; check yours and try again in {max(1, round(wait))} s.",
                 retry_after=wait,
             )
-        failures[shown] = now
+        if self._max or len(failures) < _MOST_UNLIMITED:
+            failures[shown] = now
+        return is_new
 
     def succeeded(self, address: str, token: str) -> None:
         """Take note that *token* is somebody's."""

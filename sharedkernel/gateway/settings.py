@@ -152,17 +152,38 @@ def build_policy(policy: Any, files: Sequence[Path]) -> str:
 
 
 def _place(files: Sequence[Path], setting: str, path: tuple[str, ...]) -> str:
-    """Return "FILE, line N: " for where *setting*'s entry *path* is written; "" when it cannot be told."""
+    """Return :func:`place` for a setting of the gateway itself."""
+    return place(files, "SharedKernelGateway", setting, path)
+
+
+def place(files: Sequence[Path], section: str, setting: str, path: tuple[str, ...] = ()) -> str:
+    """Return where a setting is written, as the beginning of a sentence.
+
+    Parameters
+    ----------
+    files
+        The configuration files, most important last.
+    section, setting
+        The names in ``c.SECTION.SETTING``; an empty setting means the first one of the section.
+    path
+        Keys that lead to the entry meant in the setting's value.
+
+    Returns
+    -------
+    "FILE, line N: ", "FILE: " when the line cannot be told, "" when there is no file.
+    """
     for file in reversed(files):
-        if file.suffix == ".py" and (line := _find_line(file.read_text(), setting, path)) is not None:
+        if file.suffix == ".py" and (line := _find_line(file.read_text(), f"{section}.{setting}", path)) is not None:
             return f"{file}, line {line}: "
     return f"{files[-1]}: " if files else ""
 
 
-def _find_line(source: str, setting: str, path: tuple[str, ...]) -> int | None:
+def _find_line(source: str, name: str, path: tuple[str, ...]) -> int | None:
     for statement in ast.walk(ast.parse(source)):
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]).endswith(f"Gateway.{setting}"):
-            return _descend(statement.value, path)
+        if isinstance(statement, ast.Assign):
+            target = ast.unparse(statement.targets[0]).partition(".")[2]
+            if target == name or (name.endswith(".") and f"{target}.".startswith(name)):
+                return _descend(statement.value, path)
     return None
 
 

@@ -42,6 +42,12 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         help="Longest message that a client may send, in bytes; longer ones are refused with an error in the notebook.",
     ).tag(config=True)
 
+    max_queued_cells = Integer(
+        1000,
+        min=1,
+        help="Cells that a session may have to run at a time; more are refused with an error in the notebook.",
+    ).tag(config=True)
+
     _closed = Bool(False)
     #: while the client is told what it has missed: what comes from the session meanwhile, with its stream
     _held: list[tuple[Any, list[bytes]]] | None = None
@@ -173,6 +179,14 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 )
                 return
             if header.get("msg_type") == "execute_request":
+                if self.kernel_manager.activity.num_cells >= self.max_queued_cells:
+                    self._refuse(
+                        channel,
+                        header,
+                        f"this session has {self.max_queued_cells} cells to run already; wait for some of them to end "
+                        "(c.SessionWebsocket.max_queued_cells).",
+                    )
+                    return
                 self.kernel_manager.activity.ask(header)
             super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -127,12 +127,12 @@ def test_a_single_user_gets_a_token_and_what_to_do_with_it(tmp_path: Path) -> No
         gateway.stdout.close()
         log.close()
     assert token not in (tmp_path / "log").read_text()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["audit.jsonl"]
 
 
 def test_every_route_needs_a_token(tmp_path: Path) -> None:
     """No handler that the application has answers a stranger, but for what Jupyter says of itself."""
-    public = ("/", "/api", "/robots.txt", "/favicon.ico")
+    public = ("/", "/api", "/robots.txt", "/favicon.ico", "/healthz", "/readyz")
 
     async def scenario(gateway: SharedKernelGateway) -> None:
         await asyncio.sleep(0)  # it binds its port in the loop's first round

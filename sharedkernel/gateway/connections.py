@@ -1,0 +1,79 @@
+"""How many websockets a user may have open, and that each is closed when its token is no longer good."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from sharedkernel.errors import Refused
+
+log = logging.getLogger(__name__)
+
+#: what a client is told when its websocket is closed for its token (RFC 6455: policy violation)
+_CLOSE_CODE = 1008
+
+
+class TooManyWebsockets(Refused):
+    """A user has as many websockets open as they may."""
+
+    reason = "too_many_websockets"
+
+
+class OpenWebsockets:
+    """Knows every websocket, from before it is accepted until it is closed.
+
+    Parameters
+    ----------
+    most
+        How many a user may have.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._numbers: Counter[str] = Counter()
+        self._handlers: set[Any] = set()
+
+    @contextlib.contextmanager
+    def place_for(self, handler: Any) -> Iterator[None]:
+        """Count *handler*, a websocket's of jupyter_server, while the context is open.
+
+        Raises
+        ------
+        TooManyWebsockets
+            When its user has as many as they may; counted before anything is awaited, so that requests in parallel
+            cannot slip through together.
+        """
+        user = handler.current_user.username
+        if self._numbers[user] >= self._most:
+            raise TooManyWebsockets(
+                f"{user} has {self._most} connections to this gateway open, which is the most; close notebooks that "
+                "are not used.",
+                retry_after=5.0,
+            )
+        self._numbers[user] += 1
+        self._handlers.add(handler)
+        try:
+            yield
+        finally:
+            self._handlers.discard(handler)
+            self._numbers[user] -= 1
+            if not self._numbers[user]:
+                del self._numbers[user]
+
+    async def close_revoked(self) -> None:
+        """Look at the tokens of all open websockets again, and close those whose token lets their user in no more.
+
+        Where the identity cannot be asked, they stay: nobody is thrown out on a guess.
+        """
+        for handler in list(self._handlers):
+            user = handler.current_user
+            try:
+                found = await handler.identity_provider.identify(handler.identity_provider.get_token(handler))
+            except Refused:
+                continue
+            if handler in self._handlers and (found is None or found.username != user.username):
+                log.info("closing a connection of %s: its token is no longer good", user.username)
+                handler.close(_CLOSE_CODE, "the token is no longer good")
