@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint labextension docs bench faults clean
+.PHONY: demo test lint labextension docs binder bench faults clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
@@ -30,6 +30,11 @@ labextension: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -W --keep-going docs build/docs
+
+# what Binder would build and start, in an environment of its own; with the torch of this one, as others are large
+binder: $(INSTALLED)
+	@mkdir -p build && $(BIN)/python -m pip freeze | grep '^torch==' > build/torch.txt
+	PIP_CONSTRAINT=$(abspath build/torch.txt) $(BIN)/python -m pytest -m slow tests/binder
 
 # what sharing costs and gives, beside the stock tools; not part of the tests, since machines are noisy
 bench: $(INSTALLED)
