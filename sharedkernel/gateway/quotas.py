@@ -158,7 +158,7 @@ def parse_groups(groups: Any) -> dict[str, list[str]]:
         raise ConfigError(f"groups is {groups!r}; write a dictionary such as {{'students': ['ada']}}.")
     checked = {}
     for name, members in groups.items():
-        if isinstance(members, str) or not all(isinstance(member, str) for member in members):
+        if not isinstance(members, list | tuple | set) or not all(isinstance(member, str) for member in members):
             raise ConfigError(f"groups[{name!r}] is {members!r}; write a list of users' names.")
         checked[str(name)] = list(members)
     return checked

@@ -1,0 +1,112 @@
+"""Files that people write, or that a crash tore: read, or refused in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.executor.journal import Journal
+from sharedkernel.executor.requests import user_configured
+from sharedkernel.gateway.settings import build_devices, build_placement, build_policy, build_quotas, read_settings
+from tests.fuzz.fuzzing import fuzz, json_values, mangled, texts
+
+_amounts = json_values | st.sampled_from(["25%", "8GiB", "-1", "1e400%", "10m", "∞", "8 Gb", 0, 1.5, float("nan")])
+_keys = st.sampled_from(["memory", "share", "sessions", "priority", "offload_after", "cull_after", "linger"])
+_entries = st.dictionaries(_keys | texts, _amounts, max_size=4)
+_by_name = st.dictionaries(texts, _entries, max_size=3)
+_quotas = (
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "default": _entries,
+            **dict.fromkeys(("groups", "users"), st.dictionaries(texts, _entries, max_size=3)),
+        },
+    )
+    | json_values
+)
+_good = st.just(b"c = get_config()\nc.SharedKernelGateway.quotas = {'default': {'memory': '25%'}}\n")
+
+
+def outcome(build: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """Return what *build* gives, or None and its refusal."""
+    try:
+        return build(*arguments), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+@fuzz(examples=150, quotas=_quotas, groups=st.dictionaries(texts, st.lists(texts, max_size=3)) | json_values)
+def test_any_quotas_are_used_or_refused(quotas: Any, groups: Any) -> None:
+    """A refusal is one sentence; what is not refused can be asked about for anybody, on any device."""
+    found, refusal = outcome(build_quotas, quotas, groups, [])
+    assert len(refusal.splitlines()) <= 1
+    if found is not None:
+        for user in ("ada", *found.known_users()):
+            user_configured(found.limits(user, 8 << 30))
+            found.explain(user)
+
+
+@fuzz(examples=60, value=json_values)
+def test_any_devices_placement_and_policy_are_used_or_refused(value: Any) -> None:
+    """One sentence each."""
+    for build in (build_devices, build_placement, build_policy):
+        _, refusal = outcome(build, value, [])
+        assert len(refusal.splitlines()) <= 1
+
+
+@fuzz(examples=100, text=mangled(_good) | st.binary(max_size=60), suffix=st.sampled_from([".py", ".json"]))
+def test_any_configuration_file_is_read_or_refused(text: bytes, suffix: str) -> None:
+    """Whatever the text is, the error names the file."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / f"config{suffix}"
+        path.write_bytes(text)
+        settings, refusal = outcome(read_settings, [], str(path))
+        if settings is None:
+            assert str(path) in refusal
+        else:
+            settings.section()
+
+
+class Entry(msgspec.Struct, tag=True, frozen=True):
+    """What the journal of these tests holds."""
+
+    number: int
+    text: str = ""
+
+
+async def _write(path: Path, entries: list[Entry]) -> list[Any]:
+    """Open a journal, add to it and close it; return what was in it."""
+    journal = Journal(path, Entry, schema=1, summarise=lambda: entries)
+    found = journal.open()
+    for entry in entries:
+        journal.add(entry)
+    journal.close()
+    return found
+
+
+@fuzz(
+    examples=60,
+    entries=st.lists(st.builds(Entry, st.integers(0, 100), texts), max_size=6),
+    data=st.data(),
+)
+def test_a_torn_journal_keeps_what_was_whole(entries: list[Entry], data: st.DataObject) -> None:
+    """Wherever it is torn, mangled or filled with noise, it opens, gives entries that were written, and takes more."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "journal"
+        asyncio.run(_write(path, entries))
+        whole = path.read_bytes()
+        torn = whole[: data.draw(st.integers(0, len(whole)), label="length")]
+        path.write_bytes(torn)
+        found = asyncio.run(_write(path, []))
+        assert found == entries[: len(found)]
+        path.write_bytes(data.draw(mangled(st.just(whole)) | st.binary(max_size=60), label="mangled"))
+        found = asyncio.run(_write(path, [Entry(1)]))
+        assert all(isinstance(entry, Entry) for entry in found)
+        assert asyncio.run(_write(path, [])) == [*found, Entry(1)]
