@@ -98,6 +98,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     version: int
     device: Device
     pid: int
+    #: names of the Python environments that sessions can have besides the executor's own
+    environments: list[str] = []
 
 
 # --- gateway or command -> executor; each carries `request`, repeated in its answer -----------------------------------
@@ -121,6 +123,8 @@ class StartSession(Message, frozen=True, kw_only=True):
     kernel: str | None = None
     #: said before its first cell's own output
     notice: str | None = None
+    #: name of its Python environment; empty: the executor's own
+    environment: str = ""
 
 
 class EndSession(Message, frozen=True, kw_only=True):
@@ -198,6 +202,15 @@ class GetStatus(Message, frozen=True, kw_only=True):
     request: int
 
 
+class AwaitChange(Message, frozen=True, kw_only=True):
+    """Ask for word of the next change of a session's state, a lane or a limit; answered by :class:`Done` then.
+
+    What is measured all the time (memory, iterations, service) is no change.
+    """
+
+    request: int
+
+
 class GetCounts(Message, frozen=True, kw_only=True):
     """Ask how often what happened; answered by :class:`CountsAnswer`."""
 
@@ -233,6 +246,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str | None = None
     #: seconds for which it still lingers; None: it was not shut down
     lingers: float | None = None
+    #: name of its Python environment; empty: the executor's own
+    environment: str = ""
 
 
 class SessionReady(Message, frozen=True, kw_only=True):
@@ -453,6 +468,8 @@ class Assign(Message, frozen=True, kw_only=True):
     check_lanes: bool = False
     #: who the process becomes, before anything else; None: it stays as it is
     account: Account | None = None
+    #: name of the process's Python environment; empty: the executor's own
+    environment: str = ""
 
 
 class Granted(Message, frozen=True, kw_only=True):
@@ -751,7 +768,7 @@ class KeptAll(Message, frozen=True, kw_only=True):
 
 ToExecutor = (
     Hello | StartSession | EndSession | OffloadSession | SignalSession | ListSessions | ConfigureUsers | SetPolicy
-    | LingerSession | ReclaimSession | NotifySession | WantEarlier
+    | LingerSession | ReclaimSession | NotifySession | WantEarlier | AwaitChange
     | GetStatus | GetCounts | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted
     | DeviceWantWithdrawn | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | Foreseen
 )  # fmt: skip

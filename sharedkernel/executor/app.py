@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, validate
+from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, Union, validate
 
 from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices import ServedDevice, cuda, host
 from sharedkernel.executor.devices.cuda_device import CudaOptions, LaneSharing
 from sharedkernel.executor.devices.mps import MpsMode
+from sharedkernel.executor.environments import Environment, open_environments
 from sharedkernel.executor.isolation import DEFAULT_HOMES, Isolation, IsolationOptions
 from sharedkernel.executor.service import ExecutorService
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
@@ -94,6 +95,12 @@ class ExecutorApp(CommandApp):
         help="Fill a lane with nonsense whenever a session on a GPU hands it over, so that a use of memory that should "
         "have been kept shows as not-a-number; for finding faults, since each switch then takes milliseconds.",
     ).tag(config=True)
+    environments = Dict(
+        value_trait=Unicode(),
+        key_trait=Unicode(),
+        help="More Python environments for notebooks, as NAME=PYTHON, such as torch-2.11=/opt/torch-2.11/bin/python; "
+        "each is the kernel `shared-gpu-NAME`, and needs sharedkernel[host] installed.",
+    ).tag(config=True)
     isolate = Enum(
         ["auto", "users", "off"],
         default_value="auto",
@@ -141,6 +148,7 @@ class ExecutorApp(CommandApp):
         "lane-sharing": "ExecutorApp.lane_sharing",
         "mps": "ExecutorApp.mps",
         "overuse-patience": "ExecutorApp.overuse_patience",
+        "environment": "ExecutorApp.environments",
         "isolate": "ExecutorApp.isolate",
         "uid-range": "ExecutorApp.uid_range",
         "homes": "ExecutorApp.homes",
@@ -186,10 +194,13 @@ class ExecutorApp(CommandApp):
         parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
         directory = device_directory(parent, self.device)
         try:
+            environments = open_environments(self.environments)
             isolation = self._isolate(directory, parent)
+            for environment in environments.values():
+                isolation.check_python(environment.python, environment.folders)
             if directory != parent:  # made on the way to the subdirectory, it would be open to others
                 make_private_directory(parent)
-            asyncio.run(self._serve(directory, served, config, isolation))
+            asyncio.run(self._serve(directory, served, config, isolation, environments))
         except SharedKernelError as error:
             fail(str(error))
         except OSError as error:
@@ -232,14 +243,20 @@ class ExecutorApp(CommandApp):
             session_files=self.session_files,
         )
         isolation = Isolation(options, directory, passages=[parent])
-        isolation.check_python(sys.executable, sys.path)
         log.log(logging.INFO if isolation.uses_accounts else logging.WARNING, "%s", isolation.sentence)
         return isolation
 
     async def _serve(
-        self, directory: Path, served: ServedDevice, config: SchedulerConfig, isolation: Isolation
+        self,
+        directory: Path,
+        served: ServedDevice,
+        config: SchedulerConfig,
+        isolation: Isolation,
+        environments: Mapping[str, Environment],
     ) -> None:
-        service = ExecutorService(directory, served, config, isolation=isolation, spares=self.spares)
+        service = ExecutorService(
+            directory, served, config, isolation=isolation, environments=environments, spares=self.spares
+        )
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         # Before the start, which leaves processes behind if it is cut short.

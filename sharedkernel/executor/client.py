@@ -66,6 +66,8 @@ class ExecutorClient:
         self.on_earlier_wanted = on_earlier_wanted
         #: what the executor serves; None until it was first reached
         self.device: protocol.Device | None = None
+        #: names of the Python environments that sessions can have there besides the executor's own
+        self.environments: list[str] = []
         self._writer: asyncio.StreamWriter | None = None
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -124,7 +126,7 @@ class ExecutorClient:
         if not isinstance(welcome, protocol.Welcome):
             writer.close()
             raise ProtocolError(getattr(welcome, "message", "the executor did not greet."))
-        self.device = welcome.device
+        self.device, self.environments = welcome.device, welcome.environments
         self._writer = writer
         self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
         if self.on_connected is not None:
@@ -215,6 +217,7 @@ class ExecutorClient:
         env: dict[str, str] | None = None,
         kernel: str | None = None,
         notice: str | None = None,
+        environment: str = "",
     ) -> SessionRecord:
         """Start a session and return it once it is ready to be talked to."""
         answer = await self._ask(
@@ -228,6 +231,7 @@ class ExecutorClient:
                 env=env or {},
                 kernel=kernel,
                 notice=notice,
+                environment=environment,
             )
         )
         record: SessionRecord = answer.record
@@ -289,6 +293,10 @@ class ExecutorClient:
             When there is no policy of that name, with those that there are.
         """
         await self._ask(lambda number: protocol.SetPolicy(request=number, policy=policy))
+
+    async def wait_for_change(self) -> None:
+        """Return at the next change of a session's state, a lane or a limit; what is measured all the time is none."""
+        await self._ask(lambda number: protocol.AwaitChange(request=number))
 
     async def status(self) -> dict[str, Any]:
         """Return the whole status document, nothing hidden."""

@@ -18,7 +18,7 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from sharedkernel.executor.connections import Connection
 from sharedkernel.executor.descriptor_channel import DescriptorChannel
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.leases import own_bytes
+from sharedkernel.executor.environments import OWN, Environment, own_environment
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.foresight import Foresight
 from sharedkernel.executor.grants import Grants
@@ -79,6 +80,8 @@ class ExecutorService:
         Of the scheduler.
     isolation
         How users are kept apart; None: not at all.
+    environments
+        Python environments that sessions can have, by name; None: the executor's own.
     spares
         Initialised sessions kept ready for the next users.
     """
@@ -90,6 +93,7 @@ class ExecutorService:
         config: SchedulerConfig,
         *,
         isolation: Isolation | None = None,
+        environments: Mapping[str, Environment] | None = None,
         spares: int = 1,
     ) -> None:
         self.directory = runtime_directory
@@ -98,7 +102,8 @@ class ExecutorService:
         self._isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
         self._spares = spares
         self._shelves = Shelves(self._tell_keeper, self._shelf_room)
-        self._supervisor = Supervisor(runtime_directory, self._on_end, self._shelves)
+        self._environments = environments or {OWN: own_environment()}
+        self._supervisor = Supervisor(runtime_directory, self._on_end, self._shelves, self._environments)
         self._supervisor.device_kind = served.device.kind
         self._supervisor.isolation = self._isolation.kind
         lanes = served.lane_desk
@@ -282,7 +287,12 @@ class ExecutorService:
             peer.send(self._welcome())
 
     def _welcome(self) -> protocol.Welcome:
-        return protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=self._served.device, pid=os.getpid())
+        return protocol.Welcome(
+            version=protocol.PROTOCOL_VERSION,
+            device=self._served.device,
+            pid=os.getpid(),
+            environments=[name for name in self._environments if name != OWN],
+        )
 
     # --- gateways and commands ----------------------------------------------------------------------------------------
 
@@ -357,8 +367,13 @@ class ExecutorService:
         if message.session in self._grants.sessions:
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
         self._served.check_start(message.limits, self._grants.sessions.values())
+        if message.environment not in self._environments:
+            raise Refused(
+                f"there is no environment {message.environment!r} here (any more); choose another kernel.",
+                reason="no_such_kernel",
+            )
         account = await asyncio.to_thread(self._isolation.find, message.limits.user)
-        process = await self._take_spare()
+        process = await self._take_spare(message.environment)
         if message.session in self._grants.sessions:  # another start of the same session was quicker
             process.session = None
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
@@ -386,6 +401,7 @@ class ExecutorService:
                 shares_lanes=self._served.lane_desk is not None,
                 check_lanes=self._served.check_lanes,
                 account=account,
+                environment=message.environment,
             )
         )
         try:
@@ -444,14 +460,21 @@ class ExecutorService:
 
     # --- spares -------------------------------------------------------------------------------------------------------
 
-    async def _take_spare(self) -> SessionProcess:
+    async def _take_spare(self, environment: str) -> SessionProcess:
         spare = next(
-            (p for p in self._supervisor.processes.values() if p.session is None and p.ready.done() and p.transport),
+            (
+                process
+                for process in self._supervisor.processes.values()
+                if process.session is None
+                and process.environment == environment
+                and process.ready.done()
+                and process.transport
+            ),
             None,
         )
         self._want_spares()
         if spare is None:
-            return await self._supervisor.fork(taken=True)
+            return await self._supervisor.fork(environment, taken=True)
         spare.take()
         return spare
 
@@ -463,12 +486,17 @@ class ExecutorService:
         )
 
     async def _make_up_spares(self) -> None:
-        spares = sum(process.session is None for process in self._supervisor.processes.values())
-        for _ in range(spares, self._spares):
-            try:
-                await self._supervisor.fork()
-            except (Refused, ExecutorUnavailable) as error:
-                log.warning("no spare session: %s", error)
+        for environment in self._supervisor.warm_environments:
+            there = [
+                process
+                for process in self._supervisor.processes.values()
+                if process.session is None and process.environment == environment
+            ]
+            for _ in range(len(there), self._spares):
+                try:
+                    await self._supervisor.fork(environment)
+                except (Refused, ExecutorUnavailable) as error:
+                    log.warning("no spare session: %s", error)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     attained: float
     connection: dict[str, Any] | None
     uid: int
+    environment: str
     kernel: str | None = None
     lingers_until: float | None = None
     used: bool = True
@@ -55,6 +56,8 @@ class SessionProcess:
     started: int = 0
     #: user id that it runs under once it serves somebody
     uid: int = field(default_factory=os.getuid)
+    #: name of the Python environment that it has; empty: the executor's own
+    environment: str = ""
     #: calls that hear greetings in its name once its process id is known
     early_hellos: list[Callable[[], None]] = field(default_factory=list)
     #: done when it first said hello, failed when it ended before
@@ -149,6 +152,7 @@ class SessionProcess:
             incarnation=self.incarnation,
             pid=self.pid,
             connection=self.connection,
+            environment=self.environment,
             kernel=self.kernel,
             lingers=None if self.lingers_until is None else max(0.0, self.lingers_until - time.monotonic()),
         )
@@ -170,6 +174,7 @@ class SessionProcess:
             attained=attained,
             connection=self.connection,
             uid=self.uid,
+            environment=self.environment,
             kernel=self.kernel,
             lingers_until=self.lingers_until,
             used=self.used,

@@ -12,43 +12,30 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import msgspec
 
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError, ExecutorUnavailable, Refused
-from sharedkernel.executor.packets import PacketSocket, connect
+from sharedkernel.errors import ExecutorUnavailable, Refused
+from sharedkernel.executor.environments import OWN, Environment
+from sharedkernel.executor.launch import reach, wait_for_end
+from sharedkernel.executor.packets import PacketSocket
 from sharedkernel.executor.sessions import KeptSession, SessionProcess, start_time
 from sharedkernel.executor.shelves import KEY_PREFIX, Shelves
+from sharedkernel.executor.warm_parents import WarmParents
 from sharedkernel.paths import (
-    EXECUTOR_SOCKET,
     KEEPER_SOCKET,
     LOGS_DIRECTORY,
     SESSIONS_DIRECTORY,
-    WARM_PARENT_SOCKET,
     make_private_directory,
 )
 from sharedkernel.session.page import Page
 
 log = logging.getLogger(__name__)
 
-#: variables of the executor's environment that sessions may see; all others stay with it (tokens, keys, passwords)
-_PASSED_ON = frozenset({
-    "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "SHAREDKERNEL_OFFLOAD_DIR",
-    "SHELL", "TERM", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
-    "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
-})  # fmt: skip
-_PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "PYTORCH_", "TORCH_")
-
-#: seconds to wait for a small process to listen
-_START_TIMEOUT = 30.0
 #: seconds for a session to become ready after its fork
 _READY_TIMEOUT = 60.0
 #: seconds between SIGTERM and SIGKILL, and seconds that a killed process may take to be reaped
@@ -68,10 +55,16 @@ class Supervisor:
         Called with a process and its wait status (None: unknown) once it is reaped.
     shelves
         Whose memory the keeper holds as well.
+    environments
+        All that sessions can have, by name.
     """
 
     def __init__(
-        self, runtime_directory: Path, on_end: Callable[[SessionProcess, int | None], None], shelves: Shelves
+        self,
+        runtime_directory: Path,
+        on_end: Callable[[SessionProcess, int | None], None],
+        shelves: Shelves,
+        environments: Mapping[str, Environment],
     ) -> None:
         self.directory = runtime_directory
         self.processes: dict[str, SessionProcess] = {}
@@ -82,7 +75,9 @@ class Supervisor:
         self._on_end = on_end
         self._shelves = shelves
         self._keeper: PacketSocket | None = None
-        self._warm_parent: PacketSocket | None = None
+        self._warm_parents = WarmParents(
+            runtime_directory, environments, on_message=self._hear_warm_parent, on_gone=self._warm_parent_gone
+        )
         self._refilling: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -94,7 +89,7 @@ class Supervisor:
         make_private_directory(self.directory / LOGS_DIRECTORY)
         await self._open_keeper()
         kept = self._adopt()
-        await self._open_warm_parent()
+        await self._warm_parents.start()
         return kept
 
     def _adopt(self) -> list[KeptSession]:
@@ -133,6 +128,7 @@ class Supervisor:
                 lingers_until=kept.lingers_until,
                 used=kept.used,
                 uid=kept.uid,
+                environment=kept.environment,
             )
             process.ready.set_result(None)
             self.processes[process.process] = process
@@ -140,45 +136,23 @@ class Supervisor:
             adopted.append(kept)
 
     async def _open_keeper(self) -> None:
-        self._keeper = await self._reach(KEEPER_SOCKET, "sharedkernel.executor.keeper", [], protocol.FromKeeper)
-        asyncio.get_running_loop().add_reader(self._keeper, self._hear_keeper)
-
-    async def _open_warm_parent(self) -> None:
-        self._warm_parent = await self._reach(
-            WARM_PARENT_SOCKET,
-            "sharedkernel.executor.warm_parent",
-            [str(self.directory / EXECUTOR_SOCKET)],
-            protocol.FromWarmParent,
+        self._keeper = await reach(
+            self.directory / KEEPER_SOCKET,
+            "sharedkernel.executor.keeper",
+            [],
+            protocol.FromKeeper,
+            log_path=self.directory / LOGS_DIRECTORY / "keeper.log",
         )
-        asyncio.get_running_loop().add_reader(self._warm_parent, self._hear_warm_parent)
-
-    async def _reach(self, name: str, module: str, arguments: list[str], accepted: Any) -> PacketSocket:
-        """Connect to the small process listening at *name*, and start it if nobody does."""
-        path = str(self.directory / name)
-        with contextlib.suppress(OSError):
-            return connect(path, accepted)
-        log_path = self.directory / LOGS_DIRECTORY / f"{module.rpartition('.')[2]}.log"
-        command = [sys.executable, "-m", module, path, *arguments]
-        with _log_file(log_path) as output:
-            child = subprocess.Popen(  # noqa: ASYNC220 (starting takes a millisecond; it outlives this loop)
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=_scrubbed_environment(),
-                cwd="/",
-            )
-        deadline = time.monotonic() + _START_TIMEOUT
-        while True:
-            with contextlib.suppress(OSError):
-                return connect(path, accepted)
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise ExecutorUnavailable(f"{module} did not start; see {log_path}.")
-            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().add_reader(self._keeper, self._hear_keeper)
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
-    async def fork(self, *, taken: bool = False) -> SessionProcess:
+    @property
+    def warm_environments(self) -> list[str]:
+        """The environments from which sessions can be forked at once."""
+        return self._warm_parents.open_environments()
+
+    async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionProcess:
         """Fork a spare and return it once it is ready; one that is *taken* is nobody else's from the start.
 
         Raises
@@ -188,7 +162,10 @@ class Supervisor:
         """
         name = uuid4().hex[:12]
         process = SessionProcess(
-            process=name, page=Page.create(f"sharedkernel-{name}"), ready=asyncio.get_running_loop().create_future()
+            process=name,
+            page=Page.create(f"sharedkernel-{name}"),
+            ready=asyncio.get_running_loop().create_future(),
+            environment=environment,
         )
         if taken:
             process.take()
@@ -201,10 +178,7 @@ class Supervisor:
             isolation=self.isolation,
         )
         try:
-            if self._warm_parent is None:
-                await self._open_warm_parent()
-            assert self._warm_parent is not None
-            self._warm_parent.send(fork, [process.page.descriptor])
+            await self._warm_parents.fork(environment, fork, process.page.descriptor)
             async with asyncio.timeout(_READY_TIMEOUT):
                 await process.ready
         except (OSError, TimeoutError) as error:
@@ -218,26 +192,21 @@ class Supervisor:
     def _log_file(self, name: str) -> Path:
         return self.directory / LOGS_DIRECTORY / f"session-{name}.log"
 
-    def _hear_warm_parent(self) -> None:
-        assert self._warm_parent is not None
-        message, _ = self._warm_parent.receive()
-        if message is None:
-            asyncio.get_running_loop().remove_reader(self._warm_parent)
-            self._warm_parent.close()
-            self._warm_parent = None
-            if not self._stopping:
-                log.warning("the warm parent ended (see its log); the next fork starts another")
-            for process in list(self.processes.values()):
-                if not process.pid:  # it was never forked
-                    self._forget(process, None)
+    def _warm_parent_gone(self, environment: str) -> None:
+        if not self._stopping:
+            log.warning("a warm parent ended (see its log); the next fork starts another")
+        for process in list(self.processes.values()):
+            if not process.pid and process.environment == environment:  # it was never forked
+                self._forget(process, None)
+
+    def _hear_warm_parent(self, message: protocol.Forked | protocol.Exited) -> None:
+        process = self.processes.get(message.process)
+        if process is None:
             return
         if isinstance(message, protocol.Forked):
-            if (forked := self.processes.get(message.process)) is not None:
-                self._set_pid(forked, message.pid)
-        elif isinstance(message, protocol.Exited):
-            self._warm_parent.send(protocol.ExitedSeen(process=message.process))
-            if (ended := self.processes.get(message.process)) is not None:
-                self._forget(ended, message.status)
+            self._set_pid(process, message.pid)
+        else:
+            self._forget(process, message.status)
 
     def _set_pid(self, process: SessionProcess, pid: int) -> None:
         """Take note of the process id, as its parent says it."""
@@ -261,7 +230,8 @@ class Supervisor:
             os.close(process.pidfd)
             process.pidfd = None
             if not process.ended.is_set():
-                loop.call_later(0 if self._warm_parent is None else _STATUS_TIMEOUT, self._forget, process, None)
+                is_told = self._warm_parents.is_open(process.environment)
+                loop.call_later(_STATUS_TIMEOUT if is_told else 0, self._forget, process, None)
 
         loop.add_reader(process.pidfd, gone)
 
@@ -359,19 +329,18 @@ class Supervisor:
         self._stopping = True
         if end_sessions:
             await asyncio.gather(*(self.end(process) for process in list(self.processes.values())))
-            for small in (self._warm_parent, self._keeper):
-                if small is not None:
-                    with contextlib.suppress(OSError):
-                        small.send(protocol.Quit())
+            if self._keeper is not None:
+                with contextlib.suppress(OSError):
+                    self._keeper.send(protocol.Quit())
         if self._refilling is not None:
             self._refilling.cancel()
-        for small in (self._warm_parent, self._keeper):
-            if small is not None:
-                asyncio.get_running_loop().remove_reader(small)
-                if end_sessions:
-                    _wait_for_end(small)
-                small.close()
-        self._warm_parent = self._keeper = None
+        self._warm_parents.close(quit_too=end_sessions)
+        if self._keeper is not None:
+            asyncio.get_running_loop().remove_reader(self._keeper)
+            if end_sessions:
+                wait_for_end(self._keeper)
+            self._keeper.close()
+            self._keeper = None
 
 
 def _read_kept(data: bytes) -> KeptSession | None:
@@ -404,30 +373,3 @@ def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if leader:
             os.killpg(leader, signal.SIGKILL)
-
-
-def _wait_for_end(small: PacketSocket) -> None:
-    """Wait until the process at the other end is gone: its end closes the connection."""
-    with contextlib.suppress(OSError):
-        while small.receive()[0] is not None:
-            pass
-
-
-def _scrubbed_environment() -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
-    }
-
-
-@contextlib.contextmanager
-def _log_file(path: Path) -> Any:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the log {path}: {error.strerror}; free some space or name another --runtime-dir."
-        ) from None
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

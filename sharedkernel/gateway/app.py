@@ -30,7 +30,7 @@ from sharedkernel.gateway.hub import HubUsers
 from sharedkernel.gateway.identity import OwnerAuthorizer, SingleUser, TokenUsers
 from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.kernels import SessionKernels
-from sharedkernel.gateway.kernelspecs import NoContents, OneKernelSpec
+from sharedkernel.gateway.kernelspecs import NoContents, SharedKernelSpecs
 from sharedkernel.gateway.memberships import Memberships
 from sharedkernel.gateway.metrics import watch_loop_lag
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
@@ -227,7 +227,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     @default("kernel_spec_manager_class")
     def _default_kernel_spec_manager_class(self) -> type:
-        return OneKernelSpec
+        return SharedKernelSpecs
 
     @default("contents_manager_class")
     def _default_contents_manager_class(self) -> type:

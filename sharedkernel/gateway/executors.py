@@ -106,6 +106,8 @@ class Executors:
         self._experience = Experience()
         #: what was asked and is not answered yet, by device, with the time when
         self._asked: dict[str, dict[asyncio.Task[dict[str, Any]], float]] = {name: {} for name in self._clients}
+        #: what is done at the next change, by device
+        self._changes: dict[str, asyncio.Task[None]] = {}
 
     @property
     def several(self) -> bool:
@@ -121,6 +123,10 @@ class Executors:
     def connected(self) -> list[str]:
         """Return the devices whose executors are there right now."""
         return [name for name, client in self._clients.items() if client.connected]
+
+    def environments(self) -> list[str]:
+        """Return the Python environments that sessions can have on any device, besides the executors' own."""
+        return sorted({name for client in self._clients.values() for name in client.environments})
 
     def describe(self, names: Collection[str]) -> str:
         """Return which executors these are, for a sentence."""
@@ -140,6 +146,8 @@ class Executors:
         for tasks in self._asked.values():
             for task in tasks:
                 task.cancel()
+        for change in self._changes.values():
+            change.cancel()
 
     # --- what they say ------------------------------------------------------------------------------------------------
 
@@ -178,6 +186,25 @@ class Executors:
         for name, document in documents.items():
             self._experience.observe(name, document)
         return documents
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return at the first change since the last call, on any device, and no later than after *seconds*.
+
+        A change is one of sessions' states, lanes or limits, or of who answers; figures alone are none.
+        """
+        self._listen()
+        if not self._changes:
+            await asyncio.sleep(seconds)
+            return
+        await asyncio.wait(self._changes.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for name in [name for name, change in self._changes.items() if change.done()]:
+            _succeeded(self._changes.pop(name))
+        self._listen()  # now: what changes while the caller asks for the status counts as a change after it
+
+    def _listen(self) -> None:
+        for name in self.connected():
+            if name not in self._changes:
+                self._changes[name] = asyncio.create_task(self._clients[name].wait_for_change())
 
     def _ask(self, name: str) -> asyncio.Task[dict[str, Any]]:
         task = asyncio.create_task(self._clients[name].status())

@@ -50,6 +50,7 @@ class SessionKernel(ServerKernelManager):
     client_key = Unicode(None, allow_none=True, help="Names the client's place for this session.")
     cwd = Unicode(None, allow_none=True, help="Working directory that the notebook would have.")
     env = Dict(help="Added to the session's environment.")
+    environment = Unicode(help="Name of its Python environment; empty: the executor's own.")
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -124,6 +125,7 @@ class SessionKernel(ServerKernelManager):
             client_key=self.client_key,
             kernel=self.kernel_id,
             notice=self.notice,
+            environment=self.environment,
         )
         self.notice = None
         self.follow(record)

@@ -30,10 +30,10 @@ from sharedkernel.gateway.backlog import ANYBODY, Backlog
 from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.kernel import SessionKernel
-from sharedkernel.gateway.kernelspecs import KERNEL_NAME
 from sharedkernel.gateway.lingering import Earlier, Lingering
 from sharedkernel.gateway.quotas import Quotas
 from sharedkernel.protocol import Limits, SessionDied, SessionRecord
+from sharedkernel.relay.gateway import KERNEL_NAME, environment_of, kernel_of
 
 #: only these variables of a client's environment reach a session
 _ENVIRONMENT_PREFIX = "KERNEL_"
@@ -45,6 +45,8 @@ _IDLE_STATES = ("idle", "offloaded", "dead")
 _LATELY = timedelta(minutes=10)
 #: seconds after this gateway's start in which requests wait for those of several executors that are not there yet
 _GATHERING_PATIENCE = 3.0
+#: seconds after which a client that was refused while draining should ask again
+_DRAINING_RETRY = 15.0
 
 
 class SessionKernels(AsyncMappingKernelManager):
@@ -65,6 +67,8 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        #: whether this gateway is about to stop, and starts no sessions any more
+        self.draining = False
         #: devices whose executors were reached since this gateway started: before, no id can be called unknown
         self._adopted: set[str] = set()
         #: those that were just reached, whose sessions are being asked for
@@ -173,7 +177,7 @@ class SessionKernels(AsyncMappingKernelManager):
         Parameters
         ----------
         kernel_name
-            Only ``shared-gpu`` is there.
+            ``shared-gpu``, or ``shared-gpu-NAME`` for a session in the Python environment NAME.
         path
             Of the notebook; ``KERNEL_NOTEBOOK`` in *env* goes before it.
         env
@@ -189,8 +193,14 @@ class SessionKernels(AsyncMappingKernelManager):
         user = requesting_user()
         if user is None:
             raise Refused("a session is started for a user, and nobody asked.", reason="nobody")
-        if kernel_name not in (None, KERNEL_NAME):
-            raise Refused(f"there is no kernel {kernel_name!r} here; choose {KERNEL_NAME!r}.", reason="no_such_kernel")
+        if self.draining:
+            raise Refused(
+                "this gateway is about to stop and starts no sessions any more; try again when it is back. Sessions "
+                "that run are not affected.",
+                reason="draining",
+                retry_after=_DRAINING_RETRY,
+            )
+        environment = self._environment(kernel_name or KERNEL_NAME)
         env = {name: value for name, value in (env or {}).items() if name.startswith(_ENVIRONMENT_PREFIX)}
         env["KERNEL_USERNAME"] = user.username
         if sum(map(len, (path or "", *env, *env.values()))) > _ENVIRONMENT_SIZE:
@@ -211,8 +221,30 @@ class SessionKernels(AsyncMappingKernelManager):
             client_key=client_key,
             cwd=env.get("KERNEL_WORKING_DIR"),
             env=env,
+            environment=environment,
         )
         return await (start() if client_key is None else self._find_or_start(user.username, client_key, start))
+
+    def _environment(self, kernel_name: str) -> str:
+        """Return the Python environment of the kernel *kernel_name*.
+
+        Raises
+        ------
+        Refused
+            When there is no such kernel.
+        ExecutorUnavailable
+            If that cannot be known yet.
+        """
+        environment = environment_of(kernel_name)
+        there = ["", *self.executors.environments()]
+        if environment in there:
+            return environment
+        if environment is not None and not self.executors.connected():
+            raise self.executors.unavailable()
+        raise Refused(
+            f"there is no kernel {kernel_name!r} here; choose {' or '.join(repr(kernel_of(name)) for name in there)}.",
+            reason="no_such_kernel",
+        )
 
     async def _find_or_start(self, user: str, client_key: str, start: Any) -> str:
         for kernel_id, kernel in self._kernels.items():
@@ -306,7 +338,7 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel: SessionKernel = self.kernel_manager_factory(
             parent=self,
             log=self.log,
-            kernel_name=KERNEL_NAME,
+            kernel_name=kernel_of(session.get("environment", "")),
             kernel_spec_manager=self.kernel_spec_manager,
             session_id=session_id or kernel_id,
             **session,
@@ -516,6 +548,7 @@ class SessionKernels(AsyncMappingKernelManager):
             client_key=record.client_key,
             cwd=record.cwd,
             env=record.env,
+            environment=record.environment,
         )
         kernel.follow(record, busy=busy)
         kernel.unheard = True

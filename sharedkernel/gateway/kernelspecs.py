@@ -1,4 +1,4 @@
-"""The one kernel that the gateway offers, and no files: nothing is read from disk, nothing else can be started."""
+"""The kernels that the gateway offers, and no files: nothing is read from disk, nothing else can be started."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from jupyter_server.services.contents.manager import AsyncContentsManager
 
 from sharedkernel import relay
-from sharedkernel.relay.gateway import KERNEL_NAME
+from sharedkernel.relay.gateway import environment_of, kernel_of
 from sharedkernel.relay.install import DISPLAY_NAME
 
 #: the kernel's logos, shared with what `sharedkernel install` writes
 _RESOURCES = Path(relay.__path__[0]) / "kernelspec"
 
 
-class OneKernelSpec(KernelSpecManager):
-    """Knows ``shared-gpu`` only."""
+class SharedKernelSpecs(KernelSpecManager):
+    """Knows ``shared-gpu``, and ``shared-gpu-NAME`` for each Python environment that an executor names."""
 
     def find_kernel_specs(self) -> dict[str, str]:
-        """Return the kernel's name and where its logos are."""
-        return {KERNEL_NAME: str(_RESOURCES)}
+        """Return the kernels' names and where their logos are."""
+        environments = self.parent.kernel_manager.executors.environments()
+        return {kernel_of(environment): str(_RESOURCES) for environment in ("", *environments)}
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """Return the kernelspec.
+        """Return a kernelspec.
 
         Raises
         ------
         NoSuchKernel
             For any other name.
         """
-        if kernel_name != KERNEL_NAME:
+        environment = environment_of(kernel_name)
+        if environment is None or kernel_name not in self.find_kernel_specs():
             raise NoSuchKernel(kernel_name)
         return KernelSpec(
             # Nothing is run from here: the executor starts sessions.
             argv=[],
-            display_name=DISPLAY_NAME,
+            display_name=f"Shared GPU ({environment})" if environment else DISPLAY_NAME,
             language="python",
             interrupt_mode="signal",
             resource_dir=str(_RESOURCES),
@@ -44,9 +46,9 @@ class OneKernelSpec(KernelSpecManager):
         )
 
     def get_all_specs(self) -> dict[str, Any]:
-        """Return the kernelspec as the API shows it."""
-        spec = self.get_kernel_spec(KERNEL_NAME)
-        return {KERNEL_NAME: {"resource_dir": spec.resource_dir, "spec": spec.to_dict()}}
+        """Return the kernelspecs as the API shows them."""
+        specs = {name: self.get_kernel_spec(name) for name in self.find_kernel_specs()}
+        return {name: {"resource_dir": spec.resource_dir, "spec": spec.to_dict()} for name, spec in specs.items()}
 
 
 class NoContents(AsyncContentsManager):

@@ -60,19 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-f", dest="connection_file", type=Path, required=True, help="what the Jupyter client wrote")
     parser.add_argument("--name", default=KERNEL_NAME, help="kernelspec whose gateway and token are used")
+    parser.add_argument("--environment", default="", help="the gateway's Python environment; empty: its usual one")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     try:
         connection = Connection.from_file(options.connection_file)
         environment = session_environment(options.connection_file, connection.key, os.environ)
-        return asyncio.run(_run(connection, options.name, environment))
+        return asyncio.run(_run(connection, options, environment))
     except ConfigError as error:
         print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
         return 2
 
 
-async def _run(connection: Connection, name: str, environment: Mapping[str, str]) -> int:
-    relay = Relay(connection, name=name, environment=environment)
+async def _run(connection: Connection, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    relay = Relay(connection, name=options.name, python=options.environment, environment=environment)
     loop = asyncio.get_running_loop()
     # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.
     with contextlib.suppress(NotImplementedError):

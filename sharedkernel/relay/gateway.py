@@ -32,6 +32,19 @@ REQUEST_TIMEOUT = 60.0
 PING_INTERVAL = 30.0
 
 
+def kernel_of(environment: str) -> str:
+    """Return the name of the kernel whose sessions have the Python environment *environment*; empty: the usual one."""
+    return f"{KERNEL_NAME}-{environment}" if environment else KERNEL_NAME
+
+
+def environment_of(name: str) -> str | None:
+    """Return the Python environment of the kernel *name*; None if it is no kernel of ours."""
+    if name == KERNEL_NAME:
+        return ""
+    prefix = f"{KERNEL_NAME}-"
+    return name.removeprefix(prefix) if name.startswith(prefix) and name != prefix else None
+
+
 class GatewayRefused(Refused):
     """The gateway said no; its sentence is the message.
 
@@ -72,18 +85,20 @@ class Gateway:
         # A client of its own: the shared one may be configured to be something else.
         self._client = SimpleAsyncHTTPClient(force_instance=True)
 
-    async def check(self) -> None:
-        """See that this is a gateway which accepts the token."""
+    async def check(self) -> list[str]:
+        """See that this is a gateway which accepts the token; return the Python environments that it offers by name."""
         answer = await self._fetch("GET", "/api/kernelspecs", body=None, seconds=CONNECT_TIMEOUT)
-        if KERNEL_NAME not in answer.get("kernelspecs", ()):
+        names = answer.get("kernelspecs", ())
+        if KERNEL_NAME not in names:
             raise self._no_gateway()
+        return sorted(environment for environment in map(environment_of, names) if environment)
 
-    async def start(self, environment: dict[str, str]) -> str:
-        """Ask for a session and return its kernel id.
+    async def start(self, environment: dict[str, str], *, python: str = "") -> str:
+        """Ask for a session, in the Python environment *python* of the gateway, and return its kernel id.
 
         The session is a new one, or the live one of the same user and ``KERNEL_CLIENT_KEY``.
         """
-        body = json.dumps({"name": KERNEL_NAME, "env": environment})
+        body = json.dumps({"name": kernel_of(python), "env": environment})
         model = await self._fetch("POST", "/api/kernels", body=body, seconds=REQUEST_TIMEOUT)
         kernel_id = model.get("id")
         if not isinstance(kernel_id, str):

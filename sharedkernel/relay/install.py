@@ -37,7 +37,12 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def write_kernelspec(
-    directory: Path, *, name: str = KERNEL_NAME, display_name: str = DISPLAY_NAME, python: str = sys.executable
+    directory: Path,
+    *,
+    name: str = KERNEL_NAME,
+    display_name: str = DISPLAY_NAME,
+    python: str = sys.executable,
+    environment: str = "",
 ) -> None:
     """Write a kernelspec that starts a relay.
 
@@ -53,9 +58,12 @@ def write_kernelspec(
         What a launcher shows.
     python
         The interpreter that runs the relay; needs this package.
+    environment
+        The gateway's Python environment that sessions get; empty: its usual one.
     """
     directory.mkdir(parents=True, exist_ok=True)
     named = [] if name == KERNEL_NAME else ["--name", name]
+    named += ["--environment", environment] if environment else []
     spec = {
         "argv": [python, "-m", "sharedkernel.relay", "-f", "{connection_file}", *named],
         "display_name": display_name,
@@ -126,18 +134,20 @@ class InstallApp(CommandApp):
         except ConfigError as error:
             fail(str(error), status=2)
         warning = None
+        environments: list[str] = []
         try:
-            asyncio.run(_check(credentials))
+            environments = asyncio.run(_check(credentials))
         except GatewayUnreachable as error:
             warning = str(error)
         except GatewayRefused as error:
             fail(f"nothing was installed: {error}")
         try:
-            place = self._install_kernelspec()
+            places = [self._install_kernelspec(environment) for environment in ("", *environments)]
             kept = store_credentials(self.kernel_name, credentials)
         except OSError as error:
             fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
-        self._tell(f'Installed the kernel "{self.display_name}" in {place}')
+        for environment, place in zip(("", *environments), places, strict=True):
+            self._tell(f'Installed the kernel "{self._display_name(environment)}" in {place}')
         self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
         if warning is not None:
             self._tell(f"sharedkernel: warning: {warning}", file=sys.stderr)
@@ -169,24 +179,37 @@ class InstallApp(CommandApp):
         ca_file = self.ca_file or os.environ.get(CA_VARIABLE)
         return Credentials(url=url, token=check_token(token), ca_file=check_ca_file(ca_file) if ca_file else None)
 
-    def _install_kernelspec(self) -> str:
+    def _display_name(self, environment: str) -> str:
+        if not environment:
+            return self.display_name
+        return f"{'Shared GPU' if self.display_name == DISPLAY_NAME else self.display_name} ({environment})"
+
+    def _install_kernelspec(self, environment: str) -> str:
         prefix = sys.prefix if self.sys_prefix else self.prefix or None
         with tempfile.TemporaryDirectory() as directory:
             source = Path(directory) / "kernelspec"
-            write_kernelspec(source, name=self.kernel_name, display_name=self.display_name)
+            write_kernelspec(
+                source, name=self.kernel_name, display_name=self._display_name(environment), environment=environment
+            )
             manager = KernelSpecManager()
             # It would warn of a prefix that this command's own Jupyter does not look in: that is what a prefix is for.
             manager.log = logging.getLogger(__name__)
             manager.log.setLevel(logging.ERROR)
             return manager.install_kernel_spec(
-                str(source), kernel_name=self.kernel_name, user=prefix is None, prefix=prefix
+                str(source),
+                kernel_name=f"{self.kernel_name}-{environment}" if environment else self.kernel_name,
+                user=prefix is None,
+                prefix=prefix,
             )
 
 
-async def _check(credentials: Credentials) -> None:
-    """Show the gateway the token; raise what :class:`~sharedkernel.relay.gateway.Gateway` raises."""
+async def _check(credentials: Credentials) -> list[str]:
+    """Show the gateway the token, and return the Python environments that it offers by name.
+
+    Raises what :class:`~sharedkernel.relay.gateway.Gateway` raises.
+    """
     gateway = Gateway(credentials)
     try:
-        await gateway.check()
+        return await gateway.check()
     finally:
         gateway.close()

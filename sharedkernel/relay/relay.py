@@ -88,11 +88,14 @@ class Relay:
         The kernelspec's name, which names the credentials.
     environment
         Sent along when a session is asked for.
+    python
+        The gateway's Python environment that the session gets; empty: its usual one.
     """
 
-    def __init__(self, connection: Connection, *, name: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, connection: Connection, *, name: str, environment: Mapping[str, str], python: str = "") -> None:
         self._name = name
         self._environment = dict(environment)
+        self._python = python
         self._session = os.urandom(16).hex()
         self._sockets = ClientSockets(connection, self._on_client_message)
         self._stand_in = StandIn(self._sockets, self._session)
@@ -301,7 +304,7 @@ class Relay:
             if self._gateway is not None:
                 self._gateway.close()
             self._gateway = Gateway(find_credentials(self._name))
-            self._kernel_id = await self._gateway.start(self._environment)
+            self._kernel_id = await self._gateway.start(self._environment, python=self._python)
             await self._open(self._gateway, self._kernel_id)
         except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
             self._refuse(error)

@@ -18,11 +18,22 @@ from pathlib import Path
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.utils.process import arg_split
 
+#: name of the environment that this session has; empty: the executor's own
+_environment = ""
+
+
+def use_environment(name: str) -> None:
+    """Say in which environment this session runs, and let imports find what the user has installed beside it."""
+    global _environment
+    _environment = name
+    add_to_path()
+
 
 def overlay() -> Path:
-    """Return the user's folder for this version of Python."""
+    """Return the user's folder for this environment and version of Python."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return data / "sharedkernel" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return data / "sharedkernel" / (f"{_environment}-{python}" if _environment else python)
 
 
 def overlay_site_packages() -> Path:

@@ -167,7 +167,7 @@ class SessionProcess:
         os.environ.update(message.env)
         said = (_enter(message.cwd), message.notice)
         self._kernel.greeting = "\n".join(text for text in said if text) or None
-        packages.add_to_path()
+        packages.use_environment(message.environment)
         view.connect(self._link, message.session, self._channel)
         if self._lanes is not None and message.shares_lanes:
             self._lanes.enable(check_lanes=message.check_lanes)
