@@ -17,15 +17,15 @@ srtf
     long jobs starve while shorter ones keep coming. By design.
 las, gittins
     old jobs starve while young ones keep coming, unless the knob is finite: then a job that has run for x since it last
-    was in the highest queue waits at most knob * x before it is there again, where only those that run and those that
-    first ran earlier are before it. One that was never served is there anyway and waits like with fifo and backfill.
+    was in the highest queue waits at most knob * x before it is there again, where only those are before it that were
+    there already. One that was never served is there anyway and waits like with fifo and backfill.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NewType
@@ -63,8 +63,9 @@ class Job:
     #: seconds it ran since it came or was promoted
     recent: float = 0.0
     is_running: bool = False
-    #: when it first ran; infinite: not yet
-    started_at: float = math.inf
+    #: the queue it was in when it was chosen last who runs, and its place there; infinite: it was in none
+    queue: int = 0
+    place: float = math.inf
     #: since when it waits; when it came, or last stopped running
     waiting_since: float = 0.0
 
@@ -93,6 +94,10 @@ class JobPolicy(ABC):
     def promoted_at(self, job: Job) -> float:
         """Return when *job*, which waits, is to be promoted; infinite: never."""
         return math.inf
+
+    def note_chosen(self, ranked: Sequence[Job], chosen: Sequence[Job]) -> None:
+        """Take note that of the jobs *ranked*, in this order, those *chosen* run now."""
+        return
 
 
 class FifoJobs(JobPolicy):
@@ -125,8 +130,9 @@ class SrtfJobs(JobPolicy):
 class LasJobs(JobPolicy):
     """Least attained service first, in discretised queues: Tiresias's 2D-LAS (NSDI'19 §4.3).
 
-    Inside a queue those that run come first, so that they go on until a higher queue needs their devices; then those
-    that first ran earlier.
+    A queue is first come, first served: who is demoted or promoted into it stands at its end, whether it runs or not.
+    Those of a queue that run come before those that wait, so that they go on until a higher queue needs their devices,
+    or they leave the queue. So it is in Tiresias's published simulator, to the job.
 
     Parameters
     ----------
@@ -147,7 +153,8 @@ class LasJobs(JobPolicy):
 
     def rank(self, job: Job) -> JobRank:
         """See :meth:`JobPolicy.rank`."""
-        return (self.levels.level(job.age), not job.is_running, job.started_at, job.arrival)
+        level = self.levels.level(job.age)
+        return (level, job.place if job.queue == level else math.inf, job.arrival)
 
     def changes_in(self, job: Job) -> float:
         """See :meth:`JobPolicy.changes_in`: when its service crosses the next threshold."""
@@ -157,12 +164,18 @@ class LasJobs(JobPolicy):
         """See :meth:`JobPolicy.promoted_at`."""
         return self._promotion.due_at(waiting_since=job.waiting_since, executed=job.recent)
 
+    def note_chosen(self, ranked: Sequence[Job], chosen: Sequence[Job]) -> None:
+        """See :meth:`JobPolicy.note_chosen`."""
+        running = set(chosen)
+        for place, job in enumerate(sorted(ranked, key=lambda job: job not in running)):
+            job.queue, job.place = self.levels.level(job.age), place
+
 
 class GittinsJobs(LasJobs):
     """Largest Gittins index first, in the stages of a distribution of service: Tiresias's 2D-Gittins, done right.
 
     Tiresias's published simulator looks ahead by one fixed amount of service; here each stage ends where the index
-    drops. Inside a stage those that run come first: inside it their index is at least that of its start.
+    drops, so that stages are queues: inside one the index of a job that runs is at least that of its start.
 
     Parameters
     ----------
@@ -177,11 +190,6 @@ class GittinsJobs(LasJobs):
         super().__init__(self._stage_levels, promotion=promotion)
         self._known: Stages | None = None
         self._known_levels = Levels(thresholds=())
-
-    def rank(self, job: Job) -> JobRank:
-        """See :meth:`JobPolicy.rank`."""
-        level = self.levels.level(job.age)
-        return (-self._stages().indexes[level], not job.is_running, job.started_at, job.arrival)
 
     def _stage_levels(self) -> Levels:
         stages = self._stages()
@@ -209,7 +217,8 @@ def choose(policy: JobPolicy, jobs: Iterable[Job], devices: int) -> list[Job]:
         chosen = [job for job in waiting if job.is_running]
         free -= sum(job.devices for job in chosen)
         waiting = [job for job in waiting if not job.is_running]
-    for job in sorted(waiting, key=policy.rank):
+    ranked = sorted(waiting, key=policy.rank)
+    for job in ranked:
         if job.devices <= free:
             chosen.append(job)
             free -= job.devices
@@ -217,4 +226,5 @@ def choose(policy: JobPolicy, jobs: Iterable[Job], devices: int) -> list[Job]:
             break
         if not free:
             break
+    policy.note_chosen(ranked, chosen)
     return chosen

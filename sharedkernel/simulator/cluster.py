@@ -155,7 +155,6 @@ class Cluster:
         for job in chosen:
             if not job.is_running:
                 job.is_running = True
-                job.started_at = min(job.started_at, self.now)
                 self._active[job].stretches.append((self.now, math.inf))
         self._running = chosen
 

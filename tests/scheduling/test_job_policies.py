@@ -13,8 +13,6 @@ from sharedkernel.scheduling.queues import Levels
 def job(arrival: int, devices: int = 1, *, ran: float = 0.0, left: float = 100.0, is_running: bool = False) -> Job:
     made = Job(id=JobId(str(arrival)), devices=devices, arrival=arrival, remaining=left, is_running=is_running)
     made.executed = made.recent = ran
-    if ran or is_running:
-        made.started_at = float(arrival)
     return made
 
 
@@ -46,7 +44,20 @@ def test_las_counts_devices_times_seconds() -> None:
 def test_las_lets_those_of_a_queue_run_on() -> None:
     """Nobody gives way to a job of the same queue, even one that came first."""
     las = LasJobs(Levels(thresholds=(100.0,)))
-    assert names(las, [job(0), job(1, ran=50, is_running=True)], 1) == ["1"]
+    running = job(1, ran=50)
+    assert names(las, [running], 1) == ["1"]
+    assert names(las, [job(0), running], 1) == ["1"]
+
+
+def test_las_puts_whoever_is_demoted_at_the_end_of_the_queue() -> None:
+    """A job that crosses a threshold gives way to those who wait in the lower queue already."""
+    las = LasJobs(Levels(thresholds=(100.0,)))
+    first, second = job(0), job(1)
+    assert names(las, [first, second], 1) == ["0"]
+    first.recent = 100.0
+    assert names(las, [first, second], 1) == ["1"]
+    second.recent = 100.0
+    assert names(las, [first, second], 1) == ["0"]
 
 
 def test_gittins_serves_the_larger_index() -> None:
@@ -55,7 +66,9 @@ def test_gittins_serves_the_larger_index() -> None:
     assert names(gittins, [job(0, ran=1, is_running=True), job(1)], 1) == ["1"]
     # Where old jobs are nearly done, they go first.
     increasing = GittinsJobs(ServiceDistribution([99.0, 100.0]).stages())
-    assert names(increasing, [job(0), job(1, ran=90, is_running=True)], 1) == ["1"]
+    old = job(1, ran=90)
+    assert names(increasing, [old], 1) == ["1"]
+    assert names(increasing, [job(0), old], 1) == ["1"]
 
 
 jobs_to_choose_of = st.lists(

@@ -60,8 +60,16 @@ def test_four_hundred_jobs(traces: Path) -> None:
 
     assert average("fifo") == pytest.approx(747_485, rel=0.001)
     assert average("srtf") == pytest.approx(219_557, rel=0.001)
+    # Tiresias's simulator has three queues, so that it uses two of its thresholds, with one mistake of its mended.
+    for thresholds, measured in (
+        ((3250.0, 7200.0), 300_934),
+        ((18_000.0,), 286_658),
+        ((3600.0, 36_000.0, 360_000.0), 293_870),
+    ):
+        assert average("las", las_thresholds=thresholds) == pytest.approx(measured, abs=1)
     las = average("las", las_thresholds=THRESHOLDS)
     assert 284_026 * 0.9 <= las <= 291_020 * 1.1
+    assert las / average("srtf") <= 1.35  # of Tiresias over SRTF on Muri's testbed
     assert average("gittins", from_trace=True) < las
     yarn = tuple(read_samples(traces / "tiresias" / "yarn-gput1000.csv"))
     # Where the distribution is another workload's, knowing it does harm: still better than Tiresias's own with it.
