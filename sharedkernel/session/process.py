@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -21,7 +20,7 @@ from tornado.ioloop import IOLoop
 
 from sharedkernel import processes, protocol
 from sharedkernel.errors import SessionNotFound
-from sharedkernel.session import account, packages, view
+from sharedkernel.session import account, folders, packages, view
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
 from sharedkernel.session.forecast import Forecast
@@ -165,7 +164,7 @@ class SessionProcess:
         if message.account is not None:
             self._become(message.account)
         os.environ.update(message.env)
-        said = (_enter(message.cwd), message.notice)
+        said = (folders.enter(message.cwd, message.notebook, own_home=message.account is not None), message.notice)
         self._kernel.greeting = "\n".join(text for text in said if text) or None
         packages.use_environment(message.environment)
         view.connect(self._link, message.session, self._channel)
@@ -195,20 +194,6 @@ def _make_app(connection_file: str, *, with_history: bool) -> IPKernelApp:
         account.keep_no_history(app)
     app.initialize(["-f", connection_file])
     return app
-
-
-def _enter(wanted: str | None) -> str | None:
-    """Go to the notebook's directory, or else home; return what the user should be told about it."""
-    home = str(Path.home())
-    if wanted is None:
-        os.chdir(home)
-        return None
-    try:
-        os.chdir(wanted)
-    except OSError:
-        os.chdir(home)
-        return f"The notebook's folder {wanted} is not on the machine with the device; working in {home} there."
-    return None
 
 
 def _reseed() -> None:
