@@ -2,8 +2,9 @@
 
 A roofline: an iteration keeps the device busy for as long as its floating-point operations take at the best rate ever
 seen there, or its bytes, whichever is longer. Both rates are learned from sessions whose utilisation was measured while
-they ran alone; so is by how much the roofline is off on average, since few programs come near the best rate. Until
-anything was measured nothing is predicted: the first session of a new device runs alone until it is.
+they ran alone; so is by how much the roofline is off on average, since few programs come near the best rate. A device
+that was never driven hard by one of the two looks slower there than it is: predictions err towards busy. Until anything
+was measured nothing is predicted: the first session of a new device runs alone until it is.
 
 On the host device whoever computes keeps one processor busy, whatever it computes, and no more processors than torch
 has threads: the roofline tells where between the two it is.

@@ -1,0 +1,56 @@
+"""Utilisation as it is foreseen from what an iteration asks of the device."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sharedkernel.executor.throughput import Throughput
+from sharedkernel.protocol import Foreseen
+
+
+def work(flops: float, size: float = 1e6, *, seconds: float = 0.01, threads: int = 1) -> Foreseen:
+    return Foreseen(iteration_flops=int(flops), iteration_bytes=int(size), iteration_seconds=seconds, threads=threads)
+
+
+def test_nothing_is_predicted_of_a_device_of_which_nothing_was_measured() -> None:
+    """Nor of a session that counted nothing."""
+    gpu = Throughput("cuda")
+    assert gpu.predict(work(1e9)) is None
+    assert gpu.learn(work(1e9), 0.5)
+    assert gpu.predict(Foreseen(iteration_seconds=0.01)) is None
+    assert not gpu.learn(Foreseen(iteration_seconds=0.01), 0.5)
+
+
+def test_what_was_measured_of_one_session_tells_about_others() -> None:
+    """Half the operations and bytes in the same time: half as busy; never more than all of the device."""
+    gpu = Throughput("cuda")
+    for _ in range(50):
+        gpu.learn(work(1e9), 0.8)
+    assert gpu.predict(work(1e9)) == pytest.approx(0.8, rel=0.02)
+    assert gpu.predict(work(0.5e9, 0.5e6)) == pytest.approx(0.4, rel=0.02)
+    assert gpu.predict(work(1e9, seconds=0.02)) == pytest.approx(0.4, rel=0.02)
+    assert gpu.predict(work(9e9, 9e6)) == 1.0
+
+
+def test_the_slower_of_arithmetic_and_memory_counts() -> None:
+    """A session that moves as many bytes as another that was all bytes is as busy, however little it computes."""
+    gpu = Throughput("cuda")
+    for _ in range(50):
+        gpu.learn(work(1e9, 1e3), 1.0)
+        gpu.learn(work(1e3, 1e9), 1.0)
+    assert gpu.predict(work(1e5, 0.5e9)) == pytest.approx(0.5, rel=0.02)
+
+
+def test_on_the_host_a_session_of_one_thread_keeps_one_processor_busy() -> None:
+    """That needs no measurement; with all threads it depends on what it computes."""
+    host, processors = Throughput("host"), os.cpu_count() or 1
+    assert host.predict(Foreseen(threads=1)) == 1 / processors
+    if processors > 1:
+        assert host.predict(work(1e9, threads=processors)) is None
+        for _ in range(50):
+            host.learn(work(1e9, threads=processors), 1.0)
+        assert host.predict(work(1e9, threads=processors)) == pytest.approx(1.0, rel=0.02)
+        half = host.predict(work(0.5e9, 0.5e6, threads=processors))
+        assert half == pytest.approx(1 / processors + (1 - 1 / processors) / 2, rel=0.02)

@@ -1,0 +1,71 @@
+"""What a real session says of the work that its cell shows, and what one iteration was counted to cost."""
+
+from __future__ import annotations
+
+import ast
+
+from sharedkernel import protocol
+from sharedkernel.session.cell_source import source_hash
+from tests.session.harness import SessionUnderTest
+
+#: multiplies matrices of 32 by 64 and 64 by 128 once per iteration, until it is interrupted
+MULTIPLYING = """
+import sharedkernel
+a, b = torch.ones(32, 64), torch.ones(64, 128)
+for i in sharedkernel.iterations(range(10**9)):
+    torch.mm(a, b)
+"""
+
+
+def test_an_iteration_costs_what_its_operations_ask_for() -> None:
+    """Floating-point operations and bytes are exact; iterations left are those of the loop."""
+    with SessionUnderTest() as session:
+        since = session.mark
+        request = session.client.execute(MULTIPLYING)
+        said = session.wait_for(protocol.Foreseen, since, where=lambda said: said.iteration_flops is not None)
+        assert said.iteration_flops == 2 * 32 * 64 * 128
+        assert said.iteration_bytes == 4 * (32 * 64 + 64 * 128 + 32 * 128)
+        assert said.remaining_iterations is not None
+        assert 0 <= 10**9 - said.remaining_iterations < 10**6
+        assert said.iteration_seconds
+        session.interrupt()
+        assert session.reply(request)["ename"] == "KeyboardInterrupt"
+
+
+def test_the_source_is_said_with_the_first_want_and_is_the_same_however_it_is_written() -> None:
+    """A cell that does not use the device says nothing; one that does says its source before it wants the device."""
+    with SessionUnderTest() as session:
+        since = session.mark
+        session.run("x = 1")
+        assert "Foreseen" not in session.kinds(since)
+        sources = []
+        for code in ("x = torch.ones(3) + 1", "x=torch.ones( 3 )+1  # again", "%time x = torch.ones(3) + 1"):
+            since = session.mark
+            assert session.run(code)["status"] == "ok"
+            kinds = session.kinds(since)
+            assert kinds.index("Foreseen") < kinds.index("DeviceWanted")
+            sources.append(session.wait_for(protocol.Foreseen, since).source)
+        assert sources[0] == sources[1] != sources[2]
+
+
+def test_a_new_executor_is_told_again() -> None:
+    """What the last one was told, the next has to know: the source with the greeting, the rest with the next news."""
+    with SessionUnderTest() as session:
+        request = session.client.execute(MULTIPLYING)
+        first = session.wait_for(protocol.Foreseen, where=lambda said: said.remaining_iterations is not None)
+        since = session.mark
+        session.hang_up()
+        hello = session.wait_for(protocol.SessionHello, since)
+        assert hello.source == first.source
+        again = session.wait_for(protocol.Foreseen, since, where=lambda said: said.remaining_iterations is not None)
+        assert (again.source, again.iteration_flops) == (first.source, 2 * 32 * 64 * 128)
+        session.interrupt()
+        session.reply(request)
+
+
+def test_a_source_is_what_it_does() -> None:
+    """Comments, spaces and quotes make no difference, names and numbers do."""
+    written = source_hash(ast.parse("for i in range(3):\n    f(i, 'a')"))
+    assert source_hash(ast.parse('for i in range( 3 ):  # thrice\n\n  f(i,"a")')) == written
+    assert source_hash(ast.parse("for i in range(4):\n    f(i, 'a')")) != written
+    assert source_hash(ast.parse("for j in range(3):\n    f(j, 'a')")) != written
