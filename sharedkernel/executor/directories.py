@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -29,7 +30,8 @@ def make_shared_directory(path: Path, *, named_by: str) -> Path:
     """
     for missing in [folder for folder in reversed(path.parents) if not folder.exists()]:
         missing.mkdir(mode=0o755)
-    path.mkdir(mode=0o711, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o711)
     try:
         descriptor = os.open(path, _OPEN)
     except OSError:
