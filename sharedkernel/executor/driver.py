@@ -20,6 +20,9 @@ from sharedkernel.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
+#: alone they change only figures
+_MEASUREMENTS = (events.Tick, events.MemoryMeasured, events.ShelfMeasured, events.WorkForeseen)
+
 
 class Actions(Protocol):
     """What the driver asks to be done."""
@@ -52,6 +55,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._handling = False
         self._queue: list[events.Event] = []
+        self._change = asyncio.Event()
         event_log.begin(self.now(), config)
 
     def handle(self, event: events.Event) -> None:
@@ -73,12 +77,20 @@ class Driver:
 
     def _handle_one(self, event: events.Event) -> None:
         now = self._loop.time()
-        for action in self.scheduler.handle(event, now=now):
+        decided = self.scheduler.handle(event, now=now)
+        for action in decided:
             self._target.act(action)
             self.counters.note(action)
         # After the grants: nobody waits for the record.
         self._log.record(now, event)
         self.timeline.note(now, self.scheduler)
+        if decided or not isinstance(event, _MEASUREMENTS):
+            self._change.set()
+            self._change.clear()
+
+    async def wait_for_change(self) -> None:
+        """Return once an event or a decision has changed more than figures."""
+        await self._change.wait()
 
     def _set_timer(self) -> None:
         if self._timer is not None:

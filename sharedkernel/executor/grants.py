@@ -478,6 +478,10 @@ class Grants:
 
     # --- what people are told -----------------------------------------------------------------------------------------
 
+    async def wait_for_change(self) -> None:
+        """Return once more than figures has changed in the status document."""
+        await self._driver.wait_for_change()
+
     def status(self) -> dict[str, Any]:
         """Return the status document, nothing hidden."""
         scheduler = self._driver.scheduler

@@ -291,7 +291,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             on_connected=manager.on_connected,
             on_earlier_wanted=manager.on_earlier_wanted,
         )
-        self.tornado_settings["status_feed"] = StatusFeed(manager.status)
+        self.tornado_settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
         self.tornado_settings["audit_log"] = AuditLog(self._audit_path())
         self.tornado_settings["open_websockets"] = OpenWebsockets(self.max_websockets)
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.

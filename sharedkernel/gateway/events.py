@@ -1,16 +1,17 @@
 """The status document as it changes, over a websocket.
 
-One question to each executor per tick, however many watch; a watcher that reads slowly misses documents, never delays
-others.
+A change of state is told soon, what is measured all the time once a second. The executors are asked once for everybody
+who watches, and each document is written out once for everybody who may see the same; a watcher that reads slowly
+misses documents, never delays others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
@@ -21,8 +22,8 @@ from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.answers import AnswersRefusals
 from sharedkernel.gateway.identity import GatewayUser
 
-#: seconds between documents
-_INTERVAL = 0.25
+#: seconds between documents: the shortest, as while states change all the time, and the longest, while none does
+_INTERVALS = (0.2, 1.0)
 
 
 class StatusFeed:
@@ -32,16 +33,27 @@ class StatusFeed:
     ----------
     ask
         Returns the document, nothing hidden; called only while somebody watches.
+    wait_for_change
+        Returns once more than figures has changed in it, and no later than after so many seconds.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[dict[str, Any]]],
+        wait_for_change: Callable[[float], Awaitable[None]],
+    ) -> None:
         self._ask = ask
+        self._wait_for_change = wait_for_change
+        #: the last document; None while nobody watches
+        self._document: Document | None = None
         self._watchers: set[EventsHandler] = set()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, watcher: EventsHandler) -> None:
         """Send to *watcher* from now on."""
         self._watchers.add(watcher)
+        if self._document is not None:
+            watcher.show(self._document)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
@@ -50,15 +62,40 @@ class StatusFeed:
         self._watchers.discard(watcher)
 
     async def _run(self) -> None:
+        shortest, longest = _INTERVALS
         while self._watchers:
             try:
                 status = await self._ask()
             except ExecutorUnavailable as error:
                 status = {"message": str(error), "reason": error.reason}
+            self._document = Document(status)
             for watcher in list(self._watchers):
-                watcher.show(status)
-            await asyncio.sleep(_INTERVAL)
-        self._task = None
+                watcher.show(self._document)
+            await asyncio.sleep(shortest)
+            await self._wait_for_change(longest - shortest)
+        self._task = self._document = None
+
+
+class Document:
+    """A status document, or the sentence in its place, written out for those who see it.
+
+    Parameters
+    ----------
+    status
+        Nothing hidden.
+    """
+
+    def __init__(self, status: dict[str, Any]) -> None:
+        self._status = status
+        self._texts: dict[str | None, bytes] = {}
+
+    def text_for(self, user: GatewayUser) -> bytes:
+        """Return it as *user* may see it, as JSON."""
+        name = None if user.admin or "sessions" not in self._status else user.username
+        if name not in self._texts:
+            status = self._status if name is None else visible_to(self._status, name)
+            self._texts[name] = msgspec.json.encode(status)
+        return self._texts[name]
 
 
 class EventsHandler(AnswersRefusals, WebSocketMixin, WebSocketHandler, JupyterHandler):
@@ -69,7 +106,7 @@ class EventsHandler(AnswersRefusals, WebSocketMixin, WebSocketHandler, JupyterHa
 
     auth_resource = "sharedkernel"
 
-    _last = ""
+    _last = b""
     _sending: Any = None
 
     def set_default_headers(self) -> None:
@@ -93,20 +130,19 @@ class EventsHandler(AnswersRefusals, WebSocketMixin, WebSocketHandler, JupyterHa
         """Stop watching."""
         self.settings["status_feed"].remove(self)
 
-    def show(self, status: dict[str, Any]) -> None:
-        """Send *status*, unless this user saw the same last or is still receiving an earlier one."""
+    def show(self, document: Document) -> None:
+        """Send *document*, unless this user saw the same last or is still receiving an earlier one."""
         if self._sending is not None and not self._sending.done():
             return
         user = self.current_user
-        if isinstance(user, GatewayUser) and not user.admin and "sessions" in status:
-            status = visible_to(status, user.username)
-        document = json.dumps(status)
-        if document == self._last:
+        assert isinstance(user, GatewayUser)
+        text = document.text_for(user)
+        if text == self._last:
             return
         try:
-            self._sending = self.write_message(document)
+            self._sending = self.write_message(text)
         except WebSocketClosedError:
             self.settings["status_feed"].remove(self)
         else:
-            self._last = document
+            self._last = text
             self._sending.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
