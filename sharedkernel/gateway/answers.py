@@ -71,6 +71,19 @@ class AnswersRefusals(web.RequestHandler):
 
     _refused = False
 
+    def get_json_body(self) -> Any:
+        """Return the request's body as Jupyter does, which forgets that it may be no text.
+
+        Raises
+        ------
+        Refused
+            When it is none.
+        """
+        try:
+            return super().get_json_body()  # type: ignore[misc]
+        except UnicodeDecodeError:
+            raise Refused("the request's body is no JSON in UTF-8.", reason="bad_request") from None
+
     def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
         """Log a refusal at INFO, without a traceback."""
         refusal = refusal_in(value)

@@ -48,7 +48,7 @@ class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
         """Start a session, or return the one that this client's place has already."""
         body = read_body(self, {"name": str, "path": str, "env": dict})
         env = body.get("env", {})
-        if not all(isinstance(value, str) for value in env.values()):
+        if not all(map(is_text, (*env, *env.values()))):
             raise Refused("`env` holds something that is no text; write names and texts.", reason="bad_request")
         kernel_id = await self.kernel_manager.start_kernel(kernel_name=body.get("name"), path=body.get("path"), env=env)
         self.acted_on = kernel_id
@@ -61,6 +61,7 @@ class KernelHandler(AnswersRefusals, Audited, kernels.KernelHandler):
     """``/api/kernels/ID``."""
 
     acts: ClassVar[dict[str, str]] = {"DELETE": "end session"}
+
 
 class KernelActionHandler(AnswersRefusals, Audited, kernels.KernelActionHandler):
     """``/api/kernels/ID/interrupt`` and ``/restart``."""
@@ -83,13 +84,33 @@ class KernelChannelsHandler(AnswersRefusals, Audited, KernelWebsocketHandler):
         await super().open(kernel_id)
 
 
-class NotebookSessionsHandler(AnswersRefusals, Audited, sessions.SessionRootHandler):
+class ReadsNotebookSession(AnswersRefusals):
+    """Takes a notebook session's body, which Jupyter's handlers then rely on, only as it should be."""
+
+    def get_json_body(self) -> dict[str, Any] | None:
+        """Return the body without what is null in it; None where there is none.
+
+        Raises
+        ------
+        Refused
+            When there is something else in it than there should be.
+        """
+        body = super().get_json_body()
+        if body is None:
+            return None
+        body = checked(body, {"path": str, "name": str, "type": str, "kernel": dict, "notebook": dict})
+        for name in body.keys() & {"kernel", "notebook"}:
+            body[name] = checked(body[name], {"id": str, "name": str, "path": str})
+        return body
+
+
+class NotebookSessionsHandler(ReadsNotebookSession, Audited, sessions.SessionRootHandler):
     """``/api/sessions``."""
 
     acts: ClassVar[dict[str, str]] = {"POST": "start notebook session"}
 
 
-class NotebookSessionHandler(AnswersRefusals, Audited, sessions.SessionHandler):
+class NotebookSessionHandler(ReadsNotebookSession, Audited, sessions.SessionHandler):
     """``/api/sessions/ID``."""
 
     acts: ClassVar[dict[str, str]] = {"PATCH": "change notebook session", "DELETE": "end notebook session"}
@@ -200,15 +221,30 @@ def read_body(handler: APIHandler, kinds: dict[str, type]) -> dict[str, Any]:
         When it does not.
     """
     body = handler.get_json_body()
-    if body is None:
-        return {}
-    if not isinstance(body, dict):
-        raise Refused("the request's body is no JSON object.", reason="bad_request")
-    found = {name: value for name, value in body.items() if value is not None}
+    return {} if body is None else checked(body, kinds)
+
+
+def is_text(value: Any) -> bool:
+    """Whether *value* is text that can be passed on; JSON can write halves of characters, which cannot."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+
+
+def checked(value: Any, kinds: dict[str, type]) -> dict[str, Any]:
+    """Return *value* without what is null in it, if it is a JSON object with values of these kinds.
+
+    Raises
+    ------
+    Refused
+        When it is not.
+    """
+    if not isinstance(value, dict):
+        raise Refused("the request's body is no JSON object, or one in it is none.", reason="bad_request")
+    found = {name: part for name, part in value.items() if part is not None}
     for name, kind in kinds.items():
-        if not isinstance(found.get(name, kind()), kind):
+        part = found.get(name, kind())
+        if not isinstance(part, kind) or (isinstance(part, str) and not is_text(part)):
             raise Refused(
-                f"`{name}` is {found[name]!r}; it should be {'text' if kind is str else 'a JSON object'}.",
+                f"`{name}` is {part!r}; it should be {'text' if kind is str else 'a JSON object'}.",
                 reason="bad_request",
             )
     return found

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.gateway.client import PATIENCE, Client
+from tests.gateway.client import PATIENCE, Channels, Client
 
 _CELL = "import torch; count = globals().get('count', torch.zeros(1)) + 1; print(int(count))"
+
+
+@contextlib.asynccontextmanager
+async def attached(client: Client, kernel: str, *, legacy: bool = False) -> AsyncIterator[Channels]:
+    """Open a kernel's websocket; it is closed at both ends afterwards."""
+    async with asyncio.timeout(PATIENCE):
+        async with client.attach(kernel, legacy=legacy) as channels:
+            yield channels
+        while await channels.socket.read_message() is not None:
+            pass
 
 
 class Neighbour:
@@ -28,7 +39,7 @@ class Neighbour:
 
     async def work(self) -> None:
         """Run that cell."""
-        async with asyncio.timeout(PATIENCE), self._client.attach(self._kernel) as channels:
+        async with attached(self._client, self._kernel) as channels:
             reply: dict[str, Any] = await channels.run(_CELL)
         self._count += 1
         assert (reply["status"], reply["text"]) == ("ok", f"{self._count}\n")
