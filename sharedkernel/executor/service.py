@@ -40,6 +40,7 @@ from sharedkernel.executor.environments import OWN, Environment, own_environment
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.foresight import Foresight
 from sharedkernel.executor.grants import Grants
+from sharedkernel.executor.idle_watch import IdleWatch
 from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.packets import allow_many_descriptors
@@ -166,6 +167,7 @@ class ExecutorService:
         if self._adopting:
             loop.call_later(_ADOPTION_GRACE, self._finish_adoption)
         self._want_spares()
+        self._idle_watch = IdleWatch(self._grants.sessions)
         self._spawn(self._keep_service())
 
     async def stop(self, *, end_sessions: bool) -> None:
@@ -173,6 +175,7 @@ class ExecutorService:
         self._server.close()
         self._channel.close()
         self._lingering.close()
+        self._idle_watch.close()
         if self._spares_due is not None:
             self._spares_due.cancel()
         for task in self._tasks - {asyncio.current_task()}:

@@ -82,6 +82,8 @@ class SessionProcess:
     kernel: str | None = None
     #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not
     lingers_until: float | None = None
+    #: when something was last seen to run in it, on `time.monotonic`'s axis; None: it was not looked at yet
+    used_at: float | None = None
     #: it has run something, so it may hold what its user wants back
     used: bool = False
     memory: Memory = field(default_factory=Memory)

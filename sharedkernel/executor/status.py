@@ -6,6 +6,7 @@ that each session writes into its shared page, which are newer than what it last
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "state": str(view.state),
         "kernel_id": process.kernel or view.id,
         "lingering": process.lingers_until is not None,
+        "idle_seconds": 0.0 if process.used_at is None else time.monotonic() - process.used_at,
         "notebook": process.notebook,
         "client_key": process.client_key,
         "lane": view.lane,

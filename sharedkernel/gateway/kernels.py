@@ -27,6 +27,7 @@ from traitlets import Instance, Integer, default
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.backlog import ANYBODY, Backlog
+from sharedkernel.gateway.culling import Culling
 from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.kernel import SessionKernel
@@ -612,19 +613,4 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def start_culling(self) -> None:
         """Look from now on, every `cull_interval` seconds, for sessions idle for longer than their users may."""
-        culler = PeriodicCallback(self.cull_kernels, 1000 * self.cull_interval)
-        culler.start()
-
-    async def cull_kernel_if_idle(self, kernel_id: str) -> None:
-        """Shut a session down if its user's `cull_after` has passed with nothing done and nobody connected."""
-        kernel = self._kernels.get(kernel_id)
-        after = None if kernel is None else self.quotas.cull_after(kernel.user)
-        if kernel is None or after is None or utcnow() - kernel.last_activity < timedelta(seconds=after):
-            return
-        if not self.executors[kernel.device].connected:
-            return  # it cannot be ended now, and its time is not over before the executor is back
-        busy = kernel.execution_state == "busy" and not self.cull_busy
-        connected = self._kernel_connections[kernel_id] > 0 and not self.cull_connected
-        if not busy and not connected and not kernel.is_changing:
-            self.log.info("shutting down kernel %s of %s: idle for more than %g s", kernel_id, kernel.user, after)
-            await self.shutdown_kernel(kernel_id, now=True)
+        PeriodicCallback(Culling(self).look, 1000 * self.cull_interval).start()

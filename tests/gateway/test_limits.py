@@ -129,28 +129,3 @@ def test_a_bad_file_is_refused_at_a_reload_and_the_old_one_stays(stack: Stack) -
         assert asyncio.run(quotas()) == before
     finally:
         stack.reload(old)
-
-
-def test_an_idle_session_is_shut_down_after_its_users_time(stack: Stack) -> None:
-    """`cull_after` spares who is busy or connected."""
-    old = stack.config_path.read_text()
-
-    async def scenario() -> None:
-        mary = stack.client("mary")
-        idle, connected, busy = await mary.start(), await mary.start(), await mary.start()
-        async with mary.attach(connected) as channels, mary.attach(busy) as working:
-            await channels.run("1")
-            await working.send("execute_request", {"code": "while True: pass", "silent": False})
-            await working.until("status", execution_state="busy")
-            working.socket.close()
-            put = {"users": {"mary": {"cull_after": "1s"}}}
-            assert (await stack.client("ada").request("PUT", "/sharedkernel/api/quotas", put)).status == 200
-            while (await mary.request("GET", f"/api/kernels/{idle}")).status != 404:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-            left = {kernel["id"] for kernel in (await mary.request("GET", "/api/kernels")).body}
-            assert left == {connected, busy}
-
-    try:
-        run(scenario())
-    finally:
-        stack.reload(old)

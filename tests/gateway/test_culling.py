@@ -1,0 +1,57 @@
+"""Sessions in which nothing runs are warned, offloaded and ended, whatever is connected to them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sharedkernel.gateway.culling import Stage, stage
+from tests.gateway.conftest import Stack, run
+
+
+@pytest.mark.parametrize(
+    ("idle", "after", "expected"),
+    [
+        (1e9, None, Stage.NONE),
+        (49.9, 100.0, Stage.NONE),
+        (50.0, 100.0, Stage.WARNED),
+        (75.0, 100.0, Stage.OFFLOADED),
+        (100.0, 100.0, Stage.ENDED),
+    ],
+)
+def test_what_is_due_follows_from_idle_time(idle: float, after: float | None, expected: Stage) -> None:
+    """A warning at half of a user's time, an offload at three quarters, the end after all of it."""
+    assert stage(idle, after) is expected
+
+
+def test_idle_means_that_nothing_runs(stack: Stack) -> None:
+    """An open page does not keep a session, a cell or a thread that computes does; who loses it is told before."""
+    spinning = "import threading\ndef spin():\n    while True: sum(range(10**5))\nthreading.Thread(target=spin).start()"
+
+    async def scenario() -> None:
+        mary, admin = stack.client("mary"), stack.client("ada")
+        idle, background, busy = [await mary.start() for _ in range(3)]
+        async with mary.attach(idle) as page, mary.attach(background) as thread, mary.attach(busy) as cell:
+            await page.run("import torch; x = torch.ones(2**20)")
+            await thread.run(spinning)
+            await cell.send("execute_request", {"code": "import time; time.sleep(1000)", "silent": False})
+            await cell.until("status", execution_state="busy")
+            put = {"users": {"mary": {"cull_after": "6s"}}}
+            assert (await admin.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+            told = await page.until("stream", name="stderr")
+            assert "Nothing has run in this notebook" in told[-1]["content"]["text"]
+            entry: dict[str, float] = {}
+            while not entry.get("offloads"):
+                status = (await mary.request("GET", "/sharedkernel/api/status")).body
+                entry = next(entry for entry in status["sessions"] if entry["id"] == idle)
+                await asyncio.sleep(0.1)
+            await page.until("status", execution_state="dead")
+            kernels = {kernel["id"] for kernel in (await mary.request("GET", "/api/kernels")).body}
+            assert kernels == {background, busy}
+
+    old = stack.config_path.read_text()
+    try:
+        run(scenario())
+    finally:
+        stack.reload(old)  # without what was PUT
