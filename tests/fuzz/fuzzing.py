@@ -1,6 +1,6 @@
 """Properties that a few fixed examples check in the suite, and that are fuzzed for as long as one likes.
 
-``FUZZ_SECONDS=600 python -m pytest tests/fuzz`` gives each property that many seconds of examples that were never
+``FUZZ_SECONDS=600 python -m pytest --timeout=0 tests/fuzz`` gives each property that many seconds of examples that were never
 tried before; what fails is printed as a smallest example.
 """
 
