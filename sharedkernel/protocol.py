@@ -400,6 +400,14 @@ class DeviceWantWithdrawn(Message, frozen=True, kw_only=True):
     """The session was interrupted while it waited."""
 
 
+class GrantMeasured(Message, frozen=True, kw_only=True):
+    """What a grant that is kept came to since it began, or was measured last."""
+
+    iterations: int
+    #: processor-seconds used meanwhile, per second and processor (0 to 1)
+    utilisation: float | None = None
+
+
 class GrantReleased(Message, frozen=True, kw_only=True):
     """The session gives its grant back: nothing of it runs on the device any more."""
 
@@ -408,8 +416,9 @@ class GrantReleased(Message, frozen=True, kw_only=True):
     memory: Memory
     #: live bytes beyond persistent (in the middle of an iteration)
     live_bytes: int = 0
+    #: completed since the grant began, or was measured last
     iterations: int = 0
-    #: processor-seconds used while the grant was held, per second held and processor (0 to 1)
+    #: processor-seconds used meanwhile, per second and processor (0 to 1)
     utilisation: float | None = None
 
 
@@ -771,6 +780,7 @@ ToExecutor = (
     | LingerSession | ReclaimSession | NotifySession | WantEarlier | AwaitChange
     | GetStatus | GetCounts | StopExecutor | SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted
     | DeviceWantWithdrawn | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | Foreseen
+    | GrantMeasured
 )  # fmt: skip
 ToGateway = Welcome | SessionReady | Sessions | Status | CountsAnswer | Done | Failed | SessionDied | EarlierWanted
 ToSession = (

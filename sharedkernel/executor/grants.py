@@ -256,6 +256,11 @@ class Grants:
                 self._want(process, growth)
             case protocol.Foreseen():
                 self._driver.handle(self._foresight.foresee(session, message))
+            case protocol.GrantMeasured(iterations=iterations):
+                utilisation = self._seen_utilisation(process, message)
+                self._driver.handle(
+                    events.GrantMeasured(session=session, iterations=iterations, utilisation=utilisation)
+                )
             case protocol.DeviceWantWithdrawn():
                 process.wanted_at = None
                 process.send(protocol.WithdrawalSeen())
@@ -338,9 +343,7 @@ class Grants:
             self.resume(process)
             self._driver.handle(events.DeviceWantWithdrawn(session=_id(process)))
             return
-        utilisation = message.utilisation if message.utilisation is not None else self._served.utilisation(process)
-        if utilisation is not None and self._driver.scheduler.sessions[_id(process)].alone:
-            self._foresight.measured(_id(process), utilisation)
+        utilisation = self._seen_utilisation(process, message)
         self._driver.handle(
             events.GrantReleased(
                 session=_id(process),
@@ -351,6 +354,15 @@ class Grants:
                 utilisation=utilisation,
             )
         )
+
+    def _seen_utilisation(
+        self, process: SessionProcess, message: protocol.GrantMeasured | protocol.GrantReleased
+    ) -> float | None:
+        """Return how busy *process* kept the device, by its *message* or as seen from outside, and learn from it."""
+        utilisation = message.utilisation if message.utilisation is not None else self._served.utilisation(process)
+        if utilisation is not None and self._driver.scheduler.sessions[_id(process)].alone:
+            self._foresight.measured(_id(process), utilisation)
+        return utilisation
 
     # --- actions of the core ------------------------------------------------------------------------------------------
 

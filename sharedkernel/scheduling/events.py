@@ -175,9 +175,9 @@ class GrantReleased(SessionEvent):
     memory: MemoryProfile
     #: ephemeral bytes still live, where the grant was released in the middle of an iteration
     live_bytes: int = 0
-    #: iterations completed under this grant
+    #: iterations completed under this grant, since it was measured last
     iterations: int = 0
-    #: how busy it kept the device while it held the grant (0 to 1); None: not measured
+    #: how busy it kept the device since then (0 to 1); None: not measured
     utilisation: float | None = None
     #: iterations that are left in its cell, as the notebook shows them; None: it says nothing new
     remaining_iterations: int | None = None
@@ -191,6 +191,22 @@ class GrantReleased(SessionEvent):
         if self.live_bytes < 0 or self.iterations < 0:
             raise ValueError(f"session {self.session} reported negative live bytes or iterations.")
         _check_remaining(self.session, self.remaining_iterations)
+        if self.utilisation is not None and not 0 <= self.utilisation <= 1:
+            raise ValueError(f"session {self.session} reported a utilisation of {self.utilisation}; it is 0 to 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantMeasured(SessionEvent):
+    """What a grant came to since it began, or was measured last; it goes on. Nothing, if it was just released."""
+
+    #: iterations completed meanwhile
+    iterations: int = 0
+    #: how busy it kept the device meanwhile (0 to 1); None: not measured
+    utilisation: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.iterations < 0:
+            raise ValueError(f"session {self.session} completed {self.iterations} iterations; it cannot be negative.")
         if self.utilisation is not None and not 0 <= self.utilisation <= 1:
             raise ValueError(f"session {self.session} reported a utilisation of {self.utilisation}; it is 0 to 1.")
 
@@ -254,7 +270,7 @@ EVENTS: dict[str, type[Event]] = {
     for event in (
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
-        SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled,
+        SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured,
     )
 }  # fmt: skip
 

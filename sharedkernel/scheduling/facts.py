@@ -19,6 +19,7 @@ from sharedkernel.scheduling.events import (
     DeviceWanted,
     DeviceWantWithdrawn,
     Event,
+    GrantMeasured,
     GrantReleased,
     HistoryRecalled,
     MemoryMeasured,
@@ -38,7 +39,7 @@ from sharedkernel.scheduling.model import MemoryProfile, Session, SessionState
 from sharedkernel.scheduling.records import Records, at_least
 
 #: events of every turn, of which the ledger notices itself what they change for those in line
-_TURNS = frozenset({Tick, DeviceWanted, GrantReleased, MemoryMeasured})
+_TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, MemoryMeasured})
 #: seconds until a session that had no time to move away may be asked again
 _ASK_AGAIN = 0.5
 
@@ -73,6 +74,7 @@ class Facts:
             ShelfMeasured: self._on_shelf_measured,
             SessionEnded: self._on_session_ended,
             WorkForeseen: self._on_work_foreseen,
+            GrantMeasured: self._on_grant_measured,
             HistoryRecalled: self._on_history_recalled,
         }
 
@@ -188,7 +190,7 @@ class Facts:
 
     def _on_grant_released(self, event: GrantReleased) -> None:
         records, session = self._records, self._records.sessions[event.session]
-        interference.take_release(session, iterations=event.iterations, utilisation=event.utilisation)
+        interference.take_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
         session.is_misjudged = session.is_misjudged or records.predictions.has_exceeded(session)
         _declare(session, event.remaining_iterations)
         if session.state is SessionState.PREEMPTING:
@@ -221,7 +223,14 @@ class Facts:
         if event.utilisation is not None:
             session.predicted_utilisation = event.utilisation
         _declare(session, event.remaining_iterations)
-        records.note(session, event)
+
+    def _on_grant_measured(self, event: GrantMeasured) -> None:
+        holders = self._records.clock.holders
+        session = holders.get(event.session)
+        if session is not None:
+            interference.take_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+            if event.iterations:
+                session.alone = len(holders) == 1
 
     # --- moving memory away and back -----------------------------------
 

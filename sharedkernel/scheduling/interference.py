@@ -40,15 +40,15 @@ def begin_source(session: Session, source: str) -> None:
     session.unreported = 0.0
 
 
-def take_release(session: Session, *, iterations: int, utilisation: float | None) -> None:
-    """Learn from a grant of *session* that ends now.
+def take_measurement(session: Session, *, iterations: int, utilisation: float | None) -> None:
+    """Learn from a grant of *session*, from its beginning or the last measurement until now.
 
     Parameters
     ----------
     session
         It holds the grant still.
     iterations
-        Completed under the grant.
+        Completed meanwhile.
     utilisation
         How busy it kept the device meanwhile (0 to 1); None: not measured.
     """

@@ -285,7 +285,7 @@ class Session:
     measured_utilisation: float | None = None
     #: what was predicted of it beforehand (0 to 1); None: nothing
     predicted_utilisation: float | None = None
-    #: whether no other lane has run since its present grant began
+    #: whether no other lane has run since its present grant began, or was measured last
     alone: bool = True
     #: the source that what is measured of its iterations belongs to; None: not known
     measured_source: str | None = None

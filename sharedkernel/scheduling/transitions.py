@@ -13,6 +13,7 @@ from sharedkernel.scheduling.events import (
     CellOpened,
     DeviceWanted,
     DeviceWantWithdrawn,
+    GrantMeasured,
     GrantReleased,
     MemoryMeasured,
     OffloadDeclined,
@@ -63,6 +64,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     **{(state, OffloadDeclined): state for state in _RESIDENT},
     **{(state, MemoryMeasured): state for state in _LIVE},
     **{(state, WorkForeseen): state for state in _LIVE},
+    **{(state, GrantMeasured): state for state in _LIVE},
     **{(state, SessionEnded): _DEAD for state in _LIVE},
 }
 

@@ -57,6 +57,9 @@ log = logging.getLogger(__name__)
 #: seconds until memory that a running cell needs, and that could not be read back, is tried again
 _RESTORE_RETRY = 1.0
 
+#: seconds between two measurements of a grant that is kept
+GRANT_INTERVAL = 1.0
+
 #: where a grant is given back
 ReleasePoint = Literal["boundary", "cell", "yield"]
 
@@ -141,7 +144,9 @@ class Gate:
         self._sections = 0
         #: the executor asked for the memory to be moved away, and has no answer yet
         self._offload_asked = False
+        #: boundaries passed when the grant began or was measured last, and when that was
         self._boundaries_before = 0
+        self._grant_measured_at = 0.0
         self._disabled = False
         #: a grant is held
         self.holding = False
@@ -534,6 +539,7 @@ class Gate:
         self._boundaries_before = self._words[Word.ITERATIONS]
         self._words[Word.TURN] = Turn.HOLDING
         self._forecast.grant_began(self._boundaries_before)
+        self._grant_measured_at = time.monotonic()
         self._meter.grant_began()
         self.on_turn(True)
 
@@ -643,10 +649,22 @@ class Gate:
         """Take note of how far the cell is, and tell the executor what it does not expect."""
         if self._mode.is_in:
             self._forecast.cost.boundary_passed(is_known=is_known)
-        if is_known:
-            with self._signals.held(), self.link.lock:
-                if foreseen := self._forecast.look(self._words[Word.ITERATIONS]):
-                    self.link.send(foreseen)
+        if not is_known:
+            return
+        with self._signals.held(), self.link.lock:
+            news = (self._forecast.look(self._words[Word.ITERATIONS]), self._measured_grant())
+            if any(news):
+                self.link.send(*(message for message in news if message))
+
+    def _measured_grant(self) -> protocol.GrantMeasured | None:
+        """Return what the grant came to since that was last said, if it is time to say it."""
+        now = time.monotonic()
+        if now < self._grant_measured_at + GRANT_INTERVAL:
+            return None
+        iterations = self._words[Word.ITERATIONS]
+        completed, self._boundaries_before = iterations - self._boundaries_before, iterations
+        self._grant_measured_at = now
+        return protocol.GrantMeasured(iterations=completed, utilisation=self._meter.utilisation())
 
     def interrupt_soon(self) -> None:
         """Make the main thread do soon what a boundary would do, although none comes (any thread)."""

@@ -246,11 +246,16 @@ class HostMeter:
             resource.setrlimit(resource.RLIMIT_DATA, (allowance.data_limit_bytes, resource.RLIM_INFINITY))
 
     def utilisation(self) -> float | None:
-        """Return processor-seconds per second held and processor since the grant began; None if held too briefly."""
-        held = time.monotonic() - self._held_since
+        """Return processor-seconds per second held and processor since the grant began, or this was asked last.
+
+        None if held too briefly.
+        """
+        now, used = time.monotonic(), time.process_time()
+        held, busy = now - self._held_since, used - self._cpu_since
         if held < 0.005:
             return None
-        return min(1.0, (time.process_time() - self._cpu_since) / held / (os.cpu_count() or 1))
+        self._held_since, self._cpu_since = now, used
+        return min(1.0, busy / held / (os.cpu_count() or 1))
 
     def _set_persistent(self, used: int) -> None:
         self._persistent = used

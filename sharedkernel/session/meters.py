@@ -72,7 +72,10 @@ class Meter(Protocol):
         """Take note that everything is back."""
 
     def utilisation(self) -> float | None:
-        """Return how busy the session kept the device since the grant began (0 to 1); None if that is not known."""
+        """Return how busy the session kept the device since the grant began, or this was asked last (0 to 1).
+
+        None: that is not known.
+        """
 
 
 def make_meter(page: Page, device_kind: str) -> Meter:

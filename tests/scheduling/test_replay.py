@@ -79,6 +79,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
     log = busy_device().desk.log + crowded_device().desk.log
     assert {type(event).__name__ for _, event in log} | {
         "DeviceWantWithdrawn",
+        "GrantMeasured",
         "WorkForeseen",
         "HistoryRecalled",
     } == set(EVENTS)

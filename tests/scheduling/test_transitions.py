@@ -14,6 +14,7 @@ from sharedkernel.scheduling.events import (
     CellOpened,
     DeviceWanted,
     DeviceWantWithdrawn,
+    GrantMeasured,
     GrantReleased,
     MemoryMeasured,
     OffloadDeclined,
@@ -44,6 +45,7 @@ EVENTS: list[SessionEvent] = [
     Restored(session=ADA, memory=SMALL),
     SessionEnded(session=ADA),
     WorkForeseen(session=ADA, source="abc", remaining_iterations=3),
+    GrantMeasured(session=ADA, iterations=3, utilisation=0.5),
 ]
 
 
