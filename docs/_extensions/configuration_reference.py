@@ -7,6 +7,7 @@ to Jupyter's documentation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def _sentence(text: str) -> str:
 
 
 def _default(trait: Any) -> str:
-    value = trait.default_value_repr()
+    default = trait.default_value
+    value = repr(str(default)) if isinstance(default, StrEnum) else trait.default_value_repr()
     return "set when it starts" if "<" in value else value
 
 

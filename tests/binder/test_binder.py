@@ -15,6 +15,7 @@ BINDER = Path(__file__).parents[2] / "binder"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
 
 
+@pytest.mark.timeout(300)
 def test_the_start_script_puts_a_device_beside_the_command(tmp_path: Path) -> None:
     """The tour runs from its first cell to its last on the kernel that it names, as somebody would run it there."""
     ended = subprocess.run(
@@ -22,13 +23,13 @@ def test_the_start_script_puts_a_device_beside_the_command(tmp_path: Path) -> No
             sys.executable, BINDER / "start", sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook",
             "--output-dir", tmp_path, BINDER / "tour.ipynb",
         ],
-        capture_output=True, text=True, check=False, timeout=110, cwd=tmp_path,
+        capture_output=True, text=True, check=False, timeout=290, cwd=tmp_path,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     tour = nbformat.read(tmp_path / "tour.ipynb", as_version=4)
     outputs = [output for cell in tour.cells for output in cell.get("outputs", [])]
     assert any("0.weight" in str(output) for output in outputs)
-    assert not any(output.output_type == "error" for output in outputs)
+    assert [output.ename for output in outputs if output.output_type == "error"] == ["OutOfMemoryError"]  # as announced
 
 
 def test_the_requirements_are_this_project_as_the_readme_says() -> None:

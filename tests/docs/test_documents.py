@@ -136,6 +136,8 @@ def test_the_commands_in_them_exist() -> None:
             case "sharedkernel":
                 application = import_item(COMMANDS[arguments[0]].application)()
                 application.parse_command_line(arguments[1:])
+                if application.subapp is not None:
+                    application.subapp.clear_instance()  # the next command is of a process of its own
             case "make":
                 assert f"\n{arguments[0]}:" in makefile, arguments
             case "pip":

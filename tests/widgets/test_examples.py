@@ -14,7 +14,9 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-from sharedkernel.demo.runs import examples_directory
+from sharedkernel.demo.runs import NotebookRuns, examples_directory
+from sharedkernel.local_stack import LocalStack
+from tests.commands.support import wait_until
 
 NAMES = ["cnn_training", "interactive", "sweep"]
 
@@ -50,6 +52,26 @@ def test_examples_are_committed_without_outputs(name: str) -> None:
     assert sum("a tensor changed between two cells" in cell.source for cell in code) >= 1
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
+def test_examples_run_side_by_side_on_the_shared_kernel(tmp_path: Path) -> None:
+    """Each person's to its end, without an error, and all of them used the device."""
+    users = dict(zip(("ada", "grace", "hedy"), NAMES, strict=True))
+    for name in NAMES:
+        nbformat.write(shortened(read(name)), tmp_path / f"{name}.ipynb")
+    with LocalStack(users=[*users], capacity="2GiB") as stack:
+        runs = NotebookRuns(stack, [(user, tmp_path / f"{name}.ipynb") for user, name in users.items()])
+        runs.start()
+        try:
+            wait_until(lambda: runs.ended, "the notebooks' end", 280)
+            served = {user["name"]: user["attained_service_seconds"] for user in stack.status()["users"]}
+        finally:
+            runs.close()
+    assert [(run.user, run.failure) for run in runs.runs] == [(user, None) for user in users]
+    assert all(served[user] > 0 for user in users)
+
+
+@pytest.mark.timeout(300)
 def test_examples_run_on_an_ordinary_kernel(tmp_path: Path) -> None:
     """On a stock ipykernel they finish; the widgets say that this kernel is not shared."""
     write_kernel_spec(
@@ -61,7 +83,7 @@ def test_examples_run_on_an_ordinary_kernel(tmp_path: Path) -> None:
         manager = AsyncKernelManager(
             kernel_name="stock", kernel_spec_manager=specs, transport="ipc", ip=str(tmp_path / name)
         )
-        client = NotebookClient(shortened(read(name)), km=manager, timeout=100)
+        client = NotebookClient(shortened(read(name)), km=manager, timeout=280)
         await manager.start_kernel(cwd=str(tmp_path))
         try:
             await client.async_execute()
