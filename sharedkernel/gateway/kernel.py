@@ -14,7 +14,8 @@ import signal
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
-from jupyter_client.connect import port_names
+import zmq
+from jupyter_client.connect import channel_socket_types, port_names
 from jupyter_client.session import DELIM
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 from traitlets import Dict, Unicode
@@ -23,6 +24,7 @@ from sharedkernel.errors import ExecutorUnavailable, ProtocolError, SessionNotFo
 from sharedkernel.gateway.activity import Activity
 from sharedkernel.gateway.backlog import Backlog
 from sharedkernel.gateway.catching_up import read_missed
+from sharedkernel.gateway.flow import OutputFlow
 from sharedkernel.protocol import SessionRecord
 from sharedkernel.session.outbox import REQUEST, Missed
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from sharedkernel.gateway.lingering import Earlier
     from sharedkernel.gateway.websocket import SessionWebsocket
 
+#: messages that wait in a socket's queue; each may be large
+_QUEUE = 16
 #: seconds that a session may take to confirm the subscription to its outputs; a busy one may not, and needs not
 _SUBSCRIPTION_PATIENCE = 1.0
 
@@ -68,6 +72,12 @@ class SessionKernel(ServerKernelManager):
         self._changing = asyncio.Lock()
         #: its outputs' stream, while it has a process
         self.outputs: Any = None
+        #: when they are read
+        self.flow = OutputFlow(
+            self._hear,
+            messages_per_second=self._sessions.output_messages_per_second,
+            bytes_per_second=self._sessions.output_bytes_per_second,
+        )
         self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: it ran when this gateway did not, and nobody has been told yet what it said meanwhile
         self.unheard = False
@@ -301,9 +311,22 @@ class SessionKernel(ServerKernelManager):
         self._subscribed = asyncio.get_running_loop().create_future()
         self.outputs = self.connect_iopub()
         self.outputs.channel = "iopub"
-        self.outputs.on_recv(self._hear)
+        self.flow.follow(self.outputs)
+
+    def _create_connected_socket(self, channel: str, identity: bytes | None = None) -> zmq.Socket[bytes]:
+        """Return a socket of the session's *channel*; what is not read, or not taken, waits elsewhere than here."""
+        connected = self.context.socket(channel_socket_types[channel])
+        connected.linger = 1000
+        connected.sndhwm = _QUEUE
+        if channel == "iopub":
+            connected.rcvhwm = _QUEUE
+        if identity:
+            connected.identity = identity
+        connected.connect(self._make_url(channel))
+        return connected
 
     def _close_outputs(self) -> None:
+        self.flow.follow(None)
         if self.outputs is not None:
             self.outputs.close()
             self.outputs = None

@@ -23,7 +23,7 @@ from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError
-from traitlets import Instance, Integer, default
+from traitlets import Float, Instance, Integer, default
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.backlog import ANYBODY, Backlog
@@ -57,6 +57,14 @@ class SessionKernels(AsyncMappingKernelManager):
         16 * 1024**2,
         help="Outputs kept per session while no client is connected, in bytes; the oldest are dropped beyond it.",
     ).tag(config=True)
+
+    output_messages_per_second = Float(
+        2000.0,
+        min=0,
+        help="Messages that a session may publish per second, with a second's worth at once; it waits beyond that. "
+        "0: any number.",
+    ).tag(config=True)
+    output_bytes_per_second = Float(64 * 1024**2, min=0, help="The same in bytes.").tag(config=True)
 
     executors: Any = Instance(Executors)
     quotas: Any = Instance(Quotas)

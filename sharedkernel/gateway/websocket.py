@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from jupyter_client.jsonutil import json_default
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.websocket import WebSocketClosedError
-from traitlets import Bool, Integer
+from traitlets import Bool, Integer, default
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
@@ -42,6 +43,11 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         help="Longest message that a client may send, in bytes; longer ones are refused with an error in the notebook.",
     ).tag(config=True)
 
+    max_unsent_bytes = Integer(
+        1024**2,
+        min=1,
+        help="Outputs that wait for a slow client, in bytes; beyond that its session waits until it has taken them.",
+    ).tag(config=True)
     max_queued_cells = Integer(
         1000,
         min=1,
@@ -49,9 +55,14 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     ).tag(config=True)
 
     _closed = Bool(False)
+    _unsent_bytes = 0
     #: while the client is told what it has missed: what comes from the session meanwhile, with its stream
     _held: list[tuple[Any, list[bytes]]] | None = None
     _told_of_buffers = Bool(False)
+
+    @default("limit_rate")
+    def _default_limit_rate(self) -> bool:
+        return False  # sessions are slowed down, and lose nothing
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -162,6 +173,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         """Detach; the last client's channels are kept for when it comes back."""
         self._closed = True
         self.kernel_manager.attached.discard(self)
+        self.kernel_manager.flow.release(self)
         super().disconnect()
 
     # --- from the client ----------------------------------------------------------------------------------------------
@@ -244,9 +256,21 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     def _write(self, frame: str | bytes) -> None:
         try:
-            self.write_message(frame, binary=isinstance(frame, bytes))
+            sent = self.write_message(frame, binary=isinstance(frame, bytes))
         except WebSocketClosedError:
             self.log.debug("a client of kernel %s went away", self.kernel_id)
+            return
+        self._unsent_bytes += len(frame)
+        sent.add_done_callback(partial(self._sent, len(frame)))
+        if self._unsent_bytes > self.max_unsent_bytes and not self._closed:
+            self.kernel_manager.flow.hold(self)
+
+    def _sent(self, num_bytes: int, sent: asyncio.Future[None]) -> None:
+        if not sent.cancelled():
+            sent.exception()  # that its client went away is heard elsewhere
+        self._unsent_bytes -= num_bytes
+        if self._unsent_bytes <= self.max_unsent_bytes // 2:
+            self.kernel_manager.flow.release(self)
 
     def write_stderr(self, error_message: str, parent_header: dict[str, Any]) -> None:
         """Show a sentence in the notebook."""

@@ -33,6 +33,7 @@ from sharedkernel.session.meters import make_lanes, make_meter, operation_filter
 from sharedkernel.session.movers import make_mover
 from sharedkernel.session.notices import WaitNotice, show_sentence
 from sharedkernel.session.outbox import Outbox
+from sharedkernel.session.outputs import Pace, SessionApp
 from sharedkernel.session.page import Page
 from sharedkernel.session.progress import Progress
 from sharedkernel.session.quota import Quota
@@ -81,6 +82,7 @@ class SessionProcess:
         self._kernel: SessionKernel = self._app.kernel
         self._kernel.outbox = Outbox()
         self._kernel.outbox.attend(self._app)
+        Pace().attend(self._app)
         page = Page(page_descriptor)
         self._meter = make_meter(page, device_kind)
         self._channel = DescriptorClient(executor_socket)
@@ -184,8 +186,9 @@ class SessionProcess:
 
 
 def _make_app(connection_file: str, *, with_history: bool) -> IPKernelApp:
-    app = IPKernelApp.instance(
+    app: IPKernelApp = SessionApp.instance(
         kernel_class=SessionKernel,
+        outstream_class="sharedkernel.session.outputs.PacedStream",
         transport="ipc",
         # Without a parent to watch, the kernel outlives whatever forked it.
         parent_handle=0,
