@@ -66,6 +66,16 @@ export class Api {
     return readLimits(await this._request('PUT', 'quotas', changes));
   }
 
+  /** Return the policies that there are. */
+  async policies(): Promise<string[]> {
+    return readPolicies(await this._request('GET', 'policy'));
+  }
+
+  /** Let another policy rank, and return those that there are. */
+  async setPolicy(policy: string): Promise<string[]> {
+    return readPolicies(await this._request('PUT', 'policy', { policy }));
+  }
+
   /** Return what a kernel's cells have shown since a version, and the version now. */
   async keptCells(kernel: string, after: number): Promise<{ version: number; cells: IKeptCell[] }> {
     const answer = (await this._request('GET', `kernels/${kernel}/cells?after=${after}`)) as {
@@ -94,6 +104,11 @@ export class Api {
     }
     return answer;
   }
+}
+
+function readPolicies(answer: unknown): string[] {
+  const policies = (answer as { policies?: unknown } | null)?.policies;
+  return Array.isArray(policies) ? policies.map(String) : [];
 }
 
 function readLimits(answer: unknown): Map<string, ILimits> {

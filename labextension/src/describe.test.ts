@@ -1,7 +1,8 @@
 import { describe, expect, it } from 'vitest';
 
-import { holderName, memoryByKind, memoryInUse, safeText, sessionName, sessionState, tone } from './describe';
+import { holderName, memoryByKind, memoryInUse, safeText, sessionName, sessionState, timeLeft, tone } from './describe';
 import { formatBytes, percent } from './format';
+import { explain } from './policy';
 import { english, session, status, view } from './testdocuments';
 import { ISession, parseView } from './view';
 
@@ -29,6 +30,26 @@ describe('sessionState', () => {
   ])('puts %j into words', (fields, words, shown) => {
     expect(sessionState(read(fields), english)).toBe(words);
     expect(tone(read(fields))).toBe(shown);
+  });
+});
+
+describe('timeLeft', () => {
+  it.each([
+    [{ remaining_seconds: 41.6, remaining_from: 'declared' }, 'about 42 s left'],
+    [{ remaining_seconds: 59.9, remaining_from: 'earlier' }, 'about 1 min left'],
+    [{ remaining_seconds: 7000, remaining_from: 'earlier' }, 'about 2 h left'],
+    [{ remaining_seconds: 41, remaining_from: 'distribution' }, null],
+    [{ remaining_seconds: null, remaining_from: 'declared' }, null],
+    [{}, null]
+  ])('tells what is known, no guess: %j', (fields, words) => {
+    expect(timeLeft(read(fields), english)).toBe(words);
+  });
+});
+
+describe('explain', () => {
+  it('says what a policy does, and nothing of one that is unknown', () => {
+    expect(explain('fifo', english)).toContain('the oldest first');
+    expect(explain('fair, fifo', english)).toBeNull();
   });
 });
 

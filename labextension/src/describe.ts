@@ -113,6 +113,21 @@ function waitReason(session: ISession, trans: TranslationBundle): string {
   }
 }
 
+/** Return what a session's cell still needs, as exact as a prediction is; null where nobody knows. */
+export function timeLeft(session: ISession, trans: TranslationBundle): string | null {
+  const seconds = session.remainingSeconds;
+  if (seconds === null) {
+    return null;
+  }
+  if (Math.round(seconds) < 60) {
+    return trans.__('about %1 s left', Math.round(seconds));
+  }
+  if (Math.round(seconds / 60) < 60) {
+    return trans.__('about %1 min left', Math.round(seconds / 60));
+  }
+  return trans.__('about %1 h left', Math.round(seconds / 3600));
+}
+
 /** Return what a session has on the device now. */
 export function memoryInUse(session: ISession): number {
   return session.persistentBytes + session.liveBytes;

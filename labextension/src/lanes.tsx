@@ -56,7 +56,9 @@ function Lane(props: ILaneProps): React.ReactElement {
   return (
     <div className="sk-Lane">
       <h3 className="sk-Lane-title">
-        {trans.__('Lane %1', safeText(lane.id))}
+        {lane.device === null
+          ? trans.__('Lane %1', safeText(lane.number))
+          : trans.__('%1, lane %2', safeText(lane.device), safeText(lane.number))}
         <span className="sk-Faint">{formatBytes(lane.sizeBytes, units)}</span>
       </h3>
       <p className={holder !== undefined && holder.user === own ? 'sk-Line sk-mod-own' : 'sk-Line'}>

@@ -49,7 +49,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
         </div>
         {status !== null && (
           <>
-            <DeviceSection status={status} {...names} />
+            <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
             <LanesSection status={status} {...names} />
             <SessionsSection
               title={trans.__('My sessions')}

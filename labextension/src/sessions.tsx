@@ -4,7 +4,7 @@ import { closeIcon, stopIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { Actions } from './actions';
-import { memoryByKind, memoryInUse, safeText, sessionName, sessionState, tone } from './describe';
+import { memoryByKind, memoryInUse, safeText, sessionName, sessionState, timeLeft, tone } from './describe';
 import { formatBytes } from './format';
 import { offloadIcon } from './icons';
 import type { INames } from './names';
@@ -66,6 +66,11 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
   const { session, actions, canGoTo, isCurrent, showUser, units, trans } = props;
   const name = sessionName(session);
   const label = showUser ? trans.__('%1: %2', safeText(session.user), name) : name;
+  const details = [
+    sessionState(session, trans),
+    timeLeft(session, trans),
+    session.device && safeText(session.device)
+  ].filter(Boolean);
   const path = session.notebook === null ? '' : safeText(session.notebook);
   return (
     <li className={isCurrent ? 'sk-Card sk-mod-current' : 'sk-Card'}>
@@ -119,7 +124,7 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
         </span>
       </div>
       <p className="sk-Card-state">
-        <span>{sessionState(session, trans)}</span>
+        <span>{details.join(' · ')}</span>
         <span title={memoryByKind(session, units, trans)}>{formatBytes(memoryInUse(session), units)}</span>
       </p>
       {session.offloadedBytes > 0 && (

@@ -4,7 +4,7 @@ import { VDomRenderer } from '@jupyterlab/ui-components';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { memoryByKind, memoryInUse, sessionState, tone } from './describe';
+import { memoryByKind, memoryInUse, safeText, sessionState, timeLeft, tone } from './describe';
 import { formatBytes } from './format';
 import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
@@ -38,12 +38,19 @@ export class StatusItem extends VDomRenderer<ModelAdapter> {
     if (session !== null) {
       text.push(formatBytes(memoryInUse(session), device.units));
       details.push(memoryByKind(session, device.units, trans));
+      if (session.device !== null) {
+        details.push(trans.__('on %1', safeText(session.device)));
+      }
     }
     if (trouble !== null) {
       text.push(trans.__('gateway away'));
       details.push(trouble.text);
     } else if (session !== null) {
       text.push(sessionState(session, trans));
+      const left = timeLeft(session, trans);
+      if (left !== null) {
+        text.push(left);
+      }
     }
     const mood = trouble !== null || session === null ? 'away' : tone(session);
     return (

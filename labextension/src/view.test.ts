@@ -9,7 +9,14 @@ describe('parseView', () => {
     expect(parsed.user).toEqual({ name: 'ada', admin: false });
     expect(parsed.kernels.get('kernel')).toBe('0123456789ab');
     expect(parsed.status?.sessions[0]).toMatchObject({ state: 'idle', persistentBytes: 1024, queuePosition: null });
-    expect(parsed.status?.lanes[0]).toEqual({ id: '1', sizeBytes: 4096, holder: null, queue: [] });
+    expect(parsed.status?.lanes[0]).toEqual({
+      id: '1',
+      number: '1',
+      device: null,
+      sizeBytes: 4096,
+      holder: null,
+      queue: []
+    });
   });
 
   it('knows that there may be nothing yet', () => {
@@ -20,6 +27,24 @@ describe('parseView', () => {
   it('counts what an older gateway does not tell as none', () => {
     const [read] = parseView(view({ status: status({ id: 'a', user: 'b', state: 'c' }) })).status!.sessions;
     expect(read).toMatchObject({ notebook: null, liveBytes: 0, offloadNote: null, waitingFor: null });
+  });
+
+  it('reads what is said of several devices', () => {
+    const several = status(session({ device: 'cuda:1' }));
+    several.devices = [
+      { name: 'cuda:0', kind: 'cuda', description: 'A card', capacity_bytes: 100, available: true, message: null },
+      { name: 'cuda:1', kind: null, capacity_bytes: null, available: false, message: 'nobody answers' }
+    ];
+    several.lanes = [{ id: 3, number: 1, device: 'cuda:1', size_bytes: 1, holder: null, queue: [] }];
+    several.users = [{ name: 'ada', devices: [{ device: 'cuda:0', persistent_bytes: 7 }] }];
+    const parsed = parseView(view({ status: several })).status!;
+    expect(parsed.devices.map(device => [device.name, device.description, device.trouble])).toEqual([
+      ['cuda:0', 'A card', null],
+      ['cuda:1', null, 'nobody answers']
+    ]);
+    expect(parsed.lanes[0]).toMatchObject({ id: '3', number: '1', device: 'cuda:1' });
+    expect(parsed.users[0]!.byDevice.get('cuda:0')!.persistentBytes).toBe(7);
+    expect(parsed.sessions[0]!.device).toBe('cuda:1');
   });
 
   it('takes no amount that cannot be one', () => {

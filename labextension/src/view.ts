@@ -14,14 +14,22 @@ export type GatewayState = 'connecting' | 'connected' | 'away' | 'refused' | 'un
 export interface IDevice {
   name: string;
   kind: string;
+  /** What the executor calls it, where that is another name; null where it is not known. */
+  description: string | null;
   capacityBytes: number;
   reserveBytes: number;
   usedBytes: number;
   policy: string;
+  /** Why its executor does not answer; null while it does. */
+  trouble: string | null;
 }
 
 export interface ILane {
   id: string;
+  /** What its device calls it: ids are unique over all devices. */
+  number: string;
+  /** Its device; null where there is only one. */
+  device: string | null;
   sizeBytes: number;
   /** A session id; null while nobody runs. */
   holder: string | null;
@@ -39,6 +47,8 @@ export interface IUser extends IMemory {
   name: string;
   share: number;
   quotaBytes: number | null;
+  /** By device; empty where there is only one. */
+  byDevice: ReadonlyMap<string, IMemory>;
 }
 
 export interface ISession extends IMemory {
@@ -58,10 +68,17 @@ export interface ISession extends IMemory {
   queuePosition: number | null;
   /** Such as `memory`, `lane`, `quota`, `restore`. */
   waitingFor: string | null;
+  /** Its device; null where there is only one. */
+  device: string | null;
+  /** Device time that its cell still needs, in seconds; null where nobody knows. */
+  remainingSeconds: number | null;
 }
 
 export interface IStatus {
+  /** All of them together. */
   device: IDevice;
+  /** Each of several; empty where there is only one. */
+  devices: IDevice[];
   lanes: ILane[];
   users: IUser[];
   sessions: ISession[];
@@ -136,19 +153,32 @@ function parseUser(fields: Fields): { name: string; admin: boolean } {
   return { name: text(fields.name, 'name'), admin: fields.admin === true };
 }
 
+/** Where a cell's need may be known from for people to rely on it; as in Python's `describe.py`. */
+const KNOWN_FROM: readonly unknown[] = ['declared', 'earlier'];
+
+function parseDevice(fields: Fields): IDevice {
+  return {
+    name: text(fields.name, 'device.name'),
+    kind: textOrNull(fields.kind) ?? '',
+    description: textOrNull(fields.description),
+    capacityBytes: amount(fields.capacity_bytes),
+    reserveBytes: amount(fields.reserve_bytes),
+    usedBytes: amount(fields.used_bytes),
+    policy: textOrNull(fields.policy) ?? '',
+    trouble: fields.available === false ? (textOrNull(fields.message) ?? '') : null
+  };
+}
+
 function parseStatus(fields: Fields): IStatus {
   const device = record(fields.device, 'device');
+  text(device.kind, 'device.kind');
   return {
-    device: {
-      name: text(device.name, 'device.name'),
-      kind: text(device.kind, 'device.kind'),
-      capacityBytes: amount(device.capacity_bytes),
-      reserveBytes: amount(device.reserve_bytes),
-      usedBytes: amount(device.used_bytes),
-      policy: textOrNull(device.policy) ?? ''
-    },
+    device: parseDevice(device),
+    devices: isNothing(fields.devices) ? [] : list(fields.devices, 'devices').map(parseDevice),
     lanes: list(fields.lanes, 'lanes').map(lane => ({
       id: String(lane.id),
+      number: String(lane.number ?? lane.id),
+      device: textOrNull(lane.device),
       sizeBytes: amount(lane.size_bytes),
       holder: textOrNull(lane.holder),
       queue: Array.isArray(lane.queue) ? lane.queue.map(String) : []
@@ -157,6 +187,14 @@ function parseStatus(fields: Fields): IStatus {
       name: text(user.name, 'users.name'),
       share: typeof user.share === 'number' ? user.share : 1,
       quotaBytes: typeof user.quota_bytes === 'number' ? user.quota_bytes : null,
+      byDevice: new Map(
+        isNothing(user.devices)
+          ? []
+          : list(user.devices, 'users.devices').map(entry => [
+              text(entry.device, 'users.devices.device'),
+              memory(entry)
+            ])
+      ),
       ...memory(user)
     })),
     sessions: list(fields.sessions, 'sessions').map(session => ({
@@ -170,6 +208,8 @@ function parseStatus(fields: Fields): IStatus {
       iterations: amount(session.iterations),
       queuePosition: typeof session.queue_position === 'number' ? session.queue_position : null,
       waitingFor: textOrNull(session.waiting_for),
+      device: textOrNull(session.device),
+      remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)
     }))
   };
@@ -210,6 +250,10 @@ function text(value: unknown, name: string): string {
 
 function textOrNull(value: unknown): string | null {
   return typeof value === 'string' ? value : null;
+}
+
+function numberOrNull(value: unknown): number | null {
+  return typeof value === 'number' && Number.isFinite(value) ? value : null;
 }
 
 /** Sizes and counts: what is missing, as from an older gateway, counts as none. */

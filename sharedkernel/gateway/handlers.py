@@ -27,6 +27,7 @@ from sharedkernel.gateway.answers import AnswersRefusals
 from sharedkernel.gateway.audit import Audited
 from sharedkernel.gateway.events import EventsHandler
 from sharedkernel.gateway.quotas import QuotaError
+from sharedkernel.scheduling.policies import POLICIES
 
 
 class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
@@ -191,11 +192,11 @@ class PolicyHandler(GatewayHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer the policy, and that of each device; `policy` is null where they differ."""
+        """Answer the policy (null where devices differ), that of each device, and what policies there are."""
         manager: Any = self.kernel_manager
         devices = await manager.policies()
-        policies = set(devices.values())
-        self.finish(json.dumps({"policy": policies.pop() if len(policies) == 1 else None, "devices": devices}))
+        common = next(iter(devices.values())) if len(set(devices.values())) == 1 else None
+        self.finish(json.dumps({"policy": common, "devices": devices, "policies": list(POLICIES)}))
 
     @web.authenticated
     @authorized

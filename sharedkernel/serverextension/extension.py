@@ -10,7 +10,7 @@ from traitlets import Unicode
 
 from sharedkernel.relay.gateway import KERNEL_NAME
 from sharedkernel.serverextension.follower import Follower
-from sharedkernel.serverextension.handlers import CellsHandler, EventsHandler, QuotasHandler, SessionHandler
+from sharedkernel.serverextension.handlers import CellsHandler, EventsHandler, SessionHandler, SettingsHandler
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.recorder import Recorder
 from sharedkernel.serverextension.upstream import find_upstream
@@ -44,7 +44,7 @@ class SharedKernelExtension(ExtensionApp):
         self.handlers.extend(
             [
                 (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
-                (r"/sharedkernel/api/quotas", QuotasHandler, passing_on),
+                (r"/sharedkernel/api/(?P<name>quotas|policy)", SettingsHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
                 (rf"{_SESSION}/(?P<action>offload|interrupt)", SessionHandler, passing_on),

@@ -1,4 +1,4 @@
-"""The routes that pages use: the view as it changes, quotas, what a user can do with a session, and kept outputs.
+"""The routes that pages use: the view as it changes, quotas, policy, what a user can do with a session, kept outputs.
 
 Each needs what every route of the user's Jupyter server needs: its own token or cookie, and protection against other
 sites' forms. A gateway's refusal arrives as ``{"message", "reason"}`` with its status.
@@ -79,23 +79,23 @@ class _PassingOn(APIHandler):
         self.finish(json.dumps({"message": str(error), "reason": error.reason}))
 
 
-class QuotasHandler(_PassingOn):
-    """``/sharedkernel/api/quotas``, as the gateway has it."""
+class SettingsHandler(_PassingOn):
+    """``/sharedkernel/api/quotas`` and ``/sharedkernel/api/policy``, as the gateway has them."""
 
     @web.authenticated
     @authorized
-    async def get(self) -> None:
-        """Answer the limits that the user may see."""
-        self.finish(json.dumps(await self.upstream().quotas()))
+    async def get(self, name: str) -> None:
+        """Answer what is set, as far as the user may see it."""
+        self.finish(json.dumps(await self.upstream().settings(name)))
 
     @web.authenticated
     @authorized
-    async def put(self) -> None:
-        """Change limits; the gateway lets admins do that."""
+    async def put(self, name: str) -> None:
+        """Change it; the gateway lets admins do that."""
         changes = self.get_json_body()
         if not isinstance(changes, dict):
             raise web.HTTPError(HTTPStatus.BAD_REQUEST, "the request's body is no JSON object.")
-        self.finish(json.dumps(await self.upstream().quotas(changes)))
+        self.finish(json.dumps(await self.upstream().settings(name, changes)))
 
 
 class SessionHandler(_PassingOn):

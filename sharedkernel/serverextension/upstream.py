@@ -20,7 +20,6 @@ from sharedkernel.relay.credentials import Credentials, check_url, find_credenti
 from sharedkernel.relay.gateway import CONNECT_TIMEOUT, PING_INTERVAL, REQUEST_TIMEOUT, Gateway
 
 _EVENTS_PATH = "/sharedkernel/api/events"
-_QUOTAS_PATH = "/sharedkernel/api/quotas"
 
 
 class Upstream(Gateway):
@@ -37,11 +36,12 @@ class Upstream(Gateway):
         """Return the status document."""
         return await self.ask("GET", STATUS_PATH)
 
-    async def quotas(self, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return everybody's limits that the user may see, after *changes* where some are given."""
+    async def settings(self, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what is set as ``"quotas"`` or ``"policy"``, after *changes* where some are given."""
+        path = f"/sharedkernel/api/{name}"
         if changes is None:
-            return await self.ask("GET", _QUOTAS_PATH)
-        return await self.ask("PUT", _QUOTAS_PATH, body=json.dumps(changes))
+            return await self.ask("GET", path)
+        return await self.ask("PUT", path, body=json.dumps(changes))
 
     async def act(self, session: str, action: str) -> None:
         """Offload, interrupt or end (``"delete"``) a session, named by its kernel id (by its own, if it lingers)."""

@@ -61,6 +61,24 @@ EVERYTHING = document(
 )
 
 
+def of_two_devices() -> str:
+    """Return EVERYTHING with what several devices add: one that serves, and one whose executor is away."""
+    status = json.loads(EVERYTHING)
+    away = {"available": False, "message": "the executor of cuda:1 does not answer.", "used_bytes": None}
+    status["devices"] = [
+        {**status["device"], "name": "cuda:0", "description": "A card", "available": True, "message": None},
+        {**status["device"], "name": "cuda:1", "description": None, **away},
+    ]
+    for user in status["users"]:
+        user["devices"] = [{"device": "cuda:0", "persistent_bytes": 300 * _MIB, "framework_bytes": 100 * _MIB}]
+    for lane in status["lanes"]:
+        lane.update(id=2, number=1, device="cuda:0")
+    for entry in status["sessions"]:
+        entry.update(lane=2, device="cuda:0")
+    status["sessions"][0].update(remaining_seconds=130.0, remaining_from="declared")
+    return json.dumps(status)
+
+
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[FakeGateway]:
     with FakeGateway(EVERYTHING) as gateway:
@@ -117,6 +135,20 @@ def test_the_panel_is_used_with_the_keyboard(lab: LabPage) -> None:
     lab.page.keyboard.press("Enter")
     expect(lab.page.locator(".jp-Dialog")).to_contain_text("Shut down sweep.ipynb?")
     lab.page.keyboard.press("Escape")
+
+
+def test_several_devices_are_shown_one_by_one(lab: LabPage, gateway: FakeGateway) -> None:
+    """What is away says so; sessions say where they are, and what is left of their cells."""
+    gateway.say(of_two_devices())
+    devices = lab.section("Devices")
+    expect(devices).to_contain_text("the executor of cuda:1 does not answer.")
+    expect(devices.get_by_role("img")).to_have_count(1)
+    expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 3.9 GiB of 8.0 GiB in use")
+    expect(lab.section("Lanes")).to_contain_text("cuda:0, lane 1")
+    expect(lab.section("My sessions")).to_contain_text("running · about 2 min left · cuda:0")
+    keep_picture(lab.panel, "devices")
+    results = Axe().run(lab.page, context="#sharedkernel-panel")
+    assert results.violations_count == 0, results.generate_report()
 
 
 def test_markup_in_names_is_text(lab: LabPage, gateway: FakeGateway) -> None:

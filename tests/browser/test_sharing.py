@@ -155,6 +155,24 @@ def test_an_admin_changes_a_quota(open_lab: OpenLab, stack: LocalStack) -> None:
     expect(ada.section("Device")).to_contain_text("of 1.0 GiB")
 
 
+def test_an_admin_changes_the_policy(open_lab: OpenLab, stack: LocalStack) -> None:
+    """It ranks at once, and everybody reads it; who is no admin has nothing to change."""
+    ada, grace = open_lab("ada"), open_lab("grace")
+    for page in (ada, grace):
+        page.show_panel()
+        expect(page.section("Device")).to_contain_text("the oldest first")
+    expect(grace.section("Device")).to_contain_text("Policy: fifo")
+    expect(grace.section("Device").get_by_role("combobox")).to_have_count(0)
+    try:
+        ada.section("Device").get_by_label("Policy").select_option("fair")
+        for page in (ada, grace):
+            expect(page.section("Device")).to_contain_text("Users take turns")
+        assert stack.status()["device"]["policy"] == "fair"
+    finally:
+        ada.section("Device").get_by_label("Policy").select_option("fifo")
+        expect(grace.section("Device")).to_contain_text("Policy: fifo")
+
+
 def test_the_page_stays_while_the_gateway_goes_and_comes(open_lab: OpenLab, stack: LocalStack, tmp_path: Path) -> None:
     """It says so, keeps its notebook, and is live again by itself; the training has run on."""
     ada = open_lab("ada")

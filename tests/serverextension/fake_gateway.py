@@ -66,6 +66,10 @@ class FakeGateway:
             def get(self) -> None:
                 self.finish({"users": {"ada": {"memory": {"value": "1GiB"}, "share": {"value": 1.0}}}})
 
+        class Policy(RequestHandler):
+            def get(self) -> None:
+                self.finish({"policy": "fair", "devices": {"": "fair"}, "policies": ["fair", "fifo"]})
+
         class Events(WebSocketHandler):
             def open(self, *args: str, **kwargs: str) -> None:
                 gateway._listeners.add(self)
@@ -74,7 +78,8 @@ class FakeGateway:
             def on_close(self) -> None:
                 gateway._listeners.discard(self)
 
-        return [("/api/me", Me), ("/sharedkernel/api/quotas", Quotas), ("/sharedkernel/api/events", Events)]
+        api = "/sharedkernel/api"
+        return [("/api/me", Me), (f"{api}/quotas", Quotas), (f"{api}/policy", Policy), (f"{api}/events", Events)]
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()

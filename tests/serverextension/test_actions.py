@@ -81,6 +81,20 @@ def test_admins_change_quotas_and_others_do_not(ada: JupyterServer, grace: Jupyt
     assert (name, limits["memory"]["value"], others) == ("grace", "300MiB", [])
 
 
+def test_admins_change_the_policy_and_others_read_it(ada: JupyterServer, grace: JupyterServer) -> None:
+    """What cannot be done is explained by the gateway."""
+    before = ada.ask("GET", f"{ROOT}/policy").body
+    assert before["policy"] in before["policies"]
+    refused = grace.ask("PUT", f"{ROOT}/policy", {"policy": "fifo"})
+    assert (refused.status, refused.body["reason"]) == (403, "not_admin")
+    assert "chance" in ada.ask("PUT", f"{ROOT}/policy", {"policy": "chance"}).body["message"]
+    try:
+        assert ada.ask("PUT", f"{ROOT}/policy", {"policy": "fifo"}).status == 200
+        assert grace.ask("GET", f"{ROOT}/policy").body["policy"] == "fifo"
+    finally:
+        ada.ask("PUT", f"{ROOT}/policy", {"policy": before["policy"]})
+
+
 def test_a_wrong_quota_is_explained(ada: JupyterServer) -> None:
     """By the gateway, and nothing changes."""
     answer = ada.ask("PUT", f"{ROOT}/quotas", {"users": {"grace": {"memory": "lots"}}})
@@ -94,6 +108,8 @@ def test_a_wrong_quota_is_explained(ada: JupyterServer) -> None:
         ("GET", "events"),
         ("GET", "quotas"),
         ("PUT", "quotas"),
+        ("GET", "policy"),
+        ("PUT", "policy"),
         ("DELETE", "sessions/some"),
         ("POST", "sessions/some/offload"),
         ("POST", "sessions/some/interrupt"),

@@ -1,0 +1,95 @@
+/** Who is served before whom; admins can change it. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { Api } from './api';
+import { safeText } from './describe';
+
+interface IProps {
+  /** As the status document has it; several devices may have several. */
+  policy: string;
+  /** Null for who may not change it. */
+  api: Api | null;
+  trans: TranslationBundle;
+}
+
+export function PolicyLine(props: IProps): React.ReactElement {
+  const { policy, api, trans } = props;
+  const meaning = explain(policy, trans);
+  return (
+    <div className="sk-Policy">
+      {api === null ? (
+        <p className="sk-Faint">{trans.__('Policy: %1', safeText(policy))}</p>
+      ) : (
+        <PolicyChoice policy={policy} api={api} trans={trans} />
+      )}
+      {meaning !== null && <p className="sk-Hint">{meaning}</p>}
+    </div>
+  );
+}
+
+function PolicyChoice(props: { policy: string; api: Api; trans: TranslationBundle }): React.ReactElement {
+  const { policy, api, trans } = props;
+  const [choices, setChoices] = React.useState<readonly string[]>([]);
+  const [problem, setProblem] = React.useState<string | null>(null);
+  const id = React.useId();
+  const attempt = React.useCallback(async (work: Promise<readonly string[]>) => {
+    try {
+      setChoices(await work);
+      setProblem(null);
+    } catch (error) {
+      setProblem(error instanceof Error ? error.message : String(error));
+    }
+  }, []);
+  React.useEffect(() => {
+    void attempt(api.policies());
+  }, [api, attempt]);
+  return (
+    <>
+      <p className="sk-Policy-choice">
+        <label htmlFor={id}>{trans.__('Policy')}</label>
+        <select
+          id={id}
+          className="sk-Field"
+          value={policy}
+          onChange={event => void attempt(api.setPolicy(event.target.value))}
+        >
+          {!choices.includes(policy) && (
+            <option value={policy} disabled>
+              {safeText(policy)}
+            </option>
+          )}
+          {choices.map(choice => (
+            <option key={choice} value={choice}>
+              {safeText(choice)}
+            </option>
+          ))}
+        </select>
+      </p>
+      <div role="alert">{problem !== null && <p className="sk-Notice sk-mod-problem">{safeText(problem)}</p>}</div>
+    </>
+  );
+}
+
+/** Return what a policy does, in a few words; null for one that this page does not know. */
+export function explain(policy: string, trans: TranslationBundle): string | null {
+  switch (policy) {
+    case 'fair':
+      return trans.__('Users take turns, by their shares.');
+    case 'fifo':
+      return trans.__('Cells run to their end, the oldest first.');
+    case 'srtf':
+      return trans.__('Cells that need the least until their end go first.');
+    case 'pack':
+      return trans.__('Cells run in their order, side by side where there is room.');
+    case 'priority':
+      return trans.__('Users of a higher priority go first; those of the same take turns.');
+    case 'las':
+      return trans.__('Sessions that were served the least go first.');
+    case 'gittins':
+      return trans.__('Sessions that will likely end soon go first.');
+    default:
+      return null;
+  }
+}
