@@ -5,13 +5,14 @@ It downloads and builds what an image would hold, which takes minutes: ``make bi
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.request
 import venv
@@ -32,25 +33,29 @@ pytestmark = [
 
 
 class Image:
-    """What repo2docker would make: a copy of the repository, and an environment that its commands find first."""
+    """What repo2docker would make: the repository as committed, and an environment that its commands find first."""
 
     def __init__(self, directory: Path) -> None:
         self.repository = directory / "repository"
         self._prefix = directory / "environment"
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, listed.split("\0")):
-            if (ROOT / name).is_file():
-                (self.repository / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.repository / name)
+        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(self.repository, filter="data")
         venv.create(self._prefix, with_pip=True)
-        home = directory / "home"
-        home.mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "SHAREDKERNEL"))}
-        self.environment = kept | {
-            "PATH": f"{self._prefix / 'bin'}:{os.environ['PATH']}",
-            "HOME": str(home),
-            "VIRTUAL_ENV": str(self._prefix),
+        # A person's own settings for Jupyter would be there as well, but for these; those for downloads are kept.
+        empty = {
+            name: str(directory / name.lower())
+            for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
         }
+        self.environment = (
+            kept
+            | empty
+            | {
+                "PATH": f"{self._prefix / 'bin'}:{os.environ['PATH']}",
+                "VIRTUAL_ENV": str(self._prefix),
+            }
+        )
 
     def start(self, *command: str | Path, **options: object) -> subprocess.Popen[str]:
         """Start *command* in the repository."""
