@@ -23,6 +23,8 @@ KEEPER_SOCKET = "keeper.sock"
 WARM_PARENT_SOCKET = "warm.sock"
 #: connection files and ipc sockets of the sessions
 SESSIONS_DIRECTORY = "s"
+#: the sessions' records, should the keeper be lost
+RECORDS_DIRECTORY = "records"
 #: logs of the executor's processes and sessions
 LOGS_DIRECTORY = "logs"
 #: names of a host's first device: its executor uses the runtime directory itself

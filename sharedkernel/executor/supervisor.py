@@ -23,12 +23,14 @@ from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.environments import OWN, Environment
 from sharedkernel.executor.launch import reach, wait_for_end
 from sharedkernel.executor.packets import PacketSocket
+from sharedkernel.executor.session_records import SessionRecords
 from sharedkernel.executor.sessions import KeptSession, SessionProcess, start_time
 from sharedkernel.executor.shelves import KEY_PREFIX, Shelves
 from sharedkernel.executor.warm_parents import WarmParents
 from sharedkernel.paths import (
     KEEPER_SOCKET,
     LOGS_DIRECTORY,
+    RECORDS_DIRECTORY,
     SESSIONS_DIRECTORY,
     make_private_directory,
 )
@@ -74,6 +76,7 @@ class Supervisor:
         self.isolation = "none"
         self._on_end = on_end
         self._shelves = shelves
+        self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY)
         self._keeper: PacketSocket | None = None
         self._warm_parents = WarmParents(
             runtime_directory, environments, on_message=self._hear_warm_parent, on_gone=self._warm_parent_gone
@@ -88,7 +91,8 @@ class Supervisor:
         make_private_directory(self.directory / SESSIONS_DIRECTORY)
         make_private_directory(self.directory / LOGS_DIRECTORY)
         await self._open_keeper()
-        kept = self._adopt()
+        self._records.open()
+        kept = self._adopt() + self._adopt_without_keeper()
         await self._warm_parents.start()
         return kept
 
@@ -104,36 +108,51 @@ class Supervisor:
                 self._shelves.adopt(message.data, descriptors)
                 continue
             kept = _read_kept(message.data)
-            if kept is None or not descriptors or start_time(kept.pid) != kept.started:
+            page = None if kept is None or not descriptors else _open_page(kept, descriptors)
+            if kept is None or page is None:
                 self._keeper.send(protocol.Delete(key=message.key))
-                for descriptor in descriptors:
-                    os.close(descriptor)
                 continue
-            process = SessionProcess(
-                process=kept.process,
-                page=Page(descriptors[0]),
-                pid=kept.pid,
-                started=kept.started,
-                ready=asyncio.get_running_loop().create_future(),
-                session=kept.session,
-                user=kept.user,
-                notebook=kept.notebook,
-                client_key=kept.client_key,
-                cwd=kept.cwd,
-                env=kept.env,
-                incarnation=kept.incarnation,
-                limits=kept.limits,
-                connection=kept.connection,
-                kernel=kept.kernel,
-                lingers_until=kept.lingers_until,
-                used=kept.used,
-                uid=kept.uid,
-                environment=kept.environment,
-            )
-            process.ready.set_result(None)
-            self.processes[process.process] = process
-            self._watch_end(process)
+            self._take_over(kept, page)
             adopted.append(kept)
+
+    def _adopt_without_keeper(self) -> list[KeptSession]:
+        """Adopt sessions that live although the keeper does not know them: it was killed, too."""
+        adopted = []
+        for kept, descriptor in self._records.others(self.processes):
+            page = _open_page(kept, [descriptor])
+            if page is None:
+                continue
+            log.warning("the keeper was lost with session %s of %s; found it again", kept.session, kept.user)
+            self._take_over(kept, page)
+            self.keep(self.processes[kept.process])
+            adopted.append(kept)
+        return adopted
+
+    def _take_over(self, kept: KeptSession, page: Page) -> None:
+        process = SessionProcess(
+            process=kept.process,
+            page=page,
+            pid=kept.pid,
+            started=kept.started,
+            ready=asyncio.get_running_loop().create_future(),
+            session=kept.session,
+            user=kept.user,
+            notebook=kept.notebook,
+            client_key=kept.client_key,
+            cwd=kept.cwd,
+            env=kept.env,
+            incarnation=kept.incarnation,
+            limits=kept.limits,
+            connection=kept.connection,
+            kernel=kept.kernel,
+            lingers_until=kept.lingers_until,
+            used=kept.used,
+            uid=kept.uid,
+            environment=kept.environment,
+        )
+        process.ready.set_result(None)
+        self.processes[process.process] = process
+        self._watch_end(process)
 
     async def _open_keeper(self) -> None:
         self._keeper = await reach(
@@ -247,6 +266,7 @@ class Supervisor:
             process.pidfd = None
         _kill_group(process.pid)  # what it left behind: workers of a DataLoader, programs it started
         self.tell_keeper(protocol.Delete(key=process.process))
+        self._records.remove(process.process)
         self._remove_files(process)
         if not process.ready.done():
             process.ready.set_exception(OSError(f"it ended at its start; see {self._log_file(process.process)}"))
@@ -269,7 +289,9 @@ class Supervisor:
 
     def keep(self, process: SessionProcess, attained: float = 0.0) -> None:
         """Let the keeper hold what the next executor needs to adopt *process*."""
-        data = msgspec.msgpack.encode(process.kept(attained))
+        kept = process.kept(attained)
+        data = msgspec.msgpack.encode(kept)
+        self._records.write(kept)
         self.tell_keeper(protocol.Put(key=process.process, data=data), [process.page.descriptor])
 
     def tell_keeper(self, message: protocol.Message, descriptors: list[int] | None = None) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import sys
+import time
 from typing import Any
 
 import numpy
@@ -41,6 +42,9 @@ from sharedkernel.session.reclaim import Reclaim
 from sharedkernel.session.solo_cost import SoloCost
 
 log = logging.getLogger(__name__)
+
+#: seconds for which a session asks executors that do not know it; then it ends
+_REFUSED_PATIENCE = 30.0
 
 #: this process's boundaries, for :func:`sharedkernel.iterations`; None in every other process
 boundaries: Boundaries | None = None
@@ -78,6 +82,8 @@ class SessionProcess:
         global boundaries
         self._process = process
         self._assigned = False
+        #: since when executors have refused it; None: the last one knew it
+        self._refused_since: float | None = None
         self._app = _make_app(connection_file, with_history=isolation == "none")
         self._kernel: SessionKernel = self._app.kernel
         self._kernel.outbox = Outbox()
@@ -143,16 +149,24 @@ class SessionProcess:
         elif isinstance(message, protocol.Notice):
             show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
+            self._refused_since = None
             view.on_message(message)
         elif isinstance(message, protocol.Offload):
             if self._gate.ask_offload():
                 self._loop.add_callback(self._gate.offload)
         elif isinstance(message, protocol.Failed):
             log.error("the executor refused this session: %s", message.message)
+            self._meet_refusal(time.monotonic())
             if not self._assigned and message.reason == SessionNotFound.reason:
                 os._exit(1)  # a spare that its executor does not know will never serve anybody
         else:
             self._gate.on_message(message)
+
+    def _meet_refusal(self, now: float) -> None:
+        """End, if no executor has known this session for a while: its user cannot reach it any more."""
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since > _REFUSED_PATIENCE:
+            os._exit(1)
 
     def _assign(self, message: protocol.Assign) -> None:
         try:

@@ -104,3 +104,25 @@ def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess)
             assert await executor.client.sessions() == []
 
     asyncio.run(main())
+
+
+def test_sessions_outlive_an_executor_and_its_keeper(fifo_process: ExecutorProcess) -> None:
+    """Their records are on disk, their pages open in themselves: the next executor has them, and the one after it."""
+
+    async def main() -> None:
+        async with Executor(fifo_process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run("import torch; x = torch.arange(6.)")
+            keeper = connect(str(executor.process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
+            pid = keeper.peer().pid
+            keeper.close()
+            await asyncio.to_thread(executor.process.kill)
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(executor.process.start)
+            await executor.connect()
+            for _ in range(2):
+                assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
+                assert (await notebook.run("float(x.sum())")).text == "15.0"
+                await executor.replace()
+
+    asyncio.run(main())
