@@ -40,8 +40,6 @@ from tests.relay.support import Notebook
 
 #: what is killed, and how often compared with the others
 KINDS = {"gateway": 3, "executor": 3, "warm parent": 1, "keeper": 1, "session": 2, "relay": 2}
-#: services of which one is never killed before the other is whole again: each holds what the other one needs
-_PARTNERS = ("executor", "keeper")
 _SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
@@ -164,7 +162,7 @@ class Campaign:
                     continue
                 say(f"{len(self.kills)}/{kills} {kill.kind} by {kill.how}")
                 # Most of the time the next one comes when this one is overcome; sometimes in the middle of it.
-                if kill.kind in _PARTNERS or self._random.random() < 0.7:
+                if self._random.random() < 0.7:
                     self._wait_until_overcome(kill)
             for kill in self.kills:
                 self._wait_until_overcome(kill)

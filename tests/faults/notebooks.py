@@ -121,6 +121,8 @@ class Worker(threading.Thread):
         self._pace = pace
         self._finished = threading.Event()
         self._done = 0
+        #: ids of all messages that were published to this notebook
+        self._heard: set[str] = set()
 
     def finish(self) -> None:
         """Stop after the present cell."""
@@ -128,6 +130,8 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Train, and look at every line."""
+        # The client itself refuses what comes twice; here it is to be seen.
+        self.notebook.client.session.digest_history_size = 0
         try:
             self._begin_training()
             while not self._finished.is_set():
@@ -225,6 +229,8 @@ class Worker(threading.Thread):
                 message = self.notebook.client.get_iopub_msg(timeout=0.2)
             except Empty:
                 message = None
+            if message is not None:
+                self._check_new(message)
             if message is not None and message["parent_header"].get("msg_id") == message_id:
                 idle = self._hear(cell, message) or idle
             if cell.status is None:
@@ -237,6 +243,11 @@ class Worker(threading.Thread):
         if cell.status == "ok":
             self._on_reply(self, cell.sent)
         return cell
+
+    def _check_new(self, message: dict[str, Any]) -> None:
+        if message["msg_id"] in self._heard:
+            self.findings.wrong.append(f"{self.name}: came twice: {message['msg_type']} {message['content']}")
+        self._heard.add(message["msg_id"])
 
     def _hear(self, cell: Cell, message: dict[str, Any]) -> bool:
         """Take note of what a cell published; True when it is idle."""
