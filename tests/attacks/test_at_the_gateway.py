@@ -1,0 +1,92 @@
+"""What a user with a token of her own can try over the network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.conftest import Scene
+from tests.fuzz.conftest import attached
+from tests.gateway.client import PATIENCE
+
+
+def test_anothers_place_is_not_ones_own(scene: Scene) -> None:
+    """Who names the place of another user's notebook, as its relay does, gets a session of her own."""
+
+    async def scenario() -> None:
+        kernel = await scene.mallory.start(
+            KERNEL_CLIENT_KEY="graces-place", KERNEL_NOTEBOOK="private/plan.ipynb", KERNEL_USERNAME="grace"
+        )
+        assert kernel != scene.kernel
+        async with attached(scene.mallory, kernel) as channels:
+            assert (await channels.run("'secret' in globals()"))["text"] == "False"
+            said = await channels.run("%shared attach")
+        assert "plan" not in said["text"].replace("private/plan.ipynb", "")
+        await scene.mallory.end(kernel)
+        assert (await scene.grace.request("GET", f"/api/kernels/{scene.kernel}")).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_session_cannot_be_given_anothers_id(scene: Scene) -> None:
+    """Ids are the gateway's to give, and nothing of another user's can be moved, signalled or ended by its id."""
+
+    async def scenario() -> None:
+        wanted = {"name": "shared-gpu", "kernel_id": scene.kernel, "id": scene.kernel, "env": {}}
+        answer = await scene.mallory.request("POST", "/api/kernels", wanted)
+        assert answer.body["id"] != scene.kernel
+        await scene.mallory.end(answer.body["id"])
+        for method, path in (
+            ("POST", f"/sharedkernel/api/sessions/{scene.kernel}/offload"),
+            ("POST", f"/api/kernels/{scene.kernel}/interrupt"),
+            ("POST", f"/api/kernels/{scene.kernel}/restart"),
+            ("DELETE", f"/api/kernels/{scene.kernel}?linger=0"),
+        ):
+            assert (await scene.mallory.request(method, path)).status == 404, path
+        assert (await scene.mallory.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 403
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["../../../../etc/cron.d/evil", "/etc/passwd", "~root/.ssh/authorized_keys", "a\n/b"])
+def test_a_notebooks_path_is_a_label(scene: Scene, path: str) -> None:
+    """Whatever a notebook is called, nothing is read or written there; a folder that is none is not gone to."""
+
+    async def scenario() -> None:
+        body = {"name": "shared-gpu", "env": {"KERNEL_NOTEBOOK": path, "KERNEL_WORKING_DIR": path}, "path": path}
+        answer = await scene.mallory.request("POST", "/api/kernels", body)
+        assert answer.status in (201, 400), answer
+        if answer.status == 400:
+            return
+        async with attached(scene.mallory, answer.body["id"]) as channels:
+            found = (await channels.run("import os; os.getcwd()"))["text"]
+        assert found.splitlines()[-1] == repr(str(Path.home()))
+        await scene.mallory.end(answer.body["id"])
+
+    asyncio.run(scenario())
+
+
+def test_connections_that_never_say_anything_whole_keep_nobody_out(scene: Scene) -> None:
+    """Hundreds of requests that do not come to an end leave the gateway to the others."""
+
+    async def scenario() -> None:
+        writers = []
+        for number in range(200):
+            _, writer = await asyncio.open_connection("127.0.0.1", scene.stack.port)
+            whole = "Host: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{" if number % 2 else "X-Slow: "
+            writer.write(f"POST /api/kernels HTTP/1.1\r\n{whole}".encode())
+            writers.append(writer)
+        await asyncio.gather(*(writer.drain() for writer in writers))
+        for _ in range(3):
+            for writer in writers:
+                writer.write(b"a")
+            await scene.grace_still_works()
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))

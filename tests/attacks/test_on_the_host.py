@@ -1,0 +1,148 @@
+"""What a local process can try that is not of the executor's user, or does not know a session's key."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import os
+import pickle
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+from jupyter_client.session import Session as MessageSession
+
+import sharedkernel
+from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
+from tests.attacks.conftest import Scene
+from tests.gateway.client import PATIENCE
+
+#: user id of nobody in particular
+_NOBODY = 65534
+#: becomes the user argv[1] and fails if anything opens or connects for it
+_TRY_ALL = """if True:
+    import os, socket, sys
+    nobody = int(sys.argv[1])
+    os.setgroups([])
+    os.setresgid(nobody, nobody, nobody)
+    os.setresuid(nobody, nobody, nobody)
+    for path in sys.argv[2:]:
+        for attempt in (lambda: open(path), lambda: socket.socket(socket.AF_UNIX).connect(path)):
+            try:
+                attempt()
+            except PermissionError:
+                continue
+            sys.exit(path)
+"""
+_CODE = "open({path!r}, 'w').close()"
+#: modules that run code that they read
+_RUN_WHAT_THEY_READ = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+
+
+def test_sessions_are_not_on_the_network(scene: Scene) -> None:
+    """They listen in a directory that only their own user may enter, each with a key of its own in its file."""
+    connection = asyncio.run(scene.record()).connection
+    assert connection["transport"] == "ipc"
+    directory = Path(connection["ip"]).parent
+    assert stat.S_IMODE(directory.stat().st_mode) & 0o077 == 0
+    files = list(directory.glob("*.json"))
+    assert files
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+    keys = {file.read_text().partition('"key"')[2].partition(",")[0] for file in files}
+    assert len(keys) == len(files)
+    assert len(connection["key"]) >= 32
+    assert connection["signature_scheme"] == "hmac-sha256"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_host_reaches_no_socket_and_no_key(scene: Scene) -> None:
+    """Neither the sockets nor the files of the runtime directory open for any other user id."""
+    connection = asyncio.run(scene.record()).connection
+    run = scene.stack.runtime_directory
+    paths = [run / name for name in (EXECUTOR_SOCKET, DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET)]
+    attempts = [*map(str, paths), f"{connection['ip']}-1", connection["ip"].removesuffix("-ipc") + ".json"]
+    subprocess.run([sys.executable, "-c", _TRY_ALL, str(_NOBODY), *attempts], check=True)
+
+
+def test_a_message_without_the_sessions_key_is_not_heard(scene: Scene, tmp_path: Path) -> None:
+    """Code that is not signed, or with another key, runs on no channel; the session goes on with who has the key."""
+    connection = asyncio.run(scene.record()).connection
+    target = tmp_path / "ran"
+    context = zmq.Context()
+    try:
+        for key in (b"", b"0" * 64):
+            forger = MessageSession(key=key, signature_scheme="hmac-sha256")
+            for channel in ("shell", "control"):
+                with context.socket(zmq.DEALER) as dealer:
+                    dealer.linger = 1000
+                    dealer.connect(f"ipc://{connection['ip']}-{connection[f'{channel}_port']}")
+                    request = forger.msg("execute_request", {"code": _CODE.format(path=str(target)), "silent": False})
+                    forger.send(dealer, request)
+                    assert not dealer.poll(300)
+    finally:
+        context.term()
+    asyncio.run(scene.grace_still_works())
+    assert not target.exists()
+
+
+class Opens:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET])
+def test_nothing_that_is_sent_is_unpickled(scene: Scene, tmp_path: Path, name: str) -> None:
+    """Neither as a message nor in one."""
+    target = tmp_path / "ran"
+    body = pickle.dumps(Opens(target))
+    kind = socket.SOCK_STREAM if name == EXECUTOR_SOCKET else socket.SOCK_SEQPACKET
+    for data in (body, len(body).to_bytes(4, "big") + body):
+        with socket.socket(socket.AF_UNIX, kind) as peer, contextlib.suppress(ConnectionError):
+            peer.settimeout(PATIENCE)
+            peer.connect(str(scene.stack.runtime_directory / name))
+            peer.sendall(data)
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(65536):
+                pass
+    assert not target.exists()
+
+
+def test_nothing_in_the_package_can_unpickle() -> None:
+    """No module imports one that runs what it reads, nor loads tensors in torch's own format, which may be a pickle."""
+    for path in Path(sharedkernel.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names.append(node.module or "")
+            assert not _RUN_WHAT_THEY_READ & {name.partition(".")[0] for name in names}, path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+                assert node.attr != "load", path
+
+
+def test_peers_that_say_nothing_keep_nobody_waiting(scene: Scene) -> None:
+    """Connections to every socket that stay silent, or stop in the middle of a message, stand in nobody's way."""
+
+    async def scenario() -> None:
+        with contextlib.ExitStack() as peers:
+            for number in range(40):
+                peer = peers.enter_context(socket.socket(socket.AF_UNIX))
+                peer.connect(str(scene.stack.runtime_directory / EXECUTOR_SOCKET))
+                peer.sendall(b"\x00\x0f\xff\xff" + bytes(number))
+            for name in (DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET):
+                peer = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                peer.connect(str(scene.stack.runtime_directory / name))
+            await scene.grace_still_works()
+            for _ in range(2):  # more than there are spares
+                await scene.mallory.end(await scene.mallory.start())
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
