@@ -81,7 +81,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         "keyfile": "ServerApp.keyfile",
         "base-url": "ServerApp.base_url",
         "log-level": "Application.log_level",
-        "log-format": "SharedKernelGateway.log_format",
+        "log-style": "SharedKernelGateway.log_style",
         "audit-file": "SharedKernelGateway.audit_file",
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
@@ -167,7 +167,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         help="Where it is written down who did what to whose session, as lines of JSON; `none`: nowhere. Default: "
         "`audit.jsonl` in the runtime directory."
     ).tag(config=True)
-    log_format = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
+    log_style = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
     check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)
     drain = Bool(False, help="Drain the gateway that runs and start nothing.").tag(config=True)
     drain_seconds = Float(
@@ -337,7 +337,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
     def init_logging(self) -> None:
         """Have everything logged in one place and form."""
         super().init_logging()
-        logs.set_up(self.log, self.log_format)
+        logs.set_up(self.log, self.log_style)
 
     def init_resources(self) -> None:
         """Do what was asked instead of serving, if anything was.

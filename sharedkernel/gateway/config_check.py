@@ -39,7 +39,8 @@ def find_faults(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
     yield from _unknown_names(app, settings)
     files = settings.files
     checks: list[Callable[[], Any]] = [
-        lambda: build_quotas(app.quotas, app.groups, files),
+        lambda: build_quotas(app.quotas, {}, files),
+        lambda: build_quotas({}, app.groups, files),
         lambda: build_devices(app.executors, files),
         lambda: build_placement(app.placement, files),
         lambda: build_policy(app.policy, files),

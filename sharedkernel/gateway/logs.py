@@ -35,11 +35,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def set_up(log: logging.Logger, form: str) -> None:
-    """Have all of the package's messages go where *log*'s go, in this form (``"text"`` or ``"json"``)."""
+def set_up(log: logging.Logger, style: str) -> None:
+    """Have all of the package's messages go where *log*'s go, in this style (``"text"`` or ``"json"``)."""
     ours = logging.getLogger("sharedkernel")
     ours.parent = log
     ours.setLevel(log.level)
-    if form == "json":
+    if style == "json":
         for handler in log.handlers:
             handler.setFormatter(JsonFormatter())
