@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint labextension docs binder bench faults clean
+.PHONY: demo test lint labextension docs binder bench faults fuzz load clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
@@ -35,6 +35,15 @@ docs: $(INSTALLED)
 binder: $(INSTALLED)
 	@mkdir -p build && $(BIN)/python -m pip freeze | grep '^torch==' > build/torch.txt
 	PIP_CONSTRAINT=$(abspath build/torch.txt) $(BIN)/python -m pytest -m slow tests/binder
+
+# what nobody would send, for so many seconds a property; the tests try a little of it each time
+FUZZ_SECONDS ?= 60
+fuzz: $(INSTALLED)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest --timeout=0 tests/fuzz
+
+# 200 notebooks of 50 users beside a stock server with as many kernels; LOAD='--minutes 20' soaks
+load: $(INSTALLED)
+	$(BIN)/python -m benchmarks.load $(LOAD)
 
 # what sharing costs and gives, beside the stock tools; not part of the tests, since machines are noisy
 bench: $(INSTALLED)

@@ -18,6 +18,7 @@ from traitlets import Bool, Enum, Float, Integer, Set, Unicode, default
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.gateway import logs
 from sharedkernel.gateway.audit import AuditLog
 from sharedkernel.gateway.config_check import report_faults
@@ -267,6 +268,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
     def init_configurables(self) -> None:
         """Make the managers and connect them to the executors."""
         make_private_directory(Path(self.runtime_dir))
+        allow_many_descriptors()  # about ten for each session and its client
         files = self._settings.files
         quotas = build_quotas(self.quotas, self.groups, files)
         devices, placement = build_devices(self.executors, files), build_placement(self.placement, files)
