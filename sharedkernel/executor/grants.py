@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from sharedkernel.executor.requests import user_configured
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.status import build_status, visible_to
 from sharedkernel.executor.supervisor import send_signal
+from sharedkernel.executor.totals import UserTotals
 from sharedkernel.executor.users import UserRecord
 from sharedkernel.executor.waits import WaitTeller
 from sharedkernel.protocol import Limits, Memory
@@ -71,6 +72,8 @@ class Grants:
         self._foresight = foresight
         self._driver.handle(foresight.open())
         self._users: dict[str, UserRecord] = {}
+        #: of users who have not come yet, from earlier executors
+        self._recalled: dict[str, UserTotals] = {}
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
         self._waits = WaitTeller(self.sessions, self.status)
@@ -102,12 +105,48 @@ class Grants:
             When they are no limits.
         """
         configured = user_configured(limits)
-        record = self._users.setdefault(limits.user, UserRecord(limits=limits))
+        record = self._users.get(limits.user) or self._recall(limits)
         record.limits = limits
         for process in self.sessions.values():
             if process.user == limits.user:
                 process.limits = limits
         self._driver.handle(configured)
+
+    def _recall(self, limits: Limits) -> UserRecord:
+        record = self._users[limits.user] = UserRecord(limits=limits)
+        if (totals := self._recalled.pop(limits.user, None)) is not None:
+            record.attained_before, record.iterations_before = totals.attained, totals.iterations
+            record.peak_bytes = totals.peak_bytes
+        return record
+
+    def recall(self, totals: Mapping[str, UserTotals], attained: Mapping[str, float]) -> None:
+        """Take note of what users had of earlier executors, before any of them comes.
+
+        Parameters
+        ----------
+        totals
+            By user.
+        attained
+            Device-seconds of each user's sessions that are adopted: these count by themselves.
+        """
+        self._recalled = {
+            user: msgspec.structs.replace(found, attained=max(0.0, found.attained - attained.get(user, 0.0)))
+            for user, found in totals.items()
+        }
+
+    def totals(self) -> list[UserTotals]:
+        """Return what every user who has come has had so far."""
+        snapshot = self._driver.scheduler.snapshot(self._driver.now())
+        attained = {view.id: view.attained for view in snapshot.users}
+        return [
+            UserTotals(
+                user=user,
+                attained=record.attained_before + attained.get(UserId(user), 0.0),
+                iterations=record.iterations_before,
+                peak_bytes=record.peak_bytes,
+            )
+            for user, record in self._users.items()
+        ]
 
     def set_policy(self, policy: str) -> None:
         """Let another policy rank from now on; it is not kept for the next executor.

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ from sharedkernel.executor.requests import check_start
 from sharedkernel.executor.sessions import SessionProcess, describe_end, start_time
 from sharedkernel.executor.shelves import Room, Shelves
 from sharedkernel.executor.supervisor import Supervisor, send_signal
+from sharedkernel.executor.totals import Totals
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
@@ -115,6 +117,7 @@ class ExecutorService:
             self._shelves.forget_reservations,
         )
         self._lingering = Lingering(self.offload, lambda process: self._spawn(self._supervisor.end(process)))
+        self._totals = Totals(runtime_directory)
         self._gateways: set[Connection] = set()
         self._incarnations: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,6 +159,10 @@ class ExecutorService:
         loop = asyncio.get_running_loop()
         self._shelves.on_change = self._grants.shelf_changed
         kept = await self._supervisor.start()
+        attained: defaultdict[str, float] = defaultdict(float)
+        for session in kept:
+            attained[session.user or ""] += session.attained
+        self._grants.recall(self._totals.open(), attained)
         for session in kept:
             self._adopt(self._supervisor.processes[session.process], session.attained)
         self._shelves.on_change = self._grants.shelf_changed
@@ -187,6 +194,8 @@ class ExecutorService:
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
+        self._totals.keep(self._grants.totals())
+        self._totals.close()
         self._grants.close()
         (self.directory / EXECUTOR_SOCKET).unlink(missing_ok=True)
         os.close(self._lock_descriptor)
@@ -593,6 +602,7 @@ class ExecutorService:
             self._keep_all()
 
     def _keep_all(self) -> None:
+        self._totals.keep(self._grants.totals())
         for session, attained in self._grants.attained().items():
             self._supervisor.keep(self._grants.sessions[session], attained)
 

@@ -108,7 +108,7 @@ def _user(view: UserView, record: UserRecord, device: Device, sessions: list[dic
         "framework_bytes": sum(entry["framework_bytes"] for entry in sessions),
         "shelf_bytes": view.shelf,
         "offloaded_bytes": sum(entry["offloaded_bytes"] for entry in sessions),
-        "attained_service_seconds": view.attained,
+        "attained_service_seconds": record.attained_before + view.attained,
         "iterations": record.iterations_before + sum(entry["iterations"] for entry in sessions),
         "peak_bytes": record.peak_bytes,
         **_percentiles(record.waits),

@@ -22,3 +22,5 @@ class UserRecord:
     peak_bytes: int = 0
     #: iterations of sessions that ended
     iterations_before: int = 0
+    #: device-seconds of sessions that had ended when this executor started
+    attained_before: float = 0.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.packets import connect
 from sharedkernel.executor.sessions import KeptSession
+from sharedkernel.executor.totals import JOURNAL_NAME
 from sharedkernel.paths import KEEPER_SOCKET
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.test_sessions import FOREVER, TRAIN
@@ -124,5 +126,34 @@ def test_sessions_outlive_an_executor_and_its_keeper(fifo_process: ExecutorProce
                 assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
                 assert (await notebook.run("float(x.sum())")).text == "15.0"
                 await executor.replace()
+
+    asyncio.run(main())
+
+
+def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> None:
+    """Service, iterations and peak of sessions that ended count on, also after a torn write to their journal."""
+
+    async def main() -> None:
+        async with Executor(fifo_process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run(f"{TRAIN}\ntrain(20)")
+            await executor.client.end_session(notebook.session)
+            before = await user(executor)
+            assert before["attained_service_seconds"] > 0
+            assert before["iterations"] > 0
+            await executor.client.close()
+            executor.process.process.terminate()
+            await asyncio.to_thread(executor.process.process.wait)
+            with (executor.process.runtime_directory / JOURNAL_NAME).open("ab") as journal:
+                journal.write(b"\0\0\0\x40torn")
+            await asyncio.to_thread(executor.process.start)
+            await executor.connect()
+            await executor.notebook()
+            after = await user(executor)
+            for figure in ("attained_service_seconds", "iterations", "peak_bytes"):
+                assert after[figure] >= before[figure], figure
+
+    async def user(executor: Executor) -> dict[str, Any]:
+        return dict(next(user for user in (await executor.client.status())["users"] if user["name"] == "ada"))
 
     asyncio.run(main())
