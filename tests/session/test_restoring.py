@@ -57,7 +57,7 @@ def test_a_cell_runs_only_once_its_memory_is_back(session: SessionUnderTest) -> 
     assert reply["text"] == "5\n"
     session.wait_for(protocol.CellClosed, since)
     kinds = session.kinds(since)
-    assert kinds[:3] == ["CellOpened", "Restored", "DeviceWanted"]
+    assert kinds[:4] == ["CellOpened", "Restored", "Foreseen", "DeviceWanted"]
     assert kinds[-1] == "CellClosed"
 
 
