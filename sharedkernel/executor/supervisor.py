@@ -374,6 +374,18 @@ def _read_kept(data: bytes) -> KeptSession | None:
         return None
 
 
+def _open_page(kept: KeptSession, descriptors: list[int]) -> Page | None:
+    """Return the shared page of a session that lives; None if it does not, or has spoilt its page and so ends."""
+    if start_time(kept.pid) == kept.started:
+        with contextlib.suppress(ValueError):
+            return Page(descriptors[0])
+        log.warning("ended session %s of %s: it has overwritten its shared page", kept.session, kept.user)
+        _kill_group(kept.pid)
+    else:
+        os.close(descriptors[0])
+    return None
+
+
 def _hear_early(process: SessionProcess) -> None:
     """Hear who greeted in the name of *process* before it was known which one it is."""
     early, process.early_hellos = process.early_hellos, []
