@@ -84,8 +84,8 @@ class ExecutorApp(CommandApp):
     overuse_patience = Union(
         [Float(), Unicode()],
         default_value="30s",
-        help="How long a session that exceeds its user's quota on a GPU outside PyTorch has between warning, "
-        "offloading and its end.",
+        help="How long a session that exceeds its user's quota on a GPU outside PyTorch, or lifts its limit on the "
+        "host device, has between warning, offloading and its end.",
     ).tag(config=True)
     process_checkpoint = Bool(
         False, help="Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570)."
@@ -210,7 +210,8 @@ class ExecutorApp(CommandApp):
         kind, _, number = self.device.partition(":")
         if self.device == "host" or (kind == "host" and number.isdecimal()):
             capacity = parse_bytes(self.capacity) if self.capacity else None
-            return host.HostLimits(host.describe(capacity, parse_bytes(self.reserve or 0), self.device))
+            described = host.describe(capacity, parse_bytes(self.reserve or 0), self.device)
+            return host.HostLimits(described, parse_duration(self.overuse_patience))
         options = CudaOptions(
             lane_sharing=LaneSharing(self.lane_sharing),
             mps=MpsMode(self.mps),

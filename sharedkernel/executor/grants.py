@@ -181,7 +181,7 @@ class Grants:
     def remove(self, process: SessionProcess) -> None:
         """Let go of a process that ended."""
         self._watch(process, 0)
-        self._users[process.user or ""].iterations_before += process.page.words[Word.ITERATIONS]
+        self._users[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
         del self.sessions[process.session or ""]
         if self._served.lane_desk is not None:
             self._served.lane_desk.ended(process)
@@ -444,7 +444,7 @@ class Grants:
         send_signal(process, signal.SIGSTOP)
         process.stopped = True
         # It cannot speak for itself: it has released the device, and wants it back.
-        live = max(0, process.page.words[Word.LIVE])
+        live = process.live_bytes
         memory = _profile(process.memory)
         session = _id(process)
         self._driver.handle(events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
@@ -486,7 +486,7 @@ class Grants:
             return
         self._note_wait(process)
         if process.growth:
-            process.promised_bytes = max(0, process.page.words[Word.LIVE]) + process.growth
+            process.promised_bytes = process.live_bytes + process.growth
             process.growth = 0
             self.update_limits()
         if process.unsanctioned:  # it holds one already, of the executor before this

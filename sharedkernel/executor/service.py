@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sharedkernel import protocol
 from sharedkernel.errors import (
@@ -41,6 +41,7 @@ from sharedkernel.executor.environments import OWN, Environment, own_environment
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.foresight import Foresight
 from sharedkernel.executor.grants import Grants
+from sharedkernel.executor.hearsay import believe
 from sharedkernel.executor.idle_watch import IdleWatch
 from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.lingering import Lingering
@@ -58,9 +59,10 @@ from sharedkernel.paths import (
     make_private_directory,
 )
 from sharedkernel.scheduling.model import SchedulerConfig
-from sharedkernel.session.page import Word
 
 log = logging.getLogger(__name__)
+
+_M = TypeVar("_M", bound=protocol.Message)
 
 #: seconds that adopted sessions get to say where they stand before anybody is granted anything
 _ADOPTION_GRACE = 2.0
@@ -523,6 +525,7 @@ class ExecutorService:
             peer.refuse("not a session of this executor.")
             return
         peer.role, peer.session = "session", process
+        hello = self._believe(process, hello)
         process.transport, process.connection = peer.transport, hello.connection
         process.memory, process.data_bytes = hello.memory, hello.data_bytes
         peer.send(self._welcome())
@@ -551,9 +554,18 @@ class ExecutorService:
             self._want_earlier(process)
         else:
             process.used = process.used or isinstance(message, protocol.CellOpened)
-            self._grants.hear(process, message)
+            self._grants.hear(process, self._believe(process, message))
             if isinstance(message, protocol.CellClosed):
                 self._lingering.came_to_rest(process)
+
+    def _believe(self, process: SessionProcess, message: _M) -> _M:
+        """Return what counts of what a session says."""
+        device = self._served.device
+        usable = device.capacity_bytes - device.reserve_bytes
+        quota = None if process.limits is None else process.limits.quota_bytes
+        return believe(
+            message, quota=usable if quota is None else min(quota, usable), seen=self._served.seen_bytes(process)
+        )
 
     def _on_end(self, process: SessionProcess, status: int | None) -> None:
         if not process.session:
@@ -618,5 +630,4 @@ def _is_of(process: SessionProcess, peer: Connection) -> bool:
 
 def _used_bytes(process: SessionProcess) -> int:
     """Return what a session has and may keep: as it was leased, or as its own page says, which is newer."""
-    words = process.page.words
-    return max(own_bytes(process), words[Word.PERSISTENT] + words[Word.LIVE])
+    return max(own_bytes(process), process.persistent_bytes + process.live_bytes)

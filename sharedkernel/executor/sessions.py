@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from sharedkernel import protocol
+from sharedkernel.executor.hearsay import MOST_BYTES
 from sharedkernel.protocol import Limits, Memory, SessionRecord
-from sharedkernel.session.page import Page
+from sharedkernel.session.page import Page, Word
 
 #: waits remembered for the percentiles in status
 _WAITS_KEPT = 200
@@ -129,6 +130,24 @@ class SessionProcess:
     #: sends it views, while it watches
     watch: asyncio.Task[None] | None = None
     pidfd: int | None = None
+
+    def shown(self, word: Word) -> int:
+        """Return what its page says, as far as that can be: the page is the session's to write."""
+        return min(max(0, self.page.words[word]), MOST_BYTES)
+
+    @property
+    def live_bytes(self) -> int:
+        """What it says it uses beyond its persistent memory right now, as far as that counts (see `hearsay.py`)."""
+        return self._claimed(Word.LIVE)
+
+    @property
+    def persistent_bytes(self) -> int:
+        """What it says it keeps right now, as far as that counts; newer than what it last reported."""
+        return self._claimed(Word.PERSISTENT)
+
+    def _claimed(self, word: Word) -> int:
+        quota = None if self.limits is None else self.limits.quota_bytes
+        return min(self.shown(word), MOST_BYTES if quota is None else max(quota, self.memory.persistent))
 
     def take(self) -> None:
         """Keep others from taking this spare, before its session is known to all."""

@@ -60,7 +60,6 @@ def _lane(view: LaneView) -> dict[str, Any]:
 
 
 def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
-    words = process.page.words
     return {
         "id": view.id,
         "user": view.user,
@@ -72,17 +71,17 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "client_key": process.client_key,
         "lane": view.lane,
         "lane_note": process.lane_note,
-        "persistent_bytes": words[Word.PERSISTENT],
-        "ephemeral_bytes": words[Word.EPHEMERAL],
-        "framework_bytes": words[Word.FRAMEWORK],
-        "live_bytes": words[Word.LIVE],
+        "persistent_bytes": process.shown(Word.PERSISTENT),
+        "ephemeral_bytes": process.shown(Word.EPHEMERAL),
+        "framework_bytes": process.shown(Word.FRAMEWORK),
+        "live_bytes": process.shown(Word.LIVE),
         "offloaded_bytes": process.offloaded_bytes,
         "offload_note": process.stayed or process.declined,
         "offloads": process.num_offloads,
         "restores": process.num_restores,
         "offload_seconds": process.offload_seconds,
         "restore_seconds": process.restore_seconds,
-        "iterations": words[Word.ITERATIONS],
+        "iterations": process.shown(Word.ITERATIONS),
         "iteration_seconds": view.iteration_seconds,
         "attained_service_seconds": view.attained,
         "queue_position": view.queue_position,

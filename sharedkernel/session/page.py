@@ -7,6 +7,7 @@ decides nothing by it that would touch another session.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import signal
@@ -72,9 +73,11 @@ class Page:
     @classmethod
     def create(cls, name: str) -> Page:
         """Make a new page, named *name* in `/proc/PID/maps`."""
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, _SIZE)
         os.pwrite(descriptor, _MAGIC.to_bytes(8, "little"), 0)
+        # A session that cut it off would end the executor, at its next look at it.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return cls(descriptor)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from sharedkernel.executor.accounts import NUMBERS_FILE
 from tests.executor.harness import Executor, ExecutorProcess, until
 from tests.executor.isolation import FIRST_UID, ApartExecutor, needs_root
+from tests.executor.test_packages import make_wheel
 
 pytestmark = needs_root
 
@@ -143,6 +145,43 @@ def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) 
             await executor.client.signal_session(notebook.session, signal.SIGINT)
             assert (await loop).error == "KeyboardInterrupt"
             assert (await notebook.run("keep.sum().item()")).text == "1048576.0"
+
+    asyncio.run(main())
+
+
+def test_what_a_user_installs_reaches_nobody_else(apart: ApartExecutor, tmp_path: Path) -> None:
+    """It lies in the user's home, for all of their sessions; the environment itself they cannot write to."""
+    wheel = shutil.copy(make_wheel(tmp_path), apart.directory)
+    os.chmod(wheel, 0o644)
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+            assert "Successfully installed" in (await ada.run(f"%pip install --no-index {wheel}")).text
+            assert (await ada.run("import own_package; own_package.__file__")).text.startswith(f"'{apart.homes}/ada/")
+            assert (await grace.run("import own_package")).error == "ModuleNotFoundError"
+            again = await executor.notebook("ada")
+            assert (await again.run("import own_package; own_package.answer")).text == "42"
+            write = "import sysconfig; open(sysconfig.get_path('purelib') + '/evil.pth', 'w')"
+            assert (await ada.run(write)).error == "PermissionError"
+
+    asyncio.run(main())
+
+
+def test_sessions_start_at_home_or_below(apart: ApartExecutor) -> None:
+    """In the notebook's folder if the home has it; a path that leads elsewhere is no place to start in."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook("ada")
+            await ada.run("import os; os.makedirs('work', exist_ok=True)")
+            where = "import os; os.getcwd()"
+            below = await executor.notebook("ada", notebook="work/a.ipynb", cwd="/home/on/laptop/work")
+            assert (await below.run(where)).text == repr(str(apart.homes / "ada" / "work"))
+            outside = await executor.notebook("ada", notebook="../grace/a.ipynb", cwd=f"{apart.homes}/ada/../grace")
+            told = await outside.run(where)
+            assert told.text.endswith(repr(str(apart.homes / "ada")))
+            assert "is not in your home on the machine with the device" in told.text
 
     asyncio.run(main())
 

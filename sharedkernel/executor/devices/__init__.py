@@ -90,6 +90,9 @@ class ServedDevice(Protocol):
         *shelves* has the bytes on each user's shelf: they are the user's too.
         """
 
+    def seen_bytes(self, process: SessionProcess) -> int:
+        """Return how much memory a session's process has at most, whatever it says itself."""
+
     def utilisation(self, process: SessionProcess) -> float | None:
         """Return how busy the device was while this session alone held it (0 to 1); None where that is not seen."""
 

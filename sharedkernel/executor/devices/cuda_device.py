@@ -198,6 +198,10 @@ class CudaDevice:
 
     # --- what is seen from outside ------------------------------------------------------------------------------------
 
+    def seen_bytes(self, process: SessionProcess) -> int:
+        """Return the GPU's memory: what NVML sees of a process is too old to judge its words by."""
+        return self.device.capacity_bytes
+
     def utilisation(self, process: SessionProcess) -> float | None:
         """Return how busy the GPU was while this session alone held it (0 to 1); None if that was never seen."""
         return self._utilisations.get(process.process)

@@ -21,6 +21,7 @@ import psutil
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
+from sharedkernel.executor.devices.lifted import LiftedLimits
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
@@ -73,8 +74,10 @@ class HostLimits:
     lane_desk = None
     check_lanes = False
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
         self._device = device
+        self._overuse_patience = overuse_patience
+        self._lifted: LiftedLimits | None = None
         self._leases = Leases(device, self._tell)
 
     @property
@@ -83,10 +86,13 @@ class HostLimits:
         return self._device
 
     async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
-        """Start nothing: the limits are set from this process."""
+        """Look from now on for processes that lift their limits."""
+        self._lifted = LiftedLimits(oversight, lambda pid: _statm(pid, 5), self._overuse_patience)
 
     async def stop(self, *, end_sessions: bool) -> None:
-        """Stop nothing."""
+        """Look no more."""
+        if self._lifted is not None:
+            await self._lifted.stop()
 
     def trust_domain(self, limits: Limits) -> str:
         """Return the one domain there is: no bytes are shared."""
@@ -103,6 +109,10 @@ class HostLimits:
     def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Set the limits of all *sessions*, of which those named in *busy* have a cell open."""
         self._leases.update(sessions, busy, shelves)
+
+    def seen_bytes(self, process: SessionProcess) -> int:
+        """Return what the process has of the machine's memory, as the system counts it."""
+        return _statm(process.pid, 1)
 
     def utilisation(self, process: SessionProcess) -> float | None:
         """Return nothing: sessions measure their own processor time."""
@@ -131,7 +141,7 @@ class HostLimits:
             return
         if limit < session.data_limit:
             # What it has by now stays possible: at its limit not even its sockets could send what went wrong.
-            limit = max(limit, min(session.data_limit, _data_in_use(session.pid) + SLACK_BYTES))
+            limit = max(limit, min(session.data_limit, _statm(session.pid, 5) + SLACK_BYTES))
         session.told_allowance = allowance
         session.data_limit = limit
         with contextlib.suppress(ProcessLookupError):
@@ -143,10 +153,13 @@ class HostLimits:
         session.send(allowance)
 
 
-def _data_in_use(pid: int) -> int:
-    """Return what counts against the limit on a process's private memory now, in bytes; 0 when it is gone."""
+def _statm(pid: int, place: int) -> int:
+    """Return one figure that the system has of a process's memory, in bytes; 0 when it is gone.
+
+    1: all that is in memory; 5: what counts against the limit on private memory.
+    """
     try:
         with open(f"/proc/{pid}/statm", "rb") as statm:
-            return int(statm.read().split()[5]) * resource.getpagesize()
+            return int(statm.read().split()[place]) * resource.getpagesize()
     except (OSError, IndexError):
         return 0

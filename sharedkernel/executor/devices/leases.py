@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.protocol import Allowance, Device, Limits
-from sharedkernel.session.page import Word
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ def own_bytes(session: SessionProcess) -> int:
     What it keeps, and what is live of its iteration or was promised to it: a limit below what a process has in use
     would make any allocation of its libraries fail, and end it.
     """
-    return session.memory.persistent + max(session.promised_bytes, session.page.words[Word.LIVE])
+    return session.memory.persistent + max(session.promised_bytes, session.live_bytes)
 
 
 class Leases:

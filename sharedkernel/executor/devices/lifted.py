@@ -1,0 +1,88 @@
+"""Who has lifted the limit on their process's private memory, and what happens to them.
+
+The limit is a soft one, which a process may lift itself: an executor that is not root could not raise a hard one
+again. No process can have more than its limit, so one that has more has lifted it. It is warned in its notebook, then
+offloaded if it is idle, then ended, with `patience` seconds between these steps; who gets back below is forgiven.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.devices.overuse import Escalation, Step
+from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.units import format_bytes, format_seconds
+
+log = logging.getLogger(__name__)
+
+#: seconds between looks
+INTERVAL = 1.0
+#: more than a limit that is no sign of anything: what a process allocates while its limit is on its way
+_TOLERANCE_BYTES = 64 << 20
+
+
+class LiftedLimits:
+    """Looks at all sessions of the host device from time to time.
+
+    Parameters
+    ----------
+    oversight
+        Knows the sessions, and carries the steps out.
+    count
+        Returns what counts against the limit of a process (its id), in bytes.
+    patience
+        Seconds between the steps.
+    """
+
+    def __init__(self, oversight: Oversight, count: Callable[[int], int], patience: float) -> None:
+        self._oversight = oversight
+        self._count = count
+        self._patience = patience
+        self._escalation = Escalation(patience)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            self.look()
+
+    def look(self) -> None:
+        """Take the steps that are due."""
+        beyond = {}
+        by_name = {process.process: process for process in self._oversight.sessions()}
+        for name, process in by_name.items():
+            excess = self._count(process.pid) - process.data_limit
+            if process.data_limit and excess > _TOLERANCE_BYTES:
+                beyond[name] = excess
+        for name, step in self._escalation.look(asyncio.get_running_loop().time(), beyond):
+            self._take(step, by_name[name], beyond[name])
+
+    def _take(self, step: Step, process: SessionProcess, excess: int) -> None:
+        patience = format_seconds(self._patience)
+        what = f"{format_bytes(excess)} more memory than its limit, which it has lifted itself"
+        log.warning("session %s of %s has %s: %s", process.session, process.user, what, step.name.lower())
+        if step is Step.WARNED:
+            self._oversight.warn(
+                process,
+                f"This notebook has {what}. Free it within {patience}, or the notebook's memory is moved away if it is "
+                f"idle, and {patience} later it is ended.",
+            )
+        elif step is Step.OFFLOADED:
+            self._oversight.offload(process)
+        else:
+            self._oversight.end(
+                process,
+                "overuse",
+                f"Your session was ended: it had {what}, and still did {patience} after its warning and more. Its "
+                "variables are gone; other sessions are not affected.",
+            )

@@ -1,0 +1,73 @@
+"""How much of what a session says about itself counts.
+
+A session's process is its user's, so all its figures may be made up. None of them may do others harm: a claim is worth
+no more than what the session could really take, and no figure is impossible. What it could take is its user's quota;
+what it has, the operating system or the driver sees from outside. Service is not among the figures: the executor
+measures it by its own clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from sharedkernel import protocol
+from sharedkernel.protocol import Memory
+
+_M = TypeVar("_M", bound=protocol.Message)
+
+#: figures of messages that are bytes, and may be as many as a user's quota
+_BYTES = ("live_bytes", "growth")
+#: figures that are only not negative
+_NOT_NEGATIVE = ("iterations", "seconds")
+#: figures that are positive or not known
+_POSITIVE = ("remaining_iterations", "iteration_seconds", "iteration_flops", "iteration_bytes")
+#: more bytes than any machine has; what is added to them still fits into the system's own numbers
+MOST_BYTES = 1 << 50
+
+
+def believe(message: _M, *, quota: int, seen: int) -> _M:
+    """Return *message* of a session with figures that can be true.
+
+    Parameters
+    ----------
+    message
+        As it came.
+    quota
+        Bytes that its user may have, at most what the device can give.
+    seen
+        Bytes that its process has at most, as seen from outside.
+    """
+    changes: dict[str, Any] = {}
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if isinstance(value, Memory):
+            changes[name] = _believe_memory(value, quota=quota, seen=seen)
+        elif name in _BYTES:
+            changes[name] = _within(value, quota)
+        elif name == "offloaded_bytes":
+            changes[name] = _within(value, max(quota, seen))
+        elif name == "data_bytes":
+            changes[name] = _within(value, MOST_BYTES)  # for its own limit only
+        elif name in _NOT_NEGATIVE:
+            changes[name] = max(type(value)(0), value)
+        elif name in _POSITIVE and value is not None:
+            changes[name] = value if 0 <= value < math.inf else None
+        elif name == "utilisation" and value is not None:
+            changes[name] = min(1.0, max(0.0, value)) if value == value else None  # not for NaN
+    return msgspec.structs.replace(message, **changes) if changes else message
+
+
+def _believe_memory(memory: Memory, *, quota: int, seen: int) -> Memory:
+    return Memory(
+        # More than the quota only what is really there: the quota may have been lowered since.
+        persistent=_within(memory.persistent, max(quota, seen)),
+        ephemeral=None if memory.ephemeral is None else _within(memory.ephemeral, quota),
+        framework=_within(memory.framework, seen),
+    )
+
+
+def _within(value: int, most: int) -> int:
+    return min(max(0, value), most)

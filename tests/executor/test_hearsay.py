@@ -1,0 +1,127 @@
+"""What a session says of itself and of its memory: lies gain it nothing, and cost nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.executor.hearsay import MOST_BYTES, believe
+from sharedkernel.protocol import Limits, Memory
+from tests.executor.harness import Executor, ExecutorProcess, until
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        (
+            protocol.CellClosed(memory=Memory(persistent=1 << 62, ephemeral=1 << 62, framework=1 << 62)),
+            protocol.CellClosed(memory=Memory(persistent=300, ephemeral=100, framework=300)),
+        ),
+        (
+            protocol.CellClosed(memory=Memory(persistent=-1, ephemeral=None, framework=-1)),
+            protocol.CellClosed(memory=Memory(persistent=0, ephemeral=None, framework=0)),
+        ),
+        (
+            protocol.DeviceWanted(memory=Memory(), data_bytes=1 << 62, growth=1 << 62),
+            protocol.DeviceWanted(memory=Memory(), data_bytes=MOST_BYTES, growth=100),
+        ),
+        (
+            protocol.GrantReleased(at="cell", memory=Memory(), live_bytes=-5, iterations=-5, utilisation=math.nan),
+            protocol.GrantReleased(at="cell", memory=Memory()),
+        ),
+        (
+            protocol.Foreseen(remaining_iterations=-1, iteration_seconds=math.inf, iteration_flops=5),
+            protocol.Foreseen(iteration_flops=5),
+        ),
+        (protocol.CellOpened(), protocol.CellOpened()),
+    ],
+)
+def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed: protocol.Message) -> None:
+    """A claim is worth what the session could take (its quota) or has (as seen from outside), and is never negative."""
+    assert believe(said, quota=100, seen=300) == believed
+
+
+_SPOIL = """if True:
+    import mmap, os
+    links = {{name: os.readlink("/proc/self/fd/" + name) for name in map(str, range(300))
+             if os.path.islink("/proc/self/fd/" + name)}}
+    page = int(next(name for name, target in links.items() if "memfd:sharedkernel-" in target))
+    for cut in (0, 100, 1 << 20):
+        try:
+            os.ftruncate(page, cut)
+        except PermissionError:
+            print("sealed")
+    words = memoryview(mmap.mmap(page, 4096)).cast("q")
+    for place in range({first}, len(words)):
+        words[place] = {value}
+"""
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63)])
+def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess, value: int) -> None:
+    """It cannot be cut off, others compute and allocate as before, and its own service is measured all the same."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            limits = Limits(user="liar", quota_bytes=100 * MIB)
+            liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
+            outcome = await liar.run(_SPOIL.format(first=2, value=value))
+            assert outcome.text == "sealed\n" * 3, outcome
+            train = "import torch; x = torch.ones(1 << 24); sum((x * 2).sum().item() for _ in range(20))"
+            assert (await other.run(train)).text == f"{20 * 2.0 * (1 << 24)}"
+            status = await executor.client.status()
+            assert next(user for user in status["users"] if user["name"] == "grace")["attained_service_seconds"] > 0
+            await liar.run("import torch; torch.ones(1 << 20).sum()")
+            assert (await executor.session(liar))["attained_service_seconds"] > 0
+
+    asyncio.run(main())
+
+
+def test_a_session_that_spoils_its_page_does_not_keep_executors_from_starting(process: ExecutorProcess) -> None:
+    """The next executor ends it and adopts the others."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            liar, other = await executor.notebook("liar"), await executor.notebook("grace")
+            await other.run("kept = 1")
+            await liar.run(_SPOIL.format(first=0, value=7))
+            await executor.replace()
+
+            async def gone() -> bool:
+                return liar.session not in [record.session for record in await executor.client.sessions()]
+
+            await until(gone, "the liar is gone")
+            assert (await other.run("kept")).text == "1"
+
+    asyncio.run(main())
+
+
+def test_a_session_that_lifts_its_limit_is_warned_and_ended() -> None:
+    """What it has is seen from outside; its neighbour, within its own limit, is left alone."""
+    process = ExecutorProcess("--overuse-patience", "0.5s")
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            limits = Limits(user="liar", quota_bytes=100 * MIB)
+            liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
+            assert (await liar.run("import torch; x = torch.ones(1 << 28)")).error == "OutOfMemoryError"
+            assert (await other.run("import torch; x = torch.ones(1 << 26); x.sum().item()")).text == f"{1 << 26}.0"
+            lift = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
+            await liar.run(f"{lift}; import mmap; taken = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE)")
+
+            async def gone() -> bool:
+                return liar.session not in [record.session for record in await executor.client.sessions()]
+
+            await until(gone, "the liar is ended")
+            assert "which it has lifted itself: warned" in process.log()
+            assert (await other.run("x.sum().item()")).text == f"{1 << 26}.0"
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.close()
