@@ -19,9 +19,8 @@ from sharedkernel.simulator.workloads import heavy_tailed
 
 _CAPACITY = 14 << 30
 _SEEDS = range(20)
-_FEW_SEEDS = range(5)
-#: seconds of a turn: hundreds of jobs wait for memory here, and each turn looks at all of them
-_QUANTUM = 60.0
+#: seconds of a turn: jobs take minutes, and shorter turns change nothing but how long this takes
+_QUANTUM = 10.0
 
 
 def packing() -> None:
@@ -80,14 +79,22 @@ def ordering() -> None:
         "heavy tail, all there at once": heavy,
     }.items():
         fifo, srtf = ([ordered(make(seed), policy) for seed in _SEEDS] for policy in ("fifo", "srtf"))
-        fair = [shared(make(seed)) for seed in _FEW_SEEDS]
+        fair = [shared(make(seed)) for seed in _SEEDS]
         ratios = [a / b for a, b in zip(fifo, srtf, strict=True)]
         medians = [statistics.median(values) for values in (fifo, fair, srtf, ratios)]
-        rows.append([name, *medians, f"{min(ratios):.2f} to {max(ratios):.2f}"])
-    rows.append(["published, on a trace that is not", 170.6, 96.6, 53.4, 3.19, "-"])
-    columns = ["100 jobs on one device", "fifo, min", "fair, min", "srtf, min", "fifo / srtf", "over seeds"]
-    title = f"mean completion time, medians over {len(_SEEDS)} seeds (fair: {len(_FEW_SEEDS)})"
-    tables.table(title, columns, rows)
+        between = sum(s < middle < f for f, middle, s in zip(fifo, fair, srtf, strict=True))
+        rows.append([name, *medians, f"{min(ratios):.2f} to {max(ratios):.2f}", f"{between} of {len(_SEEDS)}"])
+    rows.append(["published, on a trace that is not", 170.6, 96.6, 53.4, 3.19, "-", "yes"])
+    columns = [
+        "100 jobs on one device",
+        "fifo, min",
+        "fair, min",
+        "srtf, min",
+        "fifo / srtf",
+        "over seeds",
+        "fair between them",
+    ]
+    tables.table(f"mean completion time, medians over {len(_SEEDS)} seeds", columns, rows)
 
 
 def search() -> None:
@@ -105,9 +112,14 @@ def search() -> None:
         ["published, Salus over one at a time", "-", 2.38],
     ]
     tables.table("hyperparameter-300, assumptions in device_runs.py", ["", "makespan, s", "gain"], rows)
+    sessions = hyperparameter_300(0)
+    alone = sum(session.cells[0].seconds for session in sessions)
+    asked = sum(session.cells[0].seconds * session.utilisation for session in sessions)
     tables.say(
-        "Jobs as short and as mixed as these hardly ever run side by side, and as far as sharing slows them down in "
-        "proportion to what they ask of the device, no policy could gain more than about 1.17."
+        "Assumed: jobs that run at once keep their speed while their utilisations sum to at most 1, and share the "
+        f"device in proportion beyond. Then no policy could gain more than {alone / asked:.2f}. Ours gains less: who "
+        "came while there was memory for one lane stays in that lane until its cell ends, although there is room for "
+        "another one soon."
     )
 
 

@@ -3,7 +3,9 @@
 Starvation, by policy, with cells that never end:
 
 fair
-    nobody starves: whoever is behind in service is served next.
+    nobody starves: whoever is behind in service is served next. Of n users of equal shares who always want the one lane
+    that runs, nobody waits for longer than twice n - 1 turns of a quantum and an iteration: the others catch up, and
+    each may get as far ahead again.
 fifo, pack
     one such cell keeps all others waiting, on as many lanes as may run. By design: nothing is revoked. Where cells end,
     fifo serves all in turn, and pack passes one over for `overtake_patience` at most.

@@ -70,6 +70,7 @@ def _draw_rows(panel: Any, outcome: Outcome) -> None:
     for job, stretches in rows.items():
         panel.broken_barh(stretches, (job - 0.4, 0.8))
     panel.set_ylabel("job")
+    panel.yaxis.get_major_locator().set_params(integer=True)
     panel.invert_yaxis()
 
 
@@ -88,7 +89,8 @@ def _draw_use(panel: Any, outcome: Outcome) -> None:
 def _draw_distribution(panel: Any, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         times = sorted(outcome.completion_times)
-        shares = [(number + 1) / len(times) for number in range(len(times))]
+        shares = [number / len(times) for number in range(len(times) + 1)] if times else []
+        times = [*times[:1], *times]  # it begins at no job
         panel.step(times, shares, where="post", label=outcome.policy)
     panel.set_xscale("log")
     panel.set_xlabel("completion time, s")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.actions import Action, ForceYield, Revoke
+from sharedkernel.scheduling.policies import POLICIES
 from sharedkernel.simulator.device import SimulatedCell, SimulatedDevice, SimulatedSession, shared_in_proportion
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.report import jain_index
@@ -134,7 +135,7 @@ sessions_to_run = st.lists(
 @settings(deadline=None, max_examples=60)
 @given(
     described=sessions_to_run,
-    policy=st.sampled_from([("fair", False), ("fifo", False), ("fifo", True)]),
+    policy=st.sampled_from([("fifo", True), *((name, False) for name in POLICIES)]),
     lanes=st.integers(1, 3),
     patience=st.sampled_from([0.05, PATIENCE]),
 )
@@ -158,6 +159,21 @@ def test_every_cell_ends_after_its_time(
         assert held >= cell.cell.seconds - 1e-6
         if lanes == 1:
             assert held == pytest.approx(cell.cell.seconds, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    iterations=st.lists(st.sampled_from([0.003, 0.02, 0.11]), min_size=2, max_size=8),
+    quantum=st.sampled_from([0.05, 0.4]),
+    seconds=st.floats(0.5, 3.0),
+)
+def test_fair_serves_everybody_within_its_bound(iterations: list[float], quantum: float, seconds: float) -> None:
+    """Of n who always want one lane nobody waits longer than twice n - 1 turns of a quantum and an iteration."""
+    sessions = [session(f"s{number}", seconds, iteration=each) for number, each in enumerate(iterations)]
+    bound = 2 * (len(sessions) - 1) * (quantum + max(iterations))
+    for cell in run(*sessions, quantum=quantum, preempt_patience=PATIENCE).runs:
+        ends = [cell.sent, *(until for _, until in cell.stretches)]
+        assert all(since - end <= bound + 1e-9 for (since, _), end in zip(cell.stretches, ends, strict=False))
 
 
 def test_workloads_repeat() -> None:
