@@ -1,0 +1,68 @@
+"""The wheel: what it weighs, and what JupyterLab finds once it is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from jupyter_core.paths import jupyter_path
+
+ROOT = Path(__file__).parents[2]
+_LARGEST = 1_000_000
+
+_LABEXTENSION = "from jupyterlab.labextensions import main; main()"
+_SERVEREXTENSION = "from jupyter_server.extension.serverextension import main; main()"
+
+
+def run(*command: str | Path, **variables: str) -> str:
+    done = subprocess.run(
+        [*map(str, command)], env=os.environ | variables, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a wheel from the working tree, its extension as it was built before."""
+    if not any(os.path.exists(f"{path}/sharedkernel/package.json") for path in jupyter_path("labextensions")):
+        pytest.skip("the JupyterLab extension is not built; run `python labextension/build_backend.py`")
+    place = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", place, ROOT)
+    (wheel,) = place.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into an environment of its own, which borrows what it depends on."""
+    directory = tmp_path_factory.mktemp("environment")
+    venv.create(directory, with_pip=False)
+    python = directory / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel)
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def test_a_wheel_is_small(wheel: Path) -> None:
+    """It holds Python, and a page's code in a few files."""
+    assert wheel.stat().st_size < _LARGEST
+
+
+def test_jupyterlab_finds_the_extension_of_a_wheel(python: Path, tmp_path: Path) -> None:
+    """Enabled and as it should be, without Node.js, and so is what it asks in the Jupyter server."""
+    private = {name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "HOME")}
+    private["PATH"] = str(python.parent)
+    listed = run(python, "-c", _LABEXTENSION, "list", **private)
+    assert re.search(r"sharedkernel v\S+ .*enabled.*OK", listed), listed
+    assert str(python.parents[1]) in listed
+    listed = run(python, "-c", _SERVEREXTENSION, "list", **private)
+    assert re.search(r"sharedkernel\.serverextension.*enabled", listed), listed
+    assert re.search(r"sharedkernel\.serverextension\s+\S*OK", listed), listed
