@@ -56,7 +56,7 @@ export function QuotasSection(props: IProps): React.ReactElement {
           ))}
         </tbody>
       </table>
-      <p className="sk-Faint">
+      <p className="sk-Hint">
         {trans.__('Empty: no limit. Changes last until the gateway reads its configuration again.')}
       </p>
     </section>

@@ -65,11 +65,11 @@ interface ICardProps extends INames {
 const SessionCard = React.memo(function SessionCard(props: ICardProps): React.ReactElement {
   const { session, actions, canGoTo, isCurrent, showUser, units, trans } = props;
   const name = sessionName(session);
-  const label = showUser ? trans.__('%1: %2', safeText(session.user), name) : name;
   const details = [
+    showUser && safeText(session.user),
     sessionState(session, trans),
     timeLeft(session, trans),
-    session.device && safeText(session.device)
+    session.device !== null && safeText(session.device)
   ].filter(Boolean);
   const path = session.notebook === null ? '' : safeText(session.notebook);
   return (
@@ -84,11 +84,11 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
             aria-label={trans.__('Go to notebook %1', name)}
             onClick={() => void actions.goTo(session)}
           >
-            {label}
+            {name}
           </button>
         ) : (
           <span className="sk-Card-name" title={path}>
-            {label}
+            {name}
           </span>
         )}
         <span className="sk-Card-actions">
