@@ -1,0 +1,317 @@
+"""What whoever operates a gateway sees and does: health, metrics, logs, the audit log, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tornado.httpclient import HTTPClientError
+
+from sharedkernel.gateway.tokens import TokenFile
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run, wait_for
+
+#: labels as sorted pairs, by metric
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+async def scrape(client: Client) -> Samples:
+    """Return every sample of `/metrics`."""
+    answer = await client.request("GET", "/metrics")
+    assert answer.status == 200, answer
+    samples = [sample for family in text_string_to_metric_families(answer.body) for sample in family.samples]
+    assert len({(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples}) == len(samples)
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+
+
+def total(samples: Samples, metric: str, **labels: str) -> float:
+    """Return the sum of *metric* over everything with these labels."""
+    return sum(
+        value for (name, pairs), value in samples.items() if name == metric and labels.items() <= dict(pairs).items()
+    )
+
+
+def audit(stack: Stack) -> list[dict[str, Any]]:
+    path = stack.runtime_directory / "audit.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def gateway_command(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sharedkernel", "gateway", "--config", str(stack.config_path), *arguments],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_health_needs_no_token_and_metrics_do(stack: Stack) -> None:
+    """Probes are told yes or no, and nothing else."""
+
+    async def scenario() -> None:
+        nobody = Client(stack.gateway_url, "")
+        for path in ("/healthz", "/readyz"):
+            answer = await nobody.request("GET", path)
+            assert (answer.status, answer.body) == (200, "ok\n")
+        assert (await nobody.request("GET", "/metrics")).status == 403
+
+    run(scenario())
+
+
+def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) -> None:
+    """By device, user, kind and reason; what a cell did is in them."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        before = await scrape(grace)
+        async with grace.attach(await grace.start()) as channels:
+            await channels.run("import torch\nx = torch.ones(1024, 1024)\nfor _ in range(50): y = x @ x")
+        for _ in range(3):
+            await grace.request("POST", "/api/kernels", {})
+        after = await scrape(grace)
+
+        def grown(metric: str, **labels: str) -> float:
+            return total(after, metric, **labels) - total(before, metric, **labels)
+
+        assert total(after, "sharedkernel_device_up", device="host") == 1
+        assert total(after, "sharedkernel_user_memory_bytes", user="grace", kind="persistent") >= 4 * 1024**2
+        assert total(after, "sharedkernel_sessions", user="grace") == 3
+        assert total(after, "sharedkernel_user_quota_bytes", user="grace") == 1024**3
+        assert grown("sharedkernel_user_service_seconds_total", user="grace") > 0
+        assert grown("sharedkernel_grants_total") >= 1
+        assert grown("sharedkernel_wait_seconds_count") >= 1
+        assert grown("sharedkernel_refused_requests_total", reason="quota") == 1
+        assert grown("http_request_duration_seconds_count") > 0
+        assert total(after, "sharedkernel_gateway_loop_lag_seconds_count") > 0
+
+    run(scenario())
+
+
+def test_metrics_and_readiness_say_when_the_executor_is_away(tmp_path: Path) -> None:
+    """The gateway is alive, not ready; its own figures are there."""
+    with Stack(users=["ada"], capacity="256MiB") as own:
+        own.executor.kill()
+
+        async def scenario() -> None:
+            ada = own.client("ada")
+            while (answer := await ada.request("GET", "/readyz")).status != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert answer.body == "no executor\n"
+            assert (await ada.request("GET", "/healthz")).status == 200
+            samples = await scrape(ada)
+            assert total(samples, "sharedkernel_device_up") == 0
+            assert total(samples, "http_request_duration_seconds_count") > 0
+
+        run(scenario())
+
+
+def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
+    """Refusals and wrong tokens too; never what was asked only to be read, and no token."""
+
+    async def scenario() -> str:
+        ada, grace = stack.client("ada"), stack.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            await channels.run("1")
+        await ada.request("POST", f"/api/kernels/{kernel}/interrupt")
+        await stack.client("linus").request("DELETE", f"/api/kernels/{kernel}")
+        await grace.request("PUT", "/sharedkernel/api/quotas", {"users": {}})
+        wrong = "sk-feedbeef-" + "1" * 64
+        for _ in range(3):
+            await Client(stack.gateway_url, wrong).request("GET", "/api/kernels")
+        await ada.end(kernel)
+        return kernel
+
+    before = len(audit(stack)) if (stack.runtime_directory / "audit.jsonl").exists() else 0
+    kernel: list[str] = []
+
+    async def keep() -> None:
+        kernel.append(await scenario())
+
+    run(keep())
+    entries = audit(stack)[before:]
+    about = [
+        (entry["user"], entry["action"], entry["owner"], entry.get("status"))
+        for entry in entries
+        if entry.get("session") == kernel[0]
+    ]
+    assert about == [
+        ("grace", "start session", "grace", 201),
+        ("grace", "attach to session", "grace", None),
+        ("ada", "interrupt session", "grace", 204),
+        ("linus", "end session", "grace", 404),
+        ("ada", "end session", "grace", 204),
+    ]
+    assert [(entry["user"], entry["status"]) for entry in entries if entry["action"] == "change quotas"] == [
+        ("grace", 403)
+    ]
+    assert [entry["address"] for entry in entries if entry["action"] == "refuse token"] == ["127.0.0.1"]
+    text = json.dumps(entries)
+    assert stack.token("grace").split("-")[2] not in text
+    assert "1" * 64 not in text
+
+
+@pytest.fixture
+def changed(stack: Stack) -> Iterator[Stack]:
+    """Return the stack with a gateway that was stopped; it is as it was afterwards."""
+    old = stack.config_path.read_text()
+    stack.gateway.stop()
+    yield stack
+    stack.gateway.stop()
+    stack.config_path.write_text(old)
+    stack.restart_gateway()
+
+
+def test_logs_for_machines_name_user_and_session(changed: Stack) -> None:
+    """Each line is JSON, tracebacks included."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SharedKernelGateway.log_style = 'json'\n")
+    before = len(changed.gateway_log())
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        grace = changed.client("grace")
+        kernel = await grace.start()
+        await grace.request("POST", f"/api/kernels/{kernel}/restart")
+        lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
+        entries = [json.loads(line) for line in lines]
+        restarted = next(entry for entry in entries if "restarted" in entry["message"])
+        assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")
+
+    run(scenario())
+
+
+def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack) -> None:
+    """Requests in parallel cannot slip past; a removed token's connection is closed, other users' go on."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SharedKernelGateway.max_websockets = 3\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        file = TokenFile(changed.directory / "tokens.json")
+        mary, grace = Client(changed.gateway_url, file.add("mary")), changed.client("grace")
+        kernel, other = await mary.start(), await grace.start()
+        opened = await asyncio.gather(*(mary.attach(kernel).open() for _ in range(6)), return_exceptions=True)
+        refused = [answer for answer in opened if isinstance(answer, HTTPClientError)]
+        assert [answer.code for answer in refused] == [429] * 3
+        assert json.loads(refused[0].response.body)["reason"] == "too_many_websockets"
+        async with grace.attach(other) as channels:
+            assert (await channels.run("1 + 1"))["text"] == "2"
+            # Tokens of mary that were made for other tests must stay.
+            tokens = json.loads(file.path.read_text())
+            del tokens["tokens"][mary.token.split("-")[1]]
+            file.path.write_text(json.dumps(tokens))
+            for answer in opened:
+                if not isinstance(answer, BaseException):
+                    while await answer.receive() is not None:
+                        pass
+                    assert answer.socket.close_code == 1008
+                    answer.socket.close()
+            assert (await channels.run("2 + 2"))["text"] == "4"
+
+    run(scenario())
+
+
+def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
+    """The queue of a session is bounded; the refusal is an error in the notebook."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SessionWebsocket.max_queued_cells = 3\n")
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        grace = changed.client("grace")
+        async with grace.attach(await grace.start()) as channels:
+            cell = {"silent": False, "stop_on_error": False}
+            await channels.send("execute_request", {"code": "input()", "allow_stdin": True, **cell})
+            await channels.until("input_request")
+            for code in ("a = 1", "a += 1", "a += 1"):
+                await channels.send("execute_request", {"code": code, **cell})
+            assert (await channels.until("error"))[-1]["content"]["evalue"].startswith(
+                "this session has 3 cells to run"
+            )
+            await channels.send("input_reply", {"value": ""}, "stdin")
+            await channels.until("execute_reply", execution_count=3)
+            assert (await channels.run("a"))["text"] == "2"
+
+    run(scenario())
+
+
+def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(changed: Stack) -> None:
+    """Sessions outlive it, and `--drain` returns when it is gone; without a gateway it says so."""
+    arguments = ["--runtime-dir", str(changed.runtime_directory), "--port", str(changed.port), "--drain"]
+    assert f"no gateway of yours serves port {changed.port}" in gateway_command(changed, *arguments).stderr
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        grace = changed.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            await channels.send("execute_request", {"code": "x = input()", "silent": False, "allow_stdin": True})
+            await channels.until("input_request")
+            draining = asyncio.create_task(asyncio.to_thread(gateway_command, changed, *arguments))
+            while (answer := await grace.request("GET", "/readyz")).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert answer.body == "draining\n"
+            answer = await grace.request("POST", "/api/kernels", {})
+            assert (answer.status, answer.body["reason"]) == (503, "draining")
+            assert not draining.done()
+            await channels.send("input_reply", {"value": "kept"}, "stdin")
+            await channels.until("execute_reply", status="ok")
+            assert (await draining).returncode == 0
+        assert changed.gateway.process is not None
+        wait_for(lambda: not changed.gateway.running)
+        assert changed.gateway.process.returncode == 0
+        changed.restart_gateway()
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("x"))["text"] == "'kept'"
+
+    run(scenario())
+
+
+def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path: Path) -> None:
+    """All faults at once, each with its line; nothing is started."""
+    path = tmp_path / "config.py"
+
+    def check() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "sharedkernel", "gateway", "--check-config", "--config", str(path),
+             "--runtime-dir", str(tmp_path / "run")],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+
+    path.write_text("c.SharedKernelGateway.admins = {'ada'}\nc.SessionKernels.backlog_bytes = 1024\n")
+    assert (check().returncode, check().stdout) == (0, f"In order: {path}.\n")
+    path.write_text(
+        "c.SharedKernelGateway.quotass = {}\n"
+        "c.SharedKernelGatewai.admins = set()\n"
+        "c.ServerApp.ip = '0.0.0.0'\n"
+        "c.SharedKernelGateway.quotas = {\n"
+        "    'default': {'memory': '8 Gb'},\n"
+        "}\n"
+        "c.SharedKernelGateway.placement = 'best'\n"
+        "c.SessionKernels.backlog_bytes = 'many'\n"
+        "c.SharedKernelGateway.groups = {'x': 'ada'}\n"
+    )
+    checked = check()
+    assert checked.returncode == 1
+    faults = checked.stderr.splitlines()
+    for line, sentence in (
+        (1, "SharedKernelGateway has no setting 'quotass'"),
+        (2, "there is nothing called SharedKernelGatewai"),
+        (5, "quotas['default']['memory']: '8 Gb' is not an amount of memory"),
+        (7, "placement is 'best'"),
+        (8, "backlog_bytes"),
+        (9, "groups['x'] is 'ada'"),
+    ):
+        place = f"sharedkernel: {path}, line {line}: "
+        assert any(fault.startswith(place) and sentence in fault for fault in faults), (line, checked.stderr)
+    assert any("without encryption" in fault for fault in faults)

@@ -1,0 +1,74 @@
+"""The systemd units: what sessions and secrets depend on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parents[2] / "packaging" / "systemd"
+EXECUTOR, GATEWAY = (UNITS / f"sharedkernel-{name}.service" for name in ("executor", "gateway"))
+
+
+def settings(unit: Path) -> dict[str, list[str]]:
+    """Return each setting's values, in their order."""
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_stopping_the_executor_leaves_its_sessions_and_what_they_need() -> None:
+    """Its children live on, with their sockets and files; one that dies of memory takes nobody along."""
+    executor = settings(EXECUTOR)
+    assert executor["KillMode"] == ["process"]
+    assert executor["OOMPolicy"] == ["continue"]
+    assert executor["RuntimeDirectoryPreserve"] == ["yes"]
+    assert "PrivateTmp" not in executor  # it would be emptied under them
+
+
+def test_neither_unit_has_more_rights_or_shows_more_than_it_must() -> None:
+    """No new privileges, private directories and files; the gateway may write nowhere else."""
+    for unit in map(settings, (EXECUTOR, GATEWAY)):
+        assert unit["NoNewPrivileges"] == ["yes"]
+        assert unit["RuntimeDirectoryMode"] == ["0700"]
+        assert unit["UMask"] == ["0077"]
+    assert settings(GATEWAY)["ProtectSystem"] == ["strict"]
+    assert settings(GATEWAY)["CapabilityBoundingSet"] == [""]
+    assert settings(GATEWAY)["LogsDirectoryMode"] == ["0700"]
+
+
+def test_both_meet_in_one_directory_with_options_that_there_are() -> None:
+    """The gateway finds the executor, and each option in a unit is one of its command."""
+    assert "/run/sharedkernel" in settings(EXECUTOR)["ExecStart"][0]
+    assert settings(EXECUTOR)["RuntimeDirectory"] == settings(GATEWAY)["RuntimeDirectory"] == ["sharedkernel"]
+    commands = [line for unit in (EXECUTOR, GATEWAY) for key in ("ExecStartPre", "ExecStart")
+                for line in settings(unit).get(key, [])]  # fmt: skip
+    for line in commands:
+        name, *options = line.split()[1:]
+        shown = subprocess.run(
+            [sys.executable, "-m", "sharedkernel", name, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        for option in options:
+            assert not option.startswith("--") or option in shown, (name, option)
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd is not there to say whether it understands"
+)
+def test_systemd_understands_both(tmp_path: Path) -> None:
+    """No unknown setting, no value that it ignores."""
+    for unit in (EXECUTOR, GATEWAY):
+        text = unit.read_text().replace("/opt/sharedkernel/bin/sharedkernel", sys.executable)
+        (tmp_path / unit.name).write_text(text)
+    for unit in (EXECUTOR, GATEWAY):
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)],
+            capture_output=True, text=True, check=False, env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert unit.name not in checked.stderr, checked.stderr
