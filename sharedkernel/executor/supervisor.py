@@ -93,6 +93,7 @@ class Supervisor:
         await self._open_keeper()
         self._records.open()
         kept = self._adopt() + self._adopt_without_keeper()
+        self._remove_files_of_others()
         await self._warm_parents.start()
         return kept
 
@@ -127,6 +128,13 @@ class Supervisor:
             self.keep(self.processes[kept.process])
             adopted.append(kept)
         return adopted
+
+    def _remove_files_of_others(self) -> None:
+        """Remove what sessions have left that nobody saw end, as after a restart of the machine."""
+        for path in (self.directory / SESSIONS_DIRECTORY).rglob("*"):
+            process = path.name.partition(".")[0].partition("-")[0]  # NAME.json, NAME-ipc-1, …
+            if process not in self.processes and not path.is_dir():
+                path.unlink(missing_ok=True)
 
     def _take_over(self, kept: KeptSession, page: Page) -> None:
         process = SessionProcess(

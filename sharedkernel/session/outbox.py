@@ -67,12 +67,9 @@ class Outbox:
         #: number of the first message that nobody listened to
         self._unheard = 0
 
-    def set_limit(self, limit_bytes: int) -> None:
-        """Keep at most *limit_bytes* from now on; what is there is given up."""
-        with self._lock:
-            self._starts.clear()
-            self._limit, self._end = limit_bytes, 0
-            os.ftruncate(self._file, 0)
+    def close(self) -> None:
+        """Give up what is kept."""
+        os.close(self._file)
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
@@ -140,16 +137,17 @@ class Outbox:
         Parameters
         ----------
         seen
-            Ids of published messages that it has seen, the last ones; with none it gets what nobody has listened to.
+            Ids of published messages that it has seen, the last ones; where none of them is kept, or was this session's
+            at all, it gets what nobody has listened to.
         identity
             Whose replies it gets, too: all that are kept, since nobody knows which have arrived.
         """
         with self._lock:
             first = self._number - len(self._starts) + 1
             after = self._last_seen(seen, first)
-            is_cut = after is None and first > 1 and (bool(seen) or first > self._unheard)
+            is_cut = after is None and first > max(1, self._unheard)
             if after is None:
-                after = 0 if seen else self._unheard - 1
+                after = self._unheard - 1
             messages = []
             for number, start in enumerate(self._starts, first):
                 channel, frames = self._read(start)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sharedkernel.local_stack import LocalStack
@@ -119,3 +120,30 @@ def test_what_a_cell_prints_while_there_is_no_gateway_is_told_afterwards(
     assert outcome.status == "ok"
     told = "".join(message["content"].get("text", "") for message in lines) + outcome.text()
     assert told.split() == [str(number) for number in range(printed() + 1)]
+
+
+def test_a_reboot_loses_sessions_and_says_so(stack: LocalStack, notebook: Notebook) -> None:
+    """Nothing stale is shown or left; the waiting cell says that its session is gone, and the next one begins clean."""
+    notebook.run("weights = 1")
+    message_id = notebook.client.execute("print('begun', flush=True)\nimport time; time.sleep(1000)")
+    notebook.wait_for_output(message_id, "begun")
+    everything = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(stack.runtime_directory) in word for word in process.info["cmdline"] or ())
+    ]
+    for process in everything:
+        process.kill()
+    for service in (stack.gateway, stack.executor):
+        service.kill()
+        service.start()
+    for service in (stack.executor, stack.gateway):
+        service.wait_until_ready()
+    assert sessions(stack) == set()
+    assert notebook.wait(message_id).error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
+    wait_until(lambda: not notebook.manager.is_alive())
+    notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(timeout=TIMEOUT)
+    assert "NameError" in notebook.run("weights").error
+    names = {path.name[:12] for path in (stack.runtime_directory / "s").rglob("*") if not path.is_dir()}
+    assert len(names) <= 2, "more than the new session and a spare have files"

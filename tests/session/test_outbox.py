@@ -1,0 +1,73 @@
+"""What a session said lately is kept within a limit, and each client gets what it has missed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jupyter_client.session import DELIM
+
+from sharedkernel.session.outbox import Outbox, message_id
+
+LIMIT = 1000
+
+
+def message(number: int, size: int = 0, to: bytes = b"") -> list[bytes]:
+    return [to or b"topic", DELIM, b"signature", json.dumps({"msg_id": str(number)}).encode(), bytes(size)]
+
+
+@pytest.fixture
+def outbox() -> Iterator[Outbox]:
+    box = Outbox(LIMIT)
+    yield box
+    box.close()
+
+
+@given(st.lists(st.integers(0, LIMIT + 100), max_size=60), st.integers(0, 59))
+@settings(deadline=None)
+def test_the_newest_messages_are_kept_whole_and_in_order(sizes: list[int], seen: int) -> None:
+    """What is given out is what came after the last message seen; where that is gone, it is said."""
+    outbox = Outbox(LIMIT)
+    sent = [message(number, size) for number, size in enumerate(sizes)]
+    for frames in sent:
+        outbox.keep("iopub", frames)
+    kept = [frames for _, frames in outbox.since([], b"").messages]
+    assert kept == sent[len(sent) - len(kept) :]
+    assert sum(len(b"".join(frames)) for frames in kept) <= LIMIT
+    if seen < len(sent):
+        missed = outbox.since([str(seen), "another"], b"")
+        is_there = seen >= len(sent) - len(kept)
+        assert [frames for _, frames in missed.messages] == (sent[seen + 1 :] if is_there else kept)
+        assert missed.is_cut is not is_there
+    outbox.close()
+
+
+def test_replies_go_to_who_asked(outbox: Outbox) -> None:
+    """All that are kept: nobody knows which of them have arrived."""
+    replies = [message(number, to=who) for number, who in enumerate((b"ada", b"grace", b"ada"))]
+    for frames in replies:
+        outbox.keep("shell", frames)
+    outbox.keep("iopub", message(3))
+    outbox.keep("iopub", message(4))
+    missed = outbox.since(["3"], b"ada").messages
+    assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
+
+
+def test_a_forked_child_keeps_nothing(outbox: Outbox) -> None:
+    """What it prints comes by way of its parent, and is kept there."""
+    pid = os.fork()
+    if pid == 0:
+        send = outbox._keeping("iopub", lambda frames: frames)
+        os._exit(send([b"x"]) != [b"x"])
+    assert os.waitpid(pid, 0)[1] == 0
+    assert outbox.since([], b"").messages == []
+
+
+def test_what_is_no_message_has_no_id() -> None:
+    """Frames that anybody's code may have sent are no reason to fail."""
+    for frames in ([], [b"x"], [DELIM, b"s", b"{"], [DELIM, b"s", b"[]"], [DELIM, b"s", b'{"msg_id": 1}']):
+        assert message_id(frames) is None
