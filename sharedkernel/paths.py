@@ -72,12 +72,19 @@ def offload_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharedkernel" / "offload"
 
 
-def make_private_directory(path: Path, *, named_by: str = "--runtime-dir") -> Path:
+def make_private_directory(path: Path, *, named_by: str = "--runtime-dir", or_roots: bool = False) -> Path:
     """Create *path* (0700) if it is not there, and make sure that it is ours alone.
 
     Others may pass through it, where sessions run under accounts of their own, but neither list it nor write to it.
 
-    *named_by* is the option or variable that errors tell to name another with.
+    Parameters
+    ----------
+    path
+        Of the directory.
+    named_by
+        The option or variable that errors tell to name another with.
+    or_roots
+        Whether root may have made it, for several users to meet in.
 
     Raises
     ------
@@ -88,7 +95,7 @@ def make_private_directory(path: Path, *, named_by: str = "--runtime-dir") -> Pa
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path} is not a directory; remove it or name another with {named_by}.")
-    if found.st_uid != os.getuid():
+    if found.st_uid != os.getuid() and not (or_roots and found.st_uid == 0):
         raise ConfigError(f"{path} belongs to another user; name another directory with {named_by}.")
     if stat.S_IMODE(found.st_mode) & 0o066:
         raise ConfigError(

@@ -116,6 +116,11 @@ class ExecutorApp(CommandApp):
         help="Directory of the homes of users without one on this machine, and of the file of their user ids. Default: "
         f"{DEFAULT_HOMES} where sessions run under accounts of their own, else all share the home of the executor.",
     ).tag(config=True)
+    gateway_user = Unicode(
+        "",
+        help="Account of the gateway, where sessions run under users' own accounts and it is not root; empty: it runs "
+        "as the executor does.",
+    ).tag(config=True)
     device_groups = List(
         Unicode(), ["video", "render"], help="Groups that sessions under users' own accounts have besides their own."
     ).tag(config=True)
@@ -152,6 +157,7 @@ class ExecutorApp(CommandApp):
         "isolate": "ExecutorApp.isolate",
         "uid-range": "ExecutorApp.uid_range",
         "homes": "ExecutorApp.homes",
+        "gateway-user": "ExecutorApp.gateway_user",
         "user-memory": "ExecutorApp.user_memory",
         "spares": "ExecutorApp.spares",
     }
@@ -238,6 +244,7 @@ class ExecutorApp(CommandApp):
             isolate=self.isolate,
             uid_range=self.uid_range,
             homes=self.homes,
+            gateway_user=self.gateway_user,
             device_groups=self.device_groups,
             user_memory=parse_bytes(self.user_memory) if self.user_memory else None,
             user_processes=self.user_processes,

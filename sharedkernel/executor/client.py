@@ -117,7 +117,10 @@ class ExecutorClient:
         writer.write(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=self.role)))
         messages: list[Any] = []
         while not messages:
-            data = await reader.read(65536)
+            try:
+                data = await reader.read(65536)
+            except ConnectionError:  # hung up on, before it had read the greeting
+                data = b""
             if not data:
                 writer.close()
                 raise ExecutorUnavailable(f"the executor at {self.path} closed the connection.")

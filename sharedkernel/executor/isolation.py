@@ -29,6 +29,7 @@ from sharedkernel.executor.directories import (
     make_directory_of,
     make_shared_directory,
 )
+from sharedkernel.paths import make_private_directory
 
 #: where homes are when nothing else is said, as root
 DEFAULT_HOMES = Path("/var/lib/sharedkernel/homes")
@@ -43,6 +44,7 @@ class IsolationOptions:
     isolate: str = "auto"
     uid_range: str = ""
     homes: str = ""
+    gateway_user: str = ""
     device_groups: Sequence[str] = ("video", "render")
     #: bytes; None: any
     user_memory: int | None = None
@@ -74,6 +76,8 @@ class Isolation:
         self._accounts: Accounts | None = None
         self._homes: Path | None = None
         self._runtime_directory = runtime_directory
+        #: who may ask for anything besides the executor's own user; None: nobody
+        self.gateway = _gateway_account(options, self.kind)
         #: of users; None: sessions are not apart, or none can be made
         self.cgroups: Cgroups | None = None
         #: why limits by control groups do not hold, for people; None: they do
@@ -122,6 +126,18 @@ class Isolation:
             f"All sessions run as {name}: a notebook can read and change what {name} can, and read, change and end "
             "other users' sessions; start the executor as root with --isolate users to keep users apart."
         )
+
+    def make_sessions_directory(self, path: Path) -> None:
+        """Make the directory of the sessions' sockets: ours alone, or ours and the gateway's."""
+        make_private_directory(path)
+        if self.gateway is not None:
+            # What is made in it belongs to its group. Users never come here: a session has its sockets before its user.
+            os.chown(path, os.getuid(), self.gateway.pw_gid)
+            path.chmod(0o2710)
+
+    def is_trusted(self, uid: int) -> bool:
+        """Whether processes of the user id *uid* may ask for anything."""
+        return uid in (0, os.getuid()) or (self.gateway is not None and uid == self.gateway.pw_uid)
 
     def status(self) -> dict[str, str]:
         """Return what the status document says of it."""
@@ -189,6 +205,17 @@ def _decide(options: IsolationOptions) -> str:
     if options.isolate == "users" or (options.isolate == "auto" and options.uid_range):
         return "users"
     return "homes" if options.homes else "none"
+
+
+def _gateway_account(options: IsolationOptions, kind: str) -> pwd.struct_passwd | None:
+    if not options.gateway_user:
+        return None
+    if kind != "users":
+        raise ConfigError("--gateway-user goes with --isolate users; without, gateway and executor run as one user.")
+    try:
+        return pwd.getpwnam(options.gateway_user)
+    except KeyError:
+        raise ConfigError(f"there is no account {options.gateway_user!r} here; create it, or name another.") from None
 
 
 def _existing_groups(names: Sequence[str]) -> tuple[int, ...]:

@@ -56,6 +56,7 @@ from sharedkernel.paths import (
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
     LONGEST_RUNTIME_DIRECTORY,
+    SESSIONS_DIRECTORY,
     make_private_directory,
 )
 from sharedkernel.scheduling.model import SchedulerConfig
@@ -152,6 +153,7 @@ class ExecutorService:
         self._take_directory()
         allow_many_descriptors()
         make_private_directory(self.directory / LOGS_DIRECTORY)
+        self._isolation.make_sessions_directory(self.directory / SESSIONS_DIRECTORY)
         await self._served.start(self.directory, self)
         events = EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl")
         foresight = Foresight(self.directory, self._served.device.kind)
@@ -256,7 +258,9 @@ class ExecutorService:
 
     def may_connect(self, uid: int) -> bool:
         """Whether processes of the user id *uid* are heard: our own, and those that sessions run under."""
-        return uid in (0, os.getuid()) or any(process.uid == uid for process in self._supervisor.processes.values())
+        return self._isolation.is_trusted(uid) or any(
+            process.uid == uid for process in self._supervisor.processes.values()
+        )
 
     def connected(self, peer: Connection) -> None:
         """Wait for the greeting."""
@@ -291,7 +295,7 @@ class ExecutorService:
             peer.transport.close()
         elif isinstance(message, protocol.SessionHello):
             self._hear_session_hello(peer, message)
-        elif peer.uid not in (0, os.getuid()):
+        elif not self._isolation.is_trusted(peer.uid):
             log.warning("process %d of user id %d is no %s", peer.pid, peer.uid, message.role)
             peer.refuse("only the executor's own user may ask for anything here.")
         else:

@@ -88,7 +88,6 @@ class Supervisor:
 
     async def start(self) -> list[KeptSession]:
         """Reach or start the small processes; return the sessions that an earlier executor left, still alive."""
-        make_private_directory(self.directory / SESSIONS_DIRECTORY)
         make_private_directory(self.directory / LOGS_DIRECTORY)
         await self._open_keeper()
         self._records.open()

@@ -267,7 +267,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     def init_configurables(self) -> None:
         """Make the managers and connect them to the executors."""
-        make_private_directory(Path(self.runtime_dir))
+        make_private_directory(Path(self.runtime_dir), or_roots=True)
         allow_many_descriptors()  # about ten for each session and its client
         files = self._settings.files
         quotas = build_quotas(self.quotas, self.groups, files)

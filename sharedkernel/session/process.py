@@ -234,6 +234,7 @@ def run(
     if isolation == "users":  # now, since each holds for the threads to come only
         processes.gain_no_privileges()
         processes.leave_keyring()
+        os.umask(0o007)  # the gateway's group may connect to the kernel's sockets; users never come to where they are
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=log_stream, level=logging.INFO)

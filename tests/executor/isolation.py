@@ -15,6 +15,8 @@ from tests.executor.harness import ExecutorProcess
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can run sessions under users' own accounts")
 
+#: account that every machine has, here the gateway's
+GATEWAY = "nobody"
 #: first user id that the tests give out
 FIRST_UID = 231000
 
@@ -29,9 +31,8 @@ class ApartExecutor(ExecutorProcess):
     def command(self) -> list[str]:
         self.directory.chmod(0o711)  # for users to pass
         uids = f"{FIRST_UID}-{FIRST_UID + 99}"
-        return readable_by_all(
-            [*super().command(), "--isolate", "users", "--uid-range", uids, "--homes", str(self.homes)]
-        )
+        options = ["--isolate", "users", "--uid-range", uids, "--homes", str(self.homes), "--gateway-user", GATEWAY]
+        return readable_by_all([*super().command(), *options])
 
 
 def readable_by_all(command: Sequence[str]) -> list[str]:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from sharedkernel.executor.accounts import NUMBERS_FILE
-from tests.executor.harness import Executor, ExecutorProcess, until
-from tests.executor.isolation import FIRST_UID, ApartExecutor, needs_root
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
+from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
 from tests.executor.test_packages import make_wheel
 
 pytestmark = needs_root
@@ -125,6 +125,39 @@ def test_a_session_is_no_gateway(apart: ApartExecutor) -> None:
             assert "only the executor's own user" in (await notebook.run(code)).text
 
     asyncio.run(main())
+
+
+_BE_A_GATEWAY = """if True:
+    import asyncio, os, pwd, sys
+    from types import SimpleNamespace
+    from pathlib import Path
+    from tests.executor.harness import Executor
+    account = pwd.getpwnam(sys.argv[2])
+    os.setgroups([]); os.setgid(account.pw_gid); os.setuid(account.pw_uid)
+    async def main():
+        process = SimpleNamespace(poll=lambda: None)
+        process = SimpleNamespace(runtime_directory=Path(sys.argv[1]), process=process, log=lambda: "")
+        executor = Executor(process)
+        await executor.client.connect()
+        async with executor:
+            notebook = await executor.notebook()
+            print((await notebook.run("import os; os.getuid()")).text)
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("account", "is_heard"), [(GATEWAY, True), ("daemon", False)])
+def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard: bool) -> None:
+    """The account that was named for it starts sessions and speaks to them; no other account does."""
+    command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account])
+    python_path = str(Path(__file__).parents[2])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    if is_heard:
+        assert int(done.stdout) in range(FIRST_UID, FIRST_UID + 100), done.stderr
+    else:
+        assert done.stdout == ""
+        assert "closed the connection" in done.stderr, done.stderr
 
 
 def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:
