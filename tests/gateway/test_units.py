@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,6 @@ def test_systemd_understands_both(tmp_path: Path) -> None:
     for unit in (EXECUTOR, GATEWAY):
         checked = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)],
-            capture_output=True, text=True, check=False, env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True, check=False, env=os.environ | {"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
         )  # fmt: skip
         assert unit.name not in checked.stderr, checked.stderr
