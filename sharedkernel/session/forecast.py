@@ -75,6 +75,7 @@ class Forecast:
         """Take note of the source that runs; what it runs itself (as `%%time` does) belongs to it."""
         if self._source is None:
             self._source = source
+            self.cost.source_read(source)
 
     def grant_began(self, iterations: int) -> None:
         """Take note that the time from now on, when *iterations* are completed, is held."""

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: passes of boundaries in one section after which nothing is counted any more: none of them was the known one
 _GIVE_UP_AFTER = 64
+#: sources whose cost is remembered
+_MOST_SOURCES = 256
 
 
 class IterationCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +39,22 @@ class SoloCost:
         self._is_counting = False
         self._passes = 0
         self._formulas: Mapping[Any, Callable[..., int]] | None = None
+        self._source: str | None = None
+        #: by source, the last counted last
+        self._known: dict[str, IterationCost] = {}
         #: of the running section's iterations; None: not counted
         self.cost: IterationCost | None = None
 
     def section_began(self) -> None:
         """Take note that other code runs now."""
-        self.cost = None
+        self.cost = self._source = None
         self._is_counting = False
         self._passes = 0
+
+    def source_read(self, source: str) -> None:
+        """Take note of the running section's source: what was counted of it holds still."""
+        self._source = source
+        self.cost = self._known.get(source)
 
     @property
     def is_wanted(self) -> bool:
@@ -58,6 +68,10 @@ class SoloCost:
             return
         if self._is_counting and self._bytes:
             self.cost = IterationCost(flops=self._flops, bytes=self._bytes)
+            if self._source is not None:
+                self._known[self._source] = self.cost
+                if len(self._known) > _MOST_SOURCES:
+                    del self._known[next(iter(self._known))]
         self._flops = self._bytes = 0
         self._is_counting = self.cost is None
 

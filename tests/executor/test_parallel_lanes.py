@@ -1,0 +1,115 @@
+"""Lanes side by side: as many as their sessions leave each other room on the device, foreseen and seen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.paths import LOGS_DIRECTORY
+from sharedkernel.protocol import Limits
+from sharedkernel.scheduling import Scheduler, SchedulerConfig
+from sharedkernel.scheduling.actions import Grant
+from sharedkernel.scheduling.events import from_dict
+from sharedkernel.scheduling.model import HOLDING_STATES
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+
+PROCESSORS = os.cpu_count() or 1
+#: multiplies small matrices until the file `end` is there
+LIGHT = """
+import pathlib, sharedkernel, torch
+torch.set_num_threads({threads})
+a, end = torch.ones({size}, {size}), pathlib.Path({end!r})
+while not end.exists():
+    for i in sharedkernel.iterations(range(100)):
+        torch.mm(a, a)
+"""
+
+MEASURED = """
+import sharedkernel, torch
+for i in sharedkernel.iterations(range(5)):
+    torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+"""
+
+
+@pytest.fixture
+def parallel() -> Iterator[ExecutorProcess]:
+    """Return an executor on which two lanes may run at once."""
+    process = ExecutorProcess("--parallel-lanes", "2")
+    yield process
+    process.close()
+
+
+async def session(executor: Executor, notebook: Notebook, **known: bool) -> dict[str, Any]:
+    """Return what status says of a session, once these fields have, or have not, a value."""
+
+    async def look() -> dict[str, Any] | None:
+        found = await executor.session(notebook)
+        return found if all((found[name] is not None) is is_known for name, is_known in known.items()) else None
+
+    return await until(look, f"{known}")
+
+
+def record(process: ExecutorProcess) -> str:
+    """Return the whole lines of an executor's record."""
+    text = (process.runtime_directory / LOGS_DIRECTORY / "events.jsonl").read_text()
+    return text[: text.rindex("\n")]
+
+
+def replayed(process: ExecutorProcess) -> list[list[float]]:
+    """Return, for each grant beside others that the executor's record tells of, the utilisations that it went by."""
+    heading, *lines = record(process).splitlines()
+    scheduler = Scheduler(SchedulerConfig(**json.loads(heading)["began"]["config"]))
+    beside: list[list[float]] = []
+    for line in lines:
+        plain = json.loads(line)
+        now = plain.pop("now")
+        for action in scheduler.handle(from_dict(plain), now=now):
+            if isinstance(action, Grant) and action.parallel > 1:
+                holders = [entry for entry in scheduler.sessions.values() if entry.state in HOLDING_STATES]
+                beside.append([1.0 if holder.utilisation is None else holder.utilisation for holder in holders])
+    return beside
+
+
+@pytest.mark.skipif(PROCESSORS < 2, reason="one session keeps the only processor busy")
+def test_sessions_run_side_by_side_as_far_as_they_are_foreseen_to_fit(
+    parallel: ExecutorProcess, tmp_path: Path
+) -> None:
+    """Each is foreseen before it shares; two light ones share; status says what that should cost, and what it did."""
+    end = tmp_path / "end"
+
+    async def main() -> None:
+        async with Executor(parallel) as executor:
+            users = [Limits(user=user, quota_bytes=256 << 20) for user in ("ada", "grace", "mary")]
+            notebooks = first, second, heavy = [await executor.notebook(limits=limits) for limits in users]
+            for notebook in notebooks:  # an iteration whose need is not known might need a lane that leaves no other
+                assert (await notebook.run(MEASURED)).status == "ok"
+            light = LIGHT.format(threads=1, size=64, end=str(end))
+            cells = [asyncio.create_task(first.run(light))]
+            foreseen = await session(executor, first, utilisation_predicted=True, slowdown_predicted=True)
+            assert foreseen["utilisation_predicted"] == pytest.approx(1 / PROCESSORS)
+            assert foreseen["slowdown_predicted"] == 1.0
+            await session(executor, first, utilisation=True)
+            cells.append(asyncio.create_task(second.run(light)))
+            shared = await session(executor, first, slowdown=True)
+            assert shared["slowdown"] > 0
+            cells.append(asyncio.create_task(heavy.run(LIGHT.format(threads=PROCESSORS, size=512, end=str(end)))))
+            await session(executor, heavy, utilisation=True)
+            end.touch()
+            for cell in cells:
+                assert (await cell).status == "ok"
+
+            async def is_recorded() -> bool:
+                return record(parallel).count('"CellClosed"') == 2 * len(notebooks)
+
+            await until(is_recorded, "the record is written")
+
+    asyncio.run(main())
+    beside = replayed(parallel)
+    assert beside
+    assert all(len(utilisations) == 2 and sum(utilisations) <= 1.0 + 1e-6 for utilisations in beside)
