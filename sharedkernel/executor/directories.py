@@ -29,7 +29,8 @@ def make_shared_directory(path: Path, *, named_by: str) -> Path:
         sentence tells to name another with.
     """
     for missing in [folder for folder in reversed(path.parents) if not folder.exists()]:
-        missing.mkdir(mode=0o755)
+        missing.mkdir()
+        missing.chmod(0o711)  # whatever the umask is
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o711)
     try:
