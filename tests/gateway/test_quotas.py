@@ -33,6 +33,7 @@ def test_the_most_specific_value_wins_key_by_key() -> None:
         "priority": "config: group staff",
         "offload_after": BUILT_IN,
         "cull_after": BUILT_IN,
+        "linger": BUILT_IN,
     }
     assert quotas.limits("nobody", 8 * GIB).group is None
 
