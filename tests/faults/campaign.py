@@ -1,7 +1,8 @@
 """The fault campaign: notebooks train while processes around them are killed at random, again and again.
 
-Killed are gateway, executor, warm parent, keeper, sessions and relays, with SIGKILL or by a clean stop; services are
-started again as an init system would. Afterwards nothing may be lost, wrong or left over:
+Killed are gateway, executor, warm parent, keeper, sessions, relays and users' Jupyter servers (whose kernels then
+belong to nobody), with SIGKILL or by a clean stop; services are started again as an init system would. Afterwards
+nothing may be lost, wrong or left over:
 
 - no session that was not itself killed has lost a tensor, and no step's loss differs from an undisturbed run's;
 - every printed line was heard exactly once, unless session or relay was killed;
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from tests.faults.notebooks import PATIENCE, STEPS_PER_CELL, Worker, undisturbed
 from tests.relay.support import Notebook
 
 #: what is killed, and how often compared with the others
-KINDS = {"gateway": 3, "executor": 3, "warm parent": 1, "keeper": 1, "session": 2, "relay": 2}
+KINDS = {"gateway": 3, "executor": 3, "warm parent": 1, "keeper": 1, "session": 2, "relay": 2, "server": 1}
 _SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
@@ -124,15 +126,23 @@ class Campaign:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         user = stack.users[0]
-        with self._new_notebook(user) as notebook:
+        with self._new_notebook(user, "undisturbed") as notebook:
             expected = undisturbed(notebook)
         self.workers = [
-            Worker(f"notebook {number}", self._new_notebook(user), expected, self._answered, self._pacer(seed, number))
+            Worker(
+                f"notebook {number}",
+                partial(self._new_notebook, user),
+                expected,
+                self._answered,
+                self._pacer(seed, number),
+            )
             for number in range(notebooks)
         ]
 
-    def _new_notebook(self, user: str) -> Notebook:
-        return Notebook(self.stack.gateway_url, self.stack.token(user))
+    def _new_notebook(self, user: str, name: str) -> Notebook:
+        notebook = Notebook(self.stack.gateway_url, self.stack.token(user))
+        notebook.environment["JPY_SESSION_NAME"] = f"/home/{user}/{name}.ipynb"
+        return notebook
 
     @staticmethod
     def _pacer(seed: int, number: int) -> Callable[[], tuple[int, float]]:
@@ -152,7 +162,8 @@ class Campaign:
         """Kill *kills* times while the notebooks work; returns when the last of them has answered."""
         with contextlib.ExitStack() as notebooks:
             for worker in self.workers:
-                notebooks.enter_context(worker.notebook)
+                worker.notebook.__enter__()
+                notebooks.callback(lambda worker=worker: worker.notebook.__exit__())
             for worker in self.workers:
                 worker.start()
             while len(self.kills) < kills and not any(worker.failure for worker in self.workers):
@@ -186,26 +197,28 @@ class Campaign:
         if kind in ("gateway", "executor"):
             service = getattr(self.stack, kind)
             return self._record(kind, how, everybody, lambda: _replace(service, how))
-        if kind == "relay":
-            return self._kill_relay(worker)
+        if kind in ("relay", "server"):
+            return self._kill_relay(worker, kind)
         if kind == "session":
             return self._kill_session(worker)
         process = self.stack.small_process(kind)
         return None if process is None else self._record(kind, how, everybody, lambda: process.send_signal(how))
 
-    def _kill_relay(self, worker: Worker) -> Kill | None:
-        if worker.relays_killed or worker.sessions_killed:
+    def _kill_relay(self, worker: Worker, kind: str) -> Kill | None:
+        """Kill a relay, which is started again as it was, unless the server that it belongs to was killed as well."""
+        if worker.is_hurt or not worker.notebook.manager.is_alive():
             return None
         pid = worker.notebook.pid
 
         def kill() -> None:
+            worker.servers_killed += kind == "server"
             worker.relays_killed += 1
             os.kill(pid, signal.SIGKILL)
 
-        return self._record("relay", signal.SIGKILL, {worker.name}, kill)
+        return self._record(kind, signal.SIGKILL, {worker.name}, kill)
 
     def _kill_session(self, worker: Worker) -> Kill | None:
-        if worker.relays_killed or worker.sessions_killed:
+        if worker.is_hurt:
             return None
         pid = self.stack.sessions().get(worker.client_key)
         if pid is None:

@@ -63,6 +63,8 @@ class Cell:
     error: str = ""
     #: None: nobody will tell
     status: str | None = None
+    #: its relay was killed meanwhile
+    lost_relay: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,8 +91,8 @@ class Worker(threading.Thread):
     ----------
     name
         For people.
-    notebook
-        The client, not started yet.
+    open_notebook
+        Makes the client, which is not started yet; again when the user's Jupyter server was killed.
     expected
         Each step's line in an undisturbed run.
     on_reply
@@ -102,25 +104,30 @@ class Worker(threading.Thread):
     def __init__(
         self,
         name: str,
-        notebook: Notebook,
+        open_notebook: Callable[[str], Notebook],
         expected: list[str],
         on_reply: Callable[[Worker, float], None],
         pace: Callable[[], tuple[int, float]],
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self.notebook = notebook
+        self.notebook = open_notebook(name)
         self.findings = Findings()
         #: sessions of this notebook that were killed on purpose and not yet missed
         self.sessions_killed = 0
         #: the same of its relays
         self.relays_killed = 0
+        #: the same of the Jupyter servers that its relay belongs to
+        self.servers_killed = 0
         #: what ended this thread, if not :meth:`finish`
         self.failure: BaseException | None = None
         self._expected = expected
+        self._open_notebook = open_notebook
         self._on_reply = on_reply
         self._pace = pace
         self._finished = threading.Event()
         self._done = 0
+        #: whether the session has what a training needs
+        self._is_set_up = False
         #: ids of all messages that were published to this notebook
         self._heard: set[str] = set()
 
@@ -130,8 +137,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Train, and look at every line."""
-        # The client itself refuses what comes twice; here it is to be seen.
-        self.notebook.client.session.digest_history_size = 0
+        self._watch()
         try:
             self._begin_training()
             while not self._finished.is_set():
@@ -147,6 +153,11 @@ class Worker(threading.Thread):
             self.failure = error
 
     @property
+    def is_hurt(self) -> bool:
+        """Whether something of its own was killed that it has not met yet."""
+        return bool(self.sessions_killed or self.relays_killed or self.servers_killed)
+
+    @property
     def client_key(self) -> str:
         """The name by which the gateway knows this notebook's place."""
         connection = Connection.from_file(Path(self.notebook.manager.connection_file))
@@ -158,6 +169,7 @@ class Worker(threading.Thread):
         self._done = 0
         while (cell := self._run(SETUP)).status != "ok":
             self._explain(cell)
+        self._is_set_up = True
         self._done = 0
 
     def _train(self, steps: int) -> None:
@@ -178,6 +190,7 @@ class Worker(threading.Thread):
         """Learn where a session stands whose last cell was not heard to its end."""
         standing = self._standing()
         if standing == "nothing":
+            self._is_set_up = False
             if self.sessions_killed:
                 self.sessions_killed -= 1
             else:
@@ -194,6 +207,7 @@ class Worker(threading.Thread):
     def _check_standing(self, done: int) -> None:
         standing = self._standing()
         if standing == "nothing" and self.sessions_killed:
+            self._is_set_up = False
             self.sessions_killed -= 1
         elif standing != f"{done} True":
             self.findings.tensors_lost.append(f"{self.name}: stands at {standing}, expected {done}")
@@ -206,15 +220,13 @@ class Worker(threading.Thread):
     def _explain(self, cell: Cell) -> None:
         """Take note of a cell that failed: a kill explains it or does not."""
         name = cell.error.partition(":")[0]
-        if name == "SharedGPUOutcomeLost" or (cell.status is None and not self.relays_killed):
+        if name == "SharedGPUOutcomeLost" or (cell.status is None and not cell.lost_relay):
             self.findings.outcomes_lost.append(f"{self.name}: {cell.error or 'no answer'}")
         elif name == "NameError" or name.startswith("SharedGPU"):
             if not self.sessions_killed and name != "SharedGPUUnreachable":
                 self.findings.unexplained.append(f"{self.name}: {cell.error}")
         elif cell.status is not None:
             self.findings.unexplained.append(f"{self.name}: {cell.error}")
-        if cell.status is None and self.relays_killed:
-            self.relays_killed -= 1
 
     # --- one cell -----------------------------------
 
@@ -237,7 +249,7 @@ class Worker(threading.Thread):
                 cell.status = self._reply(message_id)
             if not self.notebook.manager.is_alive():
                 self._start_relay_again()
-                return cell if cell.status is not None else Cell(cell.sent)
+                return cell if cell.status is not None else Cell(cell.sent, lost_relay=True)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name}: no answer within {PATIENCE:g} s to {code[:40]!r}: {cell}")
         if cell.status == "ok":
@@ -267,9 +279,34 @@ class Worker(threading.Thread):
         except Empty:
             return None
 
+    def _watch(self) -> None:
+        """Have the client show what comes twice, which it refuses by itself."""
+        self.notebook.client.session.digest_history_size = 0
+
     def _start_relay_again(self) -> None:
+        self.relays_killed = 0
+        if self.servers_killed:
+            self._open_again()
+            return
         self.notebook.manager.restart_kernel(now=True)
         self.notebook.client.wait_for_ready(timeout=PATIENCE)
+
+    def _open_again(self) -> None:
+        """Open the notebook with another Jupyter server, whose kernel begins clean, and bring the session back."""
+        self.notebook.__exit__()
+        self.notebook = self._open_notebook(self.name)
+        self.notebook.__enter__()
+        self._watch()
+        self.servers_killed = 0
+        if not self._is_set_up:
+            return
+        deadline = time.monotonic() + PATIENCE
+        while self._run(STANDING).text.strip() in ("", "nothing"):
+            if time.monotonic() > deadline:
+                self.findings.tensors_lost.append(f"{self.name}: its session was not brought back")
+                return
+            self._run("%shared attach")
+            time.sleep(0.2)
 
 
 def undisturbed(notebook: Notebook) -> list[str]:
