@@ -20,7 +20,7 @@ from jupyter_server.services.sessions import handlers as sessions
 from jupyter_server.utils import url_escape, url_path_join
 from tornado import web
 
-from sharedkernel.errors import Refused
+from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway import operations
 from sharedkernel.gateway.answers import AnswersRefusals
@@ -28,6 +28,7 @@ from sharedkernel.gateway.audit import Audited
 from sharedkernel.gateway.events import EventsHandler
 from sharedkernel.gateway.quotas import QuotaError
 from sharedkernel.scheduling.policies import POLICIES
+from sharedkernel.units import parse_duration
 
 
 class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
@@ -62,6 +63,20 @@ class KernelHandler(AnswersRefusals, Audited, kernels.KernelHandler):
     """``/api/kernels/ID``."""
 
     acts: ClassVar[dict[str, str]] = {"DELETE": "end session"}
+
+    @web.authenticated
+    @authorized
+    async def delete(self, kernel_id: str) -> None:
+        """Shut a session down; with ``?linger=0`` it ends at once, also where it lingers already."""
+        try:
+            linger = self.get_query_argument("linger", None)
+            seconds = None if linger is None else parse_duration(float(linger) if linger.isdecimal() else linger)
+        except ConfigError as error:
+            raise Refused(f"`linger`: {error}", reason="bad_request") from None
+        manager: Any = self.kernel_manager
+        await manager.shut_down(kernel_id, linger=seconds)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
 
 
 class KernelActionHandler(AnswersRefusals, Audited, kernels.KernelActionHandler):
