@@ -373,8 +373,8 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel_id
             Which one.
         linger
-            Seconds that it stays; 0: it ends, and this returns once its process is reaped; None: as its user's quota
-            says, if it is a notebook's, whose next session may ask for it.
+            Seconds that it stays, at most as many as its user's quota says (None), if it is a notebook's, whose next
+            session may ask for it; 0: it ends, and this returns once its process is reaped.
 
         Raises
         ------
@@ -388,7 +388,8 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel = self._kernels[kernel_id]
         if self.executors.several:
             await self.executors.documents()  # the last that can be learned of it for its notebook's next session
-        seconds = self.quotas.linger(kernel.user) if linger is None else linger
+        most = self.quotas.linger(kernel.user)
+        seconds = most if linger is None else min(linger, most)
         if seconds and kernel.notebook is not None and kernel.has_kernel:
             # Before it is said: should the executor end it at once, the news of that comes before the answer.
             self.lingering.add(
