@@ -136,6 +136,6 @@ def _load(path: Path) -> Credentials:
             ca_file=None if ca_file is None else str(ca_file),
         )
     except FileNotFoundError:
-        raise ConfigError(f"this computer knows no gateway yet; {remedy}, then run the cell again.") from None
+        raise ConfigError(f"this computer knows no gateway yet; {remedy} and try again.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); {remedy} to write it anew.") from None
