@@ -27,6 +27,8 @@ SESSIONS_DIRECTORY = "s"
 RECORDS_DIRECTORY = "records"
 #: logs of the executor's processes and sessions
 LOGS_DIRECTORY = "logs"
+#: variable that names a directory for memory that is moved away
+OFFLOAD_VARIABLE = "SHAREDKERNEL_OFFLOAD_DIR"
 #: names of a host's first device: its executor uses the runtime directory itself
 FIRST_DEVICES = ("host", "cuda", "cuda:0")
 #: most bytes of a runtime directory's path: a session's sockets add 21, and a unix socket's path holds 107
@@ -66,7 +68,7 @@ def offload_directory() -> Path:
 
     Best a disk of its own; not memory. `SHAREDKERNEL_OFFLOAD_DIR` names another.
     """
-    named = os.environ.get("SHAREDKERNEL_OFFLOAD_DIR")
+    named = os.environ.get(OFFLOAD_VARIABLE)
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharedkernel" / "offload"

@@ -60,6 +60,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shell: str | None = None
     #: 0700, for sockets and the like
     runtime_directory: str | None = None
+    #: 0700, for memory that is moved away; None: where the environment says, or in its home
+    offload_directory: str | None = None
     #: limits on each process by name (NPROC, NOFILE, …)
     rlimits: dict[str, int] = {}
 

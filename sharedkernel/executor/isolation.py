@@ -29,7 +29,7 @@ from sharedkernel.executor.directories import (
     make_directory_of,
     make_shared_directory,
 )
-from sharedkernel.paths import make_private_directory
+from sharedkernel.paths import OFFLOAD_VARIABLE, make_private_directory
 
 #: where homes are when nothing else is said, as root
 DEFAULT_HOMES = Path("/var/lib/sharedkernel/homes")
@@ -184,6 +184,7 @@ class Isolation:
             runtime_directory=str(
                 make_directory_of(self._runtime_directory / USERS_DIRECTORY, str(login.uid), login.uid, login.gid)
             ),
+            offload_directory=self._offload_directory(login),
             rlimits={"NPROC": self._options.user_processes, "NOFILE": self._options.session_files, "CORE": 0},
         )
 
@@ -192,6 +193,14 @@ class Isolation:
             return login.home
         assert self._homes is not None
         return make_directory_of(self._homes, directory_name(login.name), login.uid, login.gid)
+
+    @staticmethod
+    def _offload_directory(login: Login) -> str | None:
+        named = os.environ.get(OFFLOAD_VARIABLE)
+        if not named:
+            return None
+        parent = make_shared_directory(Path(named), named_by=OFFLOAD_VARIABLE)
+        return str(make_directory_of(parent, str(login.uid), login.uid, login.gid))
 
 
 def _decide(options: IsolationOptions) -> str:

@@ -47,7 +47,7 @@ from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.executor.requests import check_start
-from sharedkernel.executor.sessions import SessionProcess, describe_end, start_time
+from sharedkernel.executor.sessions import SessionProcess, describe_end, real_user, start_time
 from sharedkernel.executor.shelves import Room, Shelves
 from sharedkernel.executor.supervisor import Supervisor, send_signal
 from sharedkernel.executor.totals import Totals
@@ -208,7 +208,8 @@ class ExecutorService:
     @property
     def _socket_mode(self) -> int:
         """Of the sockets that sessions use; who connects is known, and others are hung up on."""
-        return 0o666 if self._isolation.uses_accounts else 0o600
+        users = {process.uid for process in self._supervisor.processes.values()}
+        return 0o666 if self._isolation.uses_accounts or users - {os.getuid()} else 0o600
 
     def _take_directory(self) -> None:
         path = self.directory / "executor.lock"
@@ -236,6 +237,14 @@ class ExecutorService:
     def _adopt(self, process: SessionProcess, attained: float) -> None:
         if not process.session:
             process.session = None  # whoever took this spare is gone
+            if process.isolation != self._isolation.kind:  # it was not made ready for what its user will be
+                process.take()
+                self._spawn(self._supervisor.end(process))
+            return
+        if process.isolation == "users" and real_user(process.pid) != process.uid:
+            log.warning("ended session %s of %s: it was not assigned to its user yet", process.session, process.user)
+            process.session = ""
+            self._spawn(self._supervisor.end(process))
             return
         self._grants.resume(process)  # the executor before this may have stopped it
         if self._served.lane_desk is not None:

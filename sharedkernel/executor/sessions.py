@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import psutil
 
 from sharedkernel import protocol
 from sharedkernel.executor.hearsay import MOST_BYTES
@@ -41,6 +43,7 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     connection: dict[str, Any] | None
     uid: int
     environment: str
+    isolation: str = "none"
     kernel: str | None = None
     lingers_until: float | None = None
     used: bool = True
@@ -59,6 +62,8 @@ class SessionProcess:
     uid: int = field(default_factory=os.getuid)
     #: name of the Python environment that it has; empty: the executor's own
     environment: str = ""
+    #: how users are kept apart, as it was forked for (see `isolation.py`)
+    isolation: str = "none"
     #: calls that hear greetings in its name once its process id is known
     early_hellos: list[Callable[[], None]] = field(default_factory=list)
     #: done when it first said hello, failed when it ended before
@@ -196,6 +201,7 @@ class SessionProcess:
             connection=self.connection,
             uid=self.uid,
             environment=self.environment,
+            isolation=self.isolation,
             kernel=self.kernel,
             lingers_until=self.lingers_until,
             used=self.used,
@@ -251,3 +257,10 @@ def start_time(pid: int) -> int | None:
     except OSError:
         return None
     return None if after_name[0] == b"Z" else int(after_name[19])
+
+
+def real_user(pid: int) -> int | None:
+    """Return the user id that process *pid* runs under; None if it is not there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(psutil.Process(pid).uids().real)
+    return None

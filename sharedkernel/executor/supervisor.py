@@ -192,6 +192,7 @@ class Supervisor:
             page=Page.create(f"sharedkernel-{name}"),
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
+            isolation=self.isolation,
         )
         if taken:
             process.take()

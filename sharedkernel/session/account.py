@@ -18,6 +18,7 @@ from IPython.core.profiledir import ProfileDir
 from IPython.paths import get_ipython_dir
 
 from sharedkernel import processes
+from sharedkernel.paths import OFFLOAD_VARIABLE
 from sharedkernel.protocol import Account
 
 #: of the account that forked this process; they say nothing about the user's
@@ -46,6 +47,8 @@ def enter(account: Account) -> None:
     tempfile.tempdir = None
     if account.runtime_directory is not None:
         os.environ["XDG_RUNTIME_DIR"] = account.runtime_directory
+    if account.offload_directory is not None:
+        os.environ[OFFLOAD_VARIABLE] = account.offload_directory
     _move_user_site(old_site)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.executor.directories import closed_ancestor
+from sharedkernel.paths import OFFLOAD_VARIABLE
 from tests.executor.harness import ExecutorProcess
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can run sessions under users' own accounts")
@@ -24,15 +25,25 @@ FIRST_UID = 231000
 class ApartExecutor(ExecutorProcess):
     """An executor process whose sessions run under accounts of their own, with homes below its directory."""
 
+    #: as long as it is not, it is an executor like any other
+    is_apart = True
+
     @property
     def homes(self) -> Path:
         return self.directory / "homes"
 
+    @property
+    def offload_directory(self) -> Path:
+        return self.directory / "away"
+
     def command(self) -> list[str]:
+        if not self.is_apart:
+            return readable_by_all(super().command())
         self.directory.chmod(0o711)  # for users to pass
         uids = f"{FIRST_UID}-{FIRST_UID + 99}"
         options = ["--isolate", "users", "--uid-range", uids, "--homes", str(self.homes), "--gateway-user", GATEWAY]
-        return readable_by_all([*super().command(), *options])
+        environment = ["env", f"{OFFLOAD_VARIABLE}={self.offload_directory}"]
+        return readable_by_all([*environment, *super().command(), *options])
 
 
 def readable_by_all(command: Sequence[str]) -> list[str]:

@@ -260,6 +260,55 @@ def test_a_session_s_processes_are_in_its_group(apart: ApartExecutor) -> None:
     asyncio.run(main())
 
 
+def test_memory_is_moved_to_a_place_of_the_user_s_own(apart: ApartExecutor) -> None:
+    """Below the directory that the admin named; nobody else can look into it."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            notebook = await executor.notebook()
+            assert (await notebook.run("import torch; x = torch.ones(1 << 22); x.sum().item()")).text == f"{1 << 22}.0"
+            await executor.client.offload_session(notebook.session)
+            assert (await executor.session(notebook))["offloaded_bytes"] > 0
+            uid = int((await notebook.run("import os; os.getuid()")).text)
+            place = os.stat(apart.offload_directory / str(uid))
+            assert (place.st_uid, place.st_mode & 0o777) == (uid, 0o700)
+            assert (await notebook.run("x.sum().item()")).text == f"{1 << 22}.0"
+
+    asyncio.run(main())
+
+
+def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> None:
+    """Sessions that run go on as they are; a spare, which could still gain rights, is no user's any more."""
+    rights = "import os; os.getuid(), 'NoNewPrivs:\\t1' in open('/proc/self/status').read()"
+
+    class LaterApart(ApartExecutor):
+        is_apart = False
+
+    process = LaterApart()
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            before = await executor.notebook()
+            assert (await before.run(rights)).text == "(0, False)"
+
+            async def has_spare() -> bool:
+                return len(list(process.runtime_directory.glob("s/*.json"))) == 2
+
+            await until(has_spare, "there is a spare")
+            process.is_apart = True
+            await executor.replace()
+            assert (await before.run(rights)).text == "(0, False)"
+            after = await executor.notebook()
+            uid, is_held = ast.literal_eval((await after.run(rights)).text)
+            assert uid in range(FIRST_UID, FIRST_UID + 100)
+            assert is_held
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.close()
+
+
 def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
     """A user has the same number in every session and after a restart; names that look alike have others."""
 
