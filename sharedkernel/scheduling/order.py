@@ -91,6 +91,11 @@ class ServiceOrder:
         if not queue.by_user:
             del self._queues[queue.lane]
 
+    def has_others(self, session: Session) -> bool:
+        """Return whether others than *session*, which is queued, are queued in its lane."""
+        queue, _ = self._places[session.id]
+        return len(queue.by_user) > 1 or len(queue.by_user[session.user.id]) > 1
+
     def user_changed(self, user: User) -> None:
         """Take note that *user*'s part of the rank may have changed."""
         if user.id in self._of_user:

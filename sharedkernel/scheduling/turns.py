@@ -80,6 +80,8 @@ def choose(
                 free -= lane.occupant.unparked
             turns.grants.append(session)
             running.append(session)
+            if order.has_others(session):
+                turns.is_unfinished = True  # of each lane only the first is looked at
         else:
             if all(holder.force_at == math.inf for holder in running) and not ahead:
                 _contest(turns, _first_due(running, session, policy), session, policy=policy, now=now)
