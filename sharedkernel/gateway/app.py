@@ -294,7 +294,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             on_earlier_wanted=manager.on_earlier_wanted,
         )
         self.tornado_settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
-        self.tornado_settings["audit_log"] = AuditLog(self._audit_path())
+        self.tornado_settings["audit_log"] = manager.audit_log = AuditLog(self._audit_path())
         self.tornado_settings["open_websockets"] = OpenWebsockets(self.max_websockets)
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
         self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes

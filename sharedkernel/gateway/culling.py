@@ -95,3 +95,4 @@ class Culling:
             log.info("ending session %s of %s: idle for more than %g s", kernel.session_id, kernel.user, after)
             kernel.tell(f"This session was ended: nothing has run in it for {format_seconds(idle)}.")
             await self._kernels.shut_down(str(kernel.kernel_id), linger=0)
+            self._kernels.audit_log.record("cull session", session=kernel.kernel_id, owner=kernel.user)

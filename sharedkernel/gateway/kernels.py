@@ -26,6 +26,7 @@ from tornado.web import HTTPError
 from traitlets import Float, Instance, Integer, default
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.gateway.audit import AuditLog
 from sharedkernel.gateway.backlog import ANYBODY, Backlog
 from sharedkernel.gateway.culling import Culling
 from sharedkernel.gateway.executors import Executors
@@ -76,6 +77,8 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        #: where it is written down who did what
+        self.audit_log = AuditLog(None)
         #: whether this gateway is about to stop, and starts no sessions any more
         self.draining = False
         #: devices whose executors were reached since this gateway started: before, no id can be called unknown

@@ -1,0 +1,104 @@
+"""What a careless or hostile client may send: it opens nothing, breaks nothing, and is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.gateway.app import SharedKernelGateway
+from tests.gateway.conftest import Stack, run
+from tests.gateway.test_command import in_process
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..", "%2e%2e%2fetc"])
+def test_a_notebooks_name_is_a_name_and_no_path(stack: Stack, name: str) -> None:
+    """It is shown as it is to whom it belongs, and no directory is entered by it."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        body = {"path": name, "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+        answer = await grace.request("POST", "/api/sessions", body)
+        assert answer.status == 201, answer
+        async with grace.attach(answer.body["kernel"]["id"]) as channels:
+            code = "import os; print(os.path.realpath(os.getcwd()) == os.path.realpath(os.path.expanduser('~')))"
+            assert (await channels.run(code))["text"] == "True\n"
+        sessions = (await grace.request("GET", "/sharedkernel/api/status")).body["sessions"]
+        assert [session["notebook"] for session in sessions] == [name]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "\x1b[2Jx", "x\nforged log line", "x\u202egnp"])
+def test_a_name_that_would_forge_what_people_read_is_refused(stack: Stack, name: str) -> None:
+    """Line ends, terminals' commands, turned writing: neither in logs nor in status."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        before = len(stack.gateway_log())
+        for path, env in ((name, {}), (None, {"KERNEL_NOTEBOOK": name})):
+            answer = await grace.request("POST", "/api/kernels", {"path": path, "env": env})
+            assert (answer.status, answer.body["reason"]) == (400, "bad_request"), answer
+        assert "forged log line" not in stack.gateway_log()[before:].splitlines()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/kernels/../sessions", "/api/kernels/%2e%2e/x", "/api/kernels/..%2f..%2fetc%2fpasswd", "/api/kernels/a%00b",
+     "/kernelspecs/shared-gpu/..%2f..%2f..%2frelay.py", "/kernelspecs/shared-gpu/%2e%2e/app.py",
+     "/static/..%2f..%2fserverapp.py", "/api/sessions/%2e%2e"],
+)  # fmt: skip
+def test_a_route_that_leads_elsewhere_leads_nowhere(stack: Stack, path: str) -> None:
+    """Dots and zero bytes in addresses, spelt any way, serve no file."""
+
+    async def scenario() -> None:
+        answer = await stack.client("ada").request("GET", path)
+        assert answer.status in (400, 403, 404), answer
+        assert "import " not in str(answer.body)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[]", b"3", b'"x"', b"\xff\xfe", b"{", b'{"name": 3}', b'{"env": ["x"]}', b'{"env": {"KERNEL_A": 1}}',
+     b'{"path": {"a": 1}}', b'{"name": "python3"}', b'{"name": "../../x"}', b"[" * 100_000],
+)  # fmt: skip
+def test_a_body_that_is_no_request_starts_nothing(stack: Stack, body: bytes) -> None:
+    """It is refused with a sentence, and the gateway goes on."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        answer = await grace.request("POST", "/api/kernels", raw=body)
+        assert 400 <= answer.status < 500, answer
+        assert (await grace.request("GET", "/api/kernels")).body == []
+
+    run(scenario())
+
+
+def test_who_sends_too_slowly_is_hung_up_on(tmp_path: Path) -> None:
+    """Headers or a body that never end hold a connection for `request_patience` seconds, and no longer."""
+    config = tmp_path / "config.py"
+    config.write_text("c.SharedKernelGateway.request_patience = 0.2\nc.IdentityProvider.token = 'abc'\n")
+
+    async def scenario(gateway: SharedKernelGateway) -> None:
+        await asyncio.sleep(0)  # it binds its port in the loop's first round
+        start = "GET /api/kernels HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        body = (
+            "POST /api/kernels HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: token abc\r\nContent-Length: 100\r\n\r\n{"
+        )
+        connections = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(30)]
+        for number, (_, writer) in enumerate(connections):
+            writer.write((start, body, "")[number % 3].encode())
+        begin = time.monotonic()
+        for reader, writer in connections:
+            await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+        assert time.monotonic() - begin >= 0.1  # they were given their time
+
+    with in_process("--config", str(config), directory=tmp_path) as (gateway, loop):
+        loop.run(scenario(gateway))
