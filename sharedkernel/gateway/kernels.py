@@ -249,7 +249,7 @@ class SessionKernels(AsyncMappingKernelManager):
         """
         environment = environment_of(kernel_name)
         there = ["", *self.executors.environments()]
-        if environment in there:
+        if environment is not None and environment in there:
             return environment
         if environment is not None and not self.executors.connected():
             raise self.executors.unavailable()

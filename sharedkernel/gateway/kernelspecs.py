@@ -21,7 +21,8 @@ class SharedKernelSpecs(KernelSpecManager):
 
     def find_kernel_specs(self) -> dict[str, str]:
         """Return the kernels' names and where their logos are."""
-        environments = self.parent.kernel_manager.executors.environments()
+        gateway: Any = self.parent
+        environments = gateway.kernel_manager.executors.environments()
         return {kernel_of(environment): str(_RESOURCES) for environment in ("", *environments)}
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:

@@ -85,6 +85,7 @@ def open_profile(app: IPKernelApp) -> None:
     app.ipython_dir = get_ipython_dir()
     app.profile_dir = ProfileDir.create_profile_dir_by_name(app.ipython_dir, "default")
     shell = app.shell
+    assert shell is not None
     shell.ipython_dir, shell.profile_dir = app.ipython_dir, app.profile_dir
     shell.config.HistoryManager.enabled = True
     shell.init_history()
