@@ -90,3 +90,18 @@ def test_connections_that_never_say_anything_whole_keep_nobody_out(scene: Scene)
                 await writer.wait_closed()
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+
+
+def test_no_file_is_served_but_the_kernelspecs_pictures(scene: Scene) -> None:
+    """No spelling of a way out of their folder leads out of it."""
+
+    async def scenario() -> None:
+        logo = await scene.mallory.request("GET", "/kernelspecs/shared-gpu/logo-64x64.png")
+        assert logo.status == 200
+        for up in ("../", "..%2f", "%2e%2e/", "..%5c", "....//", "/"):
+            path = f"/kernelspecs/shared-gpu/{up * 9}etc/passwd"
+            answer = await scene.mallory.request("GET", path)
+            assert answer.status in (400, 403, 404), (path, answer.status)
+            assert "root:" not in str(answer.body), path
+
+    asyncio.run(scenario())
