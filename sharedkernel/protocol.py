@@ -23,6 +23,9 @@ PROTOCOL_VERSION = 3
 #: longest message accepted, in bytes; control messages are small, tensors and outputs never pass here
 MAX_MESSAGE_BYTES = 1 << 20
 
+#: what decoding raises: msgspec's own errors, which are ValueErrors, and others for text that is none and for nesting
+UNREADABLE = (ValueError, RecursionError)
+
 _LENGTH = struct.Struct(">I")
 
 
@@ -859,5 +862,5 @@ class Decoder:
             del self._buffer[:end]
             try:
                 yield self._decoder.decode(body)
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 raise ProtocolError(f"not a control message: {error}.") from None

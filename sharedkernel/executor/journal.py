@@ -28,6 +28,8 @@ from typing import Any
 
 import msgspec
 
+from sharedkernel.protocol import UNREADABLE
+
 log = logging.getLogger(__name__)
 
 #: seconds between writes
@@ -145,7 +147,7 @@ class Journal:
                 break
             try:
                 records.append(self._decoder.decode(body))
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 log.warning("%s has a record that cannot be read (%s); it is left out", self._path, error)
             end += _FRAME.size + length
         return records, end

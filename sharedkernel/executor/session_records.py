@@ -17,6 +17,7 @@ import msgspec
 
 from sharedkernel.executor.sessions import KeptSession, start_time
 from sharedkernel.paths import make_private_directory
+from sharedkernel.protocol import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class SessionRecords:
                 continue
             try:
                 kept = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
-            except (OSError, msgspec.MsgspecError):  # torn, or of another version
+            except (OSError, *UNREADABLE):  # torn, or of another version
                 kept = None
             page = None if kept is None or start_time(kept.pid) != kept.started else _open_page(kept)
             if kept is None or page is None:

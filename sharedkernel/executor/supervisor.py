@@ -377,7 +377,7 @@ def _read_kept(data: bytes) -> KeptSession | None:
     """Return what the keeper has of a session; None if it cannot be read, as after an incompatible update."""
     try:
         return msgspec.msgpack.decode(data, type=KeptSession)
-    except msgspec.MsgspecError as error:
+    except protocol.UNREADABLE as error:
         log.error("a session that an earlier executor left cannot be adopted: %s", error)
         return None
 

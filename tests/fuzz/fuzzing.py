@@ -1,7 +1,7 @@
 """Properties that a few fixed examples check in the suite, and that are fuzzed for as long as one likes.
 
-``FUZZ_SECONDS=600 python -m pytest --timeout=0 tests/fuzz`` gives each property that many seconds of examples that were never
-tried before; what fails is printed as a smallest example.
+``FUZZ_SECONDS=600 python -m pytest --timeout=0 tests/fuzz`` gives each property that many seconds of examples that
+were never tried before; what fails is printed as a smallest example.
 """
 
 from __future__ import annotations

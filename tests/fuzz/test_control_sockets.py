@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
+import pytest
 from hypothesis import strategies as st
 
 from sharedkernel import protocol
@@ -98,3 +99,20 @@ def test_the_small_processes_live_on_whatever_is_sent_to_them(stack: LocalStack,
     check_packets(stack)
     neighbour.works()
     check_start(stack)
+
+
+@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET])
+@pytest.mark.parametrize(
+    "body",
+    [b"\x82\xa4type\xa3Put\xa3key\xa2\xf3\xad", b"\x81\xa4type" + b"\x91" * 100_000],
+    ids=["text that is none", "nesting without end"],
+)
+def test_what_the_decoder_trips_over_ends_a_connection_only(
+    stack: LocalStack, neighbour: Neighbour, name: str, body: bytes
+) -> None:
+    """Errors that are not the decoder's own kind, either."""
+    kind = socket.SOCK_STREAM if name == EXECUTOR_SOCKET else socket.SOCK_SEQPACKET
+    before = (stack.runtime_directory / name).stat().st_ino
+    say(stack, name, [len(body).to_bytes(4, "big") + body], kind)
+    neighbour.works()
+    assert (stack.runtime_directory / name).stat().st_ino == before
