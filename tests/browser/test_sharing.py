@@ -145,7 +145,7 @@ def test_an_admin_changes_a_quota(open_lab: OpenLab, stack: LocalStack) -> None:
     field.fill("lots")
     field.press("Enter")
     expect(quotas.get_by_role("alert")).to_contain_text("'lots' is not an amount of memory")
-    keep_picture(ada.page, "quotas")
+    keep_picture(ada.panel, "quotas")
     field.fill("512MiB")
     field.press("Enter")
     expect(quotas.get_by_role("alert")).to_be_empty()
