@@ -147,3 +147,18 @@ def test_a_path_too_long_for_sockets_is_refused_at_once(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "too long a path for sockets" in done.stderr
+
+
+def test_who_awaits_a_change_hears_of_it(process: ExecutorProcess) -> None:
+    """Each of a session's states is news, to everybody who asked before."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            changes = [asyncio.create_task(executor.client.wait_for_change()) for _ in range(2)]
+            await executor.client.status()  # answered after both were heard
+            cell = asyncio.create_task(notebook.run("1 + 1"))
+            await asyncio.gather(*changes)
+            await cell
+
+    asyncio.run(main())
