@@ -63,7 +63,7 @@ class Cell:
     error: str = ""
     #: None: nobody will tell
     status: str | None = None
-    #: its relay was killed meanwhile
+    #: its relay ended meanwhile: it was killed, or its session was and could not be started again at once
     lost_relay: bool = False
 
 
@@ -248,8 +248,9 @@ class Worker(threading.Thread):
             if cell.status is None:
                 cell.status = self._reply(message_id)
             if not self.notebook.manager.is_alive():
+                was_killed = bool(self.relays_killed or self.sessions_killed)
                 self._start_relay_again()
-                return cell if cell.status is not None else Cell(cell.sent, lost_relay=True)
+                return cell if cell.status is not None else Cell(cell.sent, lost_relay=was_killed)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name}: no answer within {PATIENCE:g} s to {code[:40]!r}: {cell}")
         if cell.status == "ok":
