@@ -45,7 +45,7 @@ def test_a_slow_client_slows_its_session_and_fills_nobodys_memory(stack: Stack) 
                 grown = max(grown, gateway.memory_info().rss - before)
             assert not done.exists()
             assert grown < 60 * MIB
-            messages = await channels.until("execute_reply")
+            messages = await channels.until("status", execution_state="idle")
             text = "".join(message["content"]["text"] for message in messages if message["type"] == "stream")
             assert [line[:3] for line in text.splitlines()] == [f"{n:03d}" for n in range(100)]
 
