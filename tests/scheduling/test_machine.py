@@ -71,7 +71,6 @@ memories = st.builds(
     framework=mebibytes(0, 3),
 )
 picks = st.integers(0, 99)
-NOTHING_NEW = ShelfMeasured(user=UserId("nobody"), bytes=0)
 
 
 class Machine(RuleBasedStateMachine):
@@ -81,8 +80,6 @@ class Machine(RuleBasedStateMachine):
     def begin(self, config: SchedulerConfig) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        #: is told more often that something may have changed, so that it looks at the whole line again
-        self.forgetful = Scheduler(config)
         self.now = 0.0
         self.num_sessions = 0
         #: lane sizes and granted sessions, as the actions made them
@@ -101,11 +98,7 @@ class Machine(RuleBasedStateMachine):
             self.asked.discard(event.session)
         if isinstance(event, Restored | CellClosed | SessionEnded):
             self.restoring.discard(event.session)
-        actions = self.scheduler.handle(event, now=self.now)
-        assert self.forgetful.handle(event, now=self.now) == actions
-        assert self.forgetful.handle(NOTHING_NEW, now=self.now) == []
-        assert self.forgetful.next_deadline() == self.scheduler.next_deadline()
-        for action in actions:
+        for action in self.scheduler.handle(event, now=self.now):
             self.may_revoke = self.scheduler.policy.is_preemptive
             self.carry_out(action)
 
