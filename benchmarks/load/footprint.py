@@ -27,21 +27,21 @@ class Sample:
 
     #: seconds on the monotonic clock
     at: float
-    #: its own memory and its part of what it shares
-    pss_bytes: int
+    #: what is its own; files, and so what other processes map of them, left out
+    anonymous_bytes: int
     num_descriptors: int
 
 
-def pss_bytes(pid: int) -> int:
-    """Return a process's own memory and its proportional part of what it shares, in bytes."""
-    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+def _memory_bytes(pid: int, kind: str) -> int:
+    """Return what the system counts of a process's memory under the name *kind*, in bytes."""
+    found = re.search(rf"^{kind}:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     assert found is not None
     return 1024 * int(found.group(1))
 
 
 def median_pss_bytes(pids: Iterable[int]) -> float:
-    """Return the median of the processes' proportional memory, in bytes."""
-    return statistics.median(map(pss_bytes, pids))
+    """Return the median of the processes' own memory and their part of what they share, in bytes."""
+    return statistics.median(_memory_bytes(pid, "Pss") for pid in pids)
 
 
 def services(stack: LocalStack) -> dict[str, int]:
@@ -79,12 +79,12 @@ class Growth:
             for name, pid in self.pids.items():
                 with contextlib.suppress(OSError, psutil.NoSuchProcess):
                     descriptors = psutil.Process(pid).num_fds()
-                    self.samples[name].append(Sample(time.monotonic(), pss_bytes(pid), descriptors))
+                    self.samples[name].append(Sample(time.monotonic(), _memory_bytes(pid, "Anonymous"), descriptors))
             await asyncio.sleep(self._interval)
 
     def bytes_per_hour(self, name: str) -> float:
         """Return what a process's memory grows by, in bytes per hour."""
-        return self._slope(name, [sample.pss_bytes for sample in self.samples[name]])
+        return self._slope(name, [sample.anonymous_bytes for sample in self.samples[name]])
 
     def descriptors_per_hour(self, name: str) -> float:
         """Return how many descriptors more a process has each hour."""

@@ -14,13 +14,14 @@ from tests.gateway.client import Client
 
 #: says *pieces* in the session's own name, over its own connection
 _LIE = """
+import sys
 from sharedkernel.session import view
 link = view._view._link
 for piece in {pieces!r}:
     with link.lock:
         if link._socket is not None:
             link._socket.sendall(piece)
-print("said")
+sys.stdout.write("said\\n")
 """
 _SAID_BY_GATEWAYS = (protocol.StartSession, protocol.StopExecutor)
 
