@@ -27,8 +27,6 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.signals import ended_by_signals
 from sharedkernel.units import format_bytes
 
-#: what is closed is gone at once
-_QUOTAS = {"default": {"linger": 0}}
 _PERCENTS = (50, 95, 99)
 #: turns that each side has while nobody is busy, and seconds of one
 _TURNS, _TURN = 5, 4.0
@@ -78,7 +76,7 @@ async def _measure(options: argparse.Namespace) -> list[Result]:
     num_stock = _affordable(options.sessions) if options.stock is None else options.stock
     users = [f"user-{number}" for number in range(options.users)]
     soak = options.minutes is not None
-    with LocalStack(users=users, capacity=options.capacity, quotas=_QUOTAS) as stack:
+    with LocalStack(users=users, capacity=options.capacity) as stack:
         routes = [gateway_route(stack, users[number % len(users)]) for number in range(options.sessions)]
         async with _gathered(routes, options.seed, "sessions") as crowd:
             quiet = await _beside_stock(crowd, num_stock, options.seed) if num_stock else None
