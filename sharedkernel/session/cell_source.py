@@ -26,7 +26,7 @@ class SourceReader(ast.NodeTransformer):
     Parameters
     ----------
     on_source
-        Called with a function that returns the source's hash, which is computed only for who wants it.
+        Called with the hash of each cell's source, before it runs.
     """
 
     def __init__(self, on_source: Callable[[str], None]) -> None:
