@@ -41,7 +41,7 @@ def say(stack: LocalStack, name: str, pieces: list[bytes], kind: int = socket.SO
     return received
 
 
-@fuzz(examples=80, greeting=_GREETINGS, pieces=streams(messages(protocol.ToExecutor, but=_OBEYED)))
+@fuzz(examples=50, greeting=_GREETINGS, pieces=streams(messages(protocol.ToExecutor, but=_OBEYED)))
 def check_control_socket(stack: LocalStack, greeting: list[bytes], pieces: list[bytes]) -> None:
     list(protocol.Decoder(protocol.ToGateway).feed(say(stack, EXECUTOR_SOCKET, greeting + pieces)))
 
@@ -54,7 +54,7 @@ def test_the_executor_serves_on_whatever_is_sent_to_it(stack: LocalStack, neighb
     assert {session["user"] for session in stack.status()["sessions"]} == {"grace"}
 
 
-@fuzz(examples=15, request=messages(protocol.StartSession))
+@fuzz(examples=8, request=messages(protocol.StartSession))
 def check_start(stack: LocalStack, request: protocol.StartSession) -> None:
     hello = protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command"))
     with socket.socket(socket.AF_UNIX) as peer:
@@ -82,7 +82,7 @@ def test_a_session_starts_or_is_refused_whatever_is_asked_for(stack: LocalStack,
 
 
 @fuzz(
-    examples=40,
+    examples=25,
     name=st.sampled_from([DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET]),
     packets=streams(
         messages(

@@ -42,7 +42,7 @@ def outcome(build: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
         return None, str(error)
 
 
-@fuzz(examples=150, quotas=_quotas, groups=st.dictionaries(texts, st.lists(texts, max_size=3)) | json_values)
+@fuzz(examples=80, quotas=_quotas, groups=st.dictionaries(texts, st.lists(texts, max_size=3)) | json_values)
 def test_any_quotas_are_used_or_refused(quotas: Any, groups: Any) -> None:
     """A refusal is one sentence; what is not refused can be asked about for anybody, on any device."""
     found, refusal = outcome(build_quotas, quotas, groups, [])
@@ -53,7 +53,7 @@ def test_any_quotas_are_used_or_refused(quotas: Any, groups: Any) -> None:
             found.explain(user)
 
 
-@fuzz(examples=60, value=json_values)
+@fuzz(examples=30, value=json_values)
 def test_any_devices_placement_and_policy_are_used_or_refused(value: Any) -> None:
     """One sentence each."""
     for build in (build_devices, build_placement, build_policy):
@@ -61,7 +61,7 @@ def test_any_devices_placement_and_policy_are_used_or_refused(value: Any) -> Non
         assert len(refusal.splitlines()) <= 1
 
 
-@fuzz(examples=100, text=mangled(_good) | st.binary(max_size=60), suffix=st.sampled_from([".py", ".json"]))
+@fuzz(examples=60, text=mangled(_good) | st.binary(max_size=60), suffix=st.sampled_from([".py", ".json"]))
 def test_any_configuration_file_is_read_or_refused(text: bytes, suffix: str) -> None:
     """Whatever the text is, the error names the file."""
     with tempfile.TemporaryDirectory() as directory:
@@ -92,7 +92,7 @@ async def _write(path: Path, entries: list[Entry]) -> list[Any]:
 
 
 @fuzz(
-    examples=60,
+    examples=25,
     entries=st.lists(st.builds(Entry, st.integers(0, 100), texts), max_size=6),
     data=st.data(),
 )

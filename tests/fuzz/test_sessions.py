@@ -27,7 +27,7 @@ _SAID_BY_GATEWAYS = (protocol.StartSession, protocol.StopExecutor)
 
 
 @fuzz(
-    examples=20,
+    examples=8,
     honest=st.booleans(),
     pieces=streams(messages(protocol.ToExecutor, but=_SAID_BY_GATEWAYS)),
 )

@@ -45,7 +45,7 @@ _texts = texts | json_values.map(json.dumps) | st.builds(
 )  # fmt: skip
 
 
-@fuzz(examples=300, frame=_binary)
+@fuzz(examples=150, frame=_binary)
 def test_a_frame_is_taken_apart_or_is_none(frame: bytes) -> None:
     """Parts that are taken from a frame are in it, and make the same frame again or a shorter one."""
     try:
@@ -63,7 +63,7 @@ async def _send(client: Client, kernel: str, frames: list[bytes | str], *, legac
         assert (await channels.run("6 * 7"))["text"] == "42"
 
 
-@fuzz(examples=25, frames=st.lists(_binary | _texts, min_size=1, max_size=8), legacy=st.booleans())
+@fuzz(examples=12, frames=st.lists(_binary | _texts, min_size=1, max_size=8), legacy=st.booleans())
 def check_frames(stack: LocalStack, client: Client, frames: list[bytes | str], legacy: bool) -> None:
     async def scenario() -> None:
         kernel = await client.start()
@@ -98,7 +98,7 @@ _environment = st.fixed_dictionaries(
 _bodies = st.binary(max_size=60) | (json_values | _environment).map(lambda value: json.dumps(value).encode())
 
 
-@fuzz(examples=60, route=st.sampled_from(_ROUTES), body=_bodies)
+@fuzz(examples=40, route=st.sampled_from(_ROUTES), body=_bodies)
 def check_requests(stack: LocalStack, client: Client, route: tuple[str, str], body: bytes) -> None:
     async def scenario() -> Any:
         answer = await client.request(*route, raw=body)
