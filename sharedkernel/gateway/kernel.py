@@ -242,8 +242,10 @@ class SessionKernel(ServerKernelManager):
             When *earlier* is gone, or its executor is: all stays as it is.
         """
         assert self.kernel_id is not None
-        clean = (self._executor, self.session_id)
         async with self._changing:
+            if self.session_id == earlier.session:
+                return  # it was asked for twice, and is there
+            clean = (self._executor, self.session_id)
             record = await self._sessions.executors[earlier.device].reclaim_session(
                 earlier.session, kernel=self.kernel_id, notebook=self.notebook, client_key=self.client_key
             )
