@@ -258,9 +258,11 @@ class Worker(threading.Thread):
         return cell
 
     def _check_new(self, message: dict[str, Any]) -> None:
-        if message["msg_id"] in self._heard:
+        # A gateway counts its own messages anew for each connection, so the id alone does not tell them apart.
+        name = f"{message['msg_id']} {message['header']['date']}"
+        if name in self._heard:
             self.findings.wrong.append(f"{self.name}: came twice: {message['msg_type']} {message['content']}")
-        self._heard.add(message["msg_id"])
+        self._heard.add(name)
 
     def _hear(self, cell: Cell, message: dict[str, Any]) -> bool:
         """Take note of what a cell published; True when it is idle."""
@@ -299,6 +301,7 @@ class Worker(threading.Thread):
         self.notebook.__enter__()
         self._watch()
         self.servers_killed = 0
+        self._heard.clear()  # by another client
         if not self._is_set_up:
             return
         deadline = time.monotonic() + PATIENCE
