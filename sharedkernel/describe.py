@@ -23,6 +23,8 @@ _REASONS = {
 _KINDS = ("persistent", "ephemeral", "framework")
 #: policies under which everybody gets a turn of about a quantum, and those under which cells run to their end
 _TURNS, _TO_THE_END = ("fair",), ("fifo", "pack", "srtf")
+#: shortest usual wait that is worth telling, seconds
+_NOTICEABLE = 0.1
 #: where the need of a cell may be known from, by the document's ``remaining_from``, for people to rely on it
 _KNOWN_FROM = ("declared", "earlier")
 
@@ -118,9 +120,13 @@ def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> floa
 
 
 def usual_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
-    """Return what half of *session*'s, or else of its user's, waits until now did not exceed, in seconds."""
+    """Return what half of *session*'s, or else of its user's, waits until now did not exceed, in seconds.
+
+    None where that is so little that it says nothing about a wait that somebody notices.
+    """
     users = [record for record in status["users"] if record["name"] == session["user"]]
-    return next((found for record in (session, *users) if (found := record.get("wait_p50_seconds"))), None)
+    usual = next((found for record in (session, *users) if (found := record.get("wait_p50_seconds"))), None)
+    return None if usual is None or usual < _NOTICEABLE else usual
 
 
 def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str | None:
