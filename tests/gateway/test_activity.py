@@ -80,8 +80,8 @@ def test_a_backlog_holds_the_newest_within_its_limit(messages: list[bytes], limi
     """The sum of what is held never exceeds the limit; what is missing was counted."""
     backlog = Backlog(ANYBODY, {}, limit_bytes=limit)
     for message in messages:
-        backlog.add([message])
-        assert sum(len(frame) for (frame,) in backlog.outputs) <= limit
-    held = [frame for (frame,) in backlog.outputs]
+        backlog.add([message], "stream", [])
+        assert sum(len(frame) for (frame,) in backlog.outputs.values()) <= limit
+    held = [frame for (frame,) in backlog.outputs.values()]
     assert backlog.num_dropped + len(held) == len(messages)
     assert held == messages[len(messages) - len(held) :]
