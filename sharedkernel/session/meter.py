@@ -56,7 +56,9 @@ class _MallInfo(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None)
-_mallinfo2 = _libc.mallinfo2
+# Called with the interpreter's lock held. Letting go of it for a microsecond every few milliseconds starves all other
+# threads: each is woken before its patience (5 ms) ends, comes too late, and begins to wait anew.
+_mallinfo2 = ctypes.PyDLL(None).mallinfo2
 _mallinfo2.restype = _MallInfo
 
 
