@@ -198,7 +198,7 @@ def test_a_memory_quota_holds_on_each_device(devices: Stack) -> None:
         for kernel in (await start_on_each(devices, linus)).values():
             await execute(linus, kernel, KEEP.format(300))
             async with linus.attach(kernel) as channels:
-                reply = await channels.run("more = torch.ones(300 << 18)")
+                reply = await channels.run("more = torch.ones(400 << 18)")
             assert reply["status"] == "error"
             assert "quota" in reply["text"]
         user = next(user for user in (await status_of(devices))["users"] if user["name"] == "linus")
