@@ -7,13 +7,17 @@ TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint labextension docs binder bench faults fuzz load clean
+.PHONY: demo test slow lint labextension docs binder bench faults fuzz load clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
 
 test: $(INSTALLED) labextension lint
 	$(BIN)/python -m pytest $(ARGS)
+
+# what takes minutes each, and is left out above
+slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow --ignore tests/binder $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

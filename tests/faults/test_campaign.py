@@ -9,6 +9,7 @@ import pytest
 from tests.faults.campaign import is_clean, run_campaign
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # a fraction of it on a machine that does nothing else
 def test_thirty_kills_cost_nobody_anything() -> None:
     """Services, small processes, sessions and relays are killed while notebooks train; see `campaign.py`."""

@@ -1,4 +1,4 @@
-"""Trainings whose memory is moved away and back a hundred times compute the same numbers, bit by bit.
+"""Trainings whose memory is moved away and back many times compute the same numbers, bit by bit.
 
 Undisturbed and disturbed runs alternate nothing but that: same seeds, same data. The memory goes and comes between two
 iterations, as it does between two cells, at random points.
@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from sharedkernel.session.offload import Departure
 from sharedkernel.session.storages import survey
 
-TIMES = 100
+#: how often memory is moved; all of it takes minutes
+TIMES = [15, pytest.param(100, marks=pytest.mark.slow)]
 ITERATIONS = 120
 
 Loss = Callable[[], float]
@@ -130,12 +131,13 @@ def losses(training: Callable[[], Iterator[Loss]], disturb: Callable[[], None], 
     return found
 
 
+@pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize(
     "training",
     [mlp_with_adam, resnet18_with_momentum, mixed_precision_with_grad_scaler, data_loader_with_workers],
 )
-def test_the_loss_is_the_same_to_the_bit(training: Callable[[], Iterator[Loss]], directory: Path) -> None:
-    """Moved away and back a hundred times, at random points, a training has the losses of an undisturbed one."""
+def test_the_loss_is_the_same_to_the_bit(training: Callable[[], Iterator[Loss]], times: int, directory: Path) -> None:
+    """Moved away and back again and again, at random points, a training has the losses of an undisturbed one."""
     gc.collect()
     moved: list[int] = []
 
@@ -152,10 +154,10 @@ def test_the_loss_is_the_same_to_the_bit(training: Callable[[], Iterator[Loss]],
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads around
             undisturbed = losses(training, move_away_and_back, set())
-            points = set(random.Random(training.__name__).sample(range(ITERATIONS), TIMES))
+            points = set(random.Random(training.__name__).sample(range(ITERATIONS), times))
             disturbed = losses(training, move_away_and_back, points)
     finally:
         torch.set_num_threads(threads)
     assert disturbed == undisturbed
-    assert len(moved) == TIMES
+    assert len(moved) == times
     assert min(moved) > 64 << 10
