@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 
 from sharedkernel.executor.devices import Oversight
-from sharedkernel.executor.devices.overuse import Escalation, Step
-from sharedkernel.executor.sessions import SessionProcess
-from sharedkernel.units import format_bytes, format_seconds
-
-log = logging.getLogger(__name__)
+from sharedkernel.executor.devices.escalation import Escalation
+from sharedkernel.units import format_bytes
 
 #: seconds between looks
 INTERVAL = 1.0
@@ -41,7 +37,6 @@ class LiftedLimits:
     def __init__(self, oversight: Oversight, count: Callable[[int], int], patience: float) -> None:
         self._oversight = oversight
         self._count = count
-        self._patience = patience
         self._escalation = Escalation(patience)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -65,24 +60,5 @@ class LiftedLimits:
             if process.data_limit and excess > _TOLERANCE_BYTES:
                 beyond[name] = excess
         for name, step in self._escalation.look(asyncio.get_running_loop().time(), beyond):
-            self._take(step, by_name[name], beyond[name])
-
-    def _take(self, step: Step, process: SessionProcess, excess: int) -> None:
-        patience = format_seconds(self._patience)
-        what = f"{format_bytes(excess)} more memory than its limit, which it has lifted itself"
-        log.warning("session %s of %s has %s: %s", process.session, process.user, what, step.name.lower())
-        if step is Step.WARNED:
-            self._oversight.warn(
-                process,
-                f"This notebook has {what}. Free it within {patience}, or the notebook's memory is moved away if it is "
-                f"idle, and {patience} later it is ended.",
-            )
-        elif step is Step.OFFLOADED:
-            self._oversight.offload(process)
-        else:
-            self._oversight.end(
-                process,
-                "overuse",
-                f"Your session was ended: it had {what}, and still did {patience} after its warning and more. Its "
-                "variables are gone; other sessions are not affected.",
-            )
+            what = f"{format_bytes(beyond[name])} more memory than its limit, which it has lifted itself"
+            self._escalation.carry_out(step, by_name[name], what, self._oversight)

@@ -11,58 +11,18 @@ about anything else in its own process, and is bounded by what the device has.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
 from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.devices.escalation import Escalation, Step
 from sharedkernel.executor.devices.leases import Leases, own_bytes
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.session.page import Word
-from sharedkernel.units import format_bytes, format_seconds
-
-log = logging.getLogger(__name__)
+from sharedkernel.units import format_bytes
 
 #: device memory that a process may hold besides torch's before it counts: its context, libraries' code
 CONTEXT_BYTES = 1 << 30
-
-
-class Step(IntEnum):
-    """What happens to a session, one after the other."""
-
-    #: seen once: it may be about to free it
-    NOTED = 0
-    WARNED = 1
-    OFFLOADED = 2
-    ENDED = 3
-
-
-class Escalation:
-    """Decides which step is due for whom.
-
-    Parameters
-    ----------
-    patience
-        Seconds between the warning, the offloading and the end.
-    """
-
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._steps: dict[str, tuple[Step, float]] = {}
-
-    def look(self, now: float, guilty: Iterable[str]) -> list[tuple[str, Step]]:
-        """Return the steps due at *now* (seconds), given all names that are beyond their quota at this moment."""
-        steps = {name: self._steps.get(name) for name in guilty}
-        self._steps = {}
-        due = []
-        for name, known in steps.items():
-            step, since = known or (Step.NOTED, now)
-            if known and (step is Step.NOTED or (step < Step.ENDED and now >= since + self._patience)):
-                step, since = Step(step + 1), now
-                due.append((name, step))
-            self._steps[name] = step, since
-        return due
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +49,6 @@ class Overuse:
     def __init__(self, leases: Leases, oversight: Oversight, patience: float) -> None:
         self._leases = leases
         self._oversight = oversight
-        self._patience = patience
         self._escalation = Escalation(patience)
 
     def look(self, sessions: Iterable[SessionProcess], used: Mapping[int, int]) -> None:
@@ -117,23 +76,7 @@ class Overuse:
             f"{format_bytes(excess.outside)} on the device outside PyTorch, {format_bytes(excess.beyond)} beyond what "
             f"your quota of {quota} leaves"
         )
-        patience = format_seconds(self._patience)
-        log.warning("session %s of %s holds %s: %s", process.session, process.user, what, step.name.lower())
-        if step is Step.WARNED:
-            self._oversight.warn(
-                process,
-                f"This notebook holds {what}. Free it within {patience}, or its memory is moved away if it is idle, "
-                f"and {patience} later it is ended.",
-            )
-        elif step is Step.OFFLOADED:
-            self._oversight.offload(process)
-        else:
-            self._oversight.end(
-                process,
-                "overuse",
-                f"Your session was ended: it held {what}, and still did {patience} after its warning and more. Its "
-                "variables are gone; other sessions are not affected.",
-            )
+        self._escalation.carry_out(step, process, what, self._oversight)
 
 
 def _outside(process: SessionProcess, used: Mapping[int, int]) -> int:

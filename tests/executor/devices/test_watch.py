@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from sharedkernel.executor.devices.escalation import Escalation, Step
 from sharedkernel.executor.devices.leases import Leases
-from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Escalation, Overuse, Step
+from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Overuse
 from sharedkernel.executor.devices.watch import Watch
 from sharedkernel.nvml import Gpu, GpuSample
 from sharedkernel.protocol import Device, Limits, Memory
