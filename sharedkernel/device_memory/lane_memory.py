@@ -399,18 +399,6 @@ class LaneMemory:
 
     # --- private memory -----------------------------------
 
-    def keep_headroom(self, size: int) -> None:
-        """Have at least *size* bytes mapped that torch can take at once; called at boundaries.
-
-        Raises
-        ------
-        SharedKernelError, KeyboardInterrupt
-            What :meth:`Supplier.private_units` raises.
-        """
-        missing = size - self._segments.headroom
-        if missing > 0:
-            self._segments.grow(missing, mid_iteration=False)
-
     def trim(self) -> None:
         """Give back what torch keeps for later and nothing lives in: what a user means by emptying the cache.
 

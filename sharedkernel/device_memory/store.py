@@ -1,13 +1,13 @@
 """The executor's side of device memory: it creates every unit, and knows which account each one is in.
 
-A unit is in exactly one account: a *lane*, *private* to a session, *spare*, or *leaving*. A unit is leaving when its
+A unit is in exactly one account: a *lane*, *private* to a session, or *leaving*. A unit is leaving when its
 lane has no use for it any more but sessions still have it mapped: memory is free when it is gone from every process,
 not when somebody asked for it. So what the accounts add up to is what the device really lacks.
 
 The store keeps the handles of lanes' units, to give them to more sessions. Of private units it lets go as soon as
-their session has them: then they vanish with its process, whatever happens to the executor. For the same reason a
-spare is always new: memory that a user had goes back to the driver, and none is passed on to others but a lane's,
-which is scrubbed on the way (:meth:`LaneStore.begin_turn`).
+their session has them: then they vanish with its process, whatever happens to the executor. Memory that a user had
+goes back to the driver, and none is passed on to others but a lane's, which is scrubbed on the way
+(:meth:`LaneStore.begin_turn`).
 
 A lane is *occupied* from the start of a turn until nothing of that session's iteration is left in it. Occupied lanes
 do not change. Calls raise errors of :mod:`sharedkernel.device_memory.errors` and have then changed nothing. There is
@@ -37,19 +37,17 @@ class Account:
     lanes: dict[int, int]
     private: dict[str, int]
     leaving: int
-    spare: int
 
     @property
     def total(self) -> int:
         """Bytes of device memory in use."""
-        return sum(self.lanes.values()) + sum(self.private.values()) + self.leaving + self.spare
+        return sum(self.lanes.values()) + sum(self.private.values()) + self.leaving
 
 
 class _Place(StrEnum):
     LANE = "lane"
     PRIVATE = "private"
     LEAVING = "leaving"
-    SPARE = "spare"
 
 
 @dataclass(slots=True, eq=False)
@@ -94,24 +92,18 @@ class LaneStore:
     driver
         Creates and exports; this side maps nothing.
     capacity
-        Bytes that may be in use at most, spares included; None: what the driver gives.
-    spares
-        How many units of each size to keep in stock, since creating one takes a fraction of a millisecond.
+        Bytes that may be in use at most; None: what the driver gives.
     after
         Units' numbers are larger than this. Sessions outlive their executor, with the units that it gave them: what
         the next one gives must have other numbers.
     """
 
-    def __init__(
-        self, driver: Driver, *, capacity: int | None = None, spares: dict[int, int] | None = None, after: int = 0
-    ) -> None:
+    def __init__(self, driver: Driver, *, capacity: int | None = None, after: int = 0) -> None:
         self._driver = driver
         self._capacity = capacity
-        self._wanted_spares = spares or {}
         self._lanes: dict[int, _Lane] = {}
         #: every unit there is
         self._units: dict[int, _Unit] = {}
-        self._spare: dict[int, list[_Unit]] = {}
         self._used = 0
         self._last_number = after
 
@@ -266,48 +258,6 @@ class LaneStore:
         for unit in list(self._units.values()):
             self._let_go(session, unit)
 
-    # --- stock -----------------------------------
-
-    def refill(self) -> bool:
-        """Create one spare unit, if the stock lacks one and there is room; return whether there is more to do.
-
-        Called while nothing else is to be done.
-        """
-        for size, wanted in self._wanted_spares.items():
-            have = self._spare.setdefault(size, [])
-            if len(have) < wanted and self._fits(size):
-                try:
-                    have.append(self._create(size, _Place.SPARE))
-                except OutOfDeviceMemory:
-                    return False
-                return True
-        return False
-
-    def drop_spares(self) -> None:
-        """Free the stock: somebody needs the room."""
-        for units in self._spare.values():
-            while units:
-                self._forget(units.pop())
-
-    # --- after a restart -----------------------------------
-
-    def adopt_lane(self, layout: LaneLayout, descriptors: Sequence[int], last_user: str | None) -> None:
-        """Take over a lane of the executor before; the descriptors stay the caller's."""
-        units = [
-            self._add(_Unit(info.unit, info.size, self._driver.import_(descriptor, info.size), _Place.LANE))
-            for info, descriptor in zip(layout.units, descriptors, strict=True)
-        ]
-        self._lanes[layout.lane] = _Lane(layout.lane, layout.version, units, last_user=last_user)
-
-    def adopt_session(self, session: str, private: Iterable[UnitInfo], shared: Iterable[UnitInfo]) -> None:
-        """Take over what a session says it has: private units, and units of lanes, which are adopted before."""
-        for info in private:
-            self._add(_Unit(info.unit, info.size, None, _Place.PRIVATE, {session}))
-        for info in shared:
-            # a unit of no lane that is known was about to leave
-            unit = self._units.get(info.unit) or self._add(_Unit(info.unit, info.size, None, _Place.LEAVING))
-            unit.holders.add(session)
-
     # --- figures -----------------------------------
 
     @property
@@ -325,15 +275,13 @@ class LaneStore:
             if unit.place is _Place.PRIVATE:
                 (session,) = unit.holders
                 private[session] = private.get(session, 0) + unit.size
-        return Account(lanes=lanes, private=private, leaving=sums[_Place.LEAVING], spare=sums[_Place.SPARE])
+        return Account(lanes=lanes, private=private, leaving=sums[_Place.LEAVING])
 
     def validate(self) -> None:
         """Check that every unit is in one account, and held by whom that account allows."""
         in_lanes = [unit for entry in self._lanes.values() for unit in entry.units]
-        in_stock = [unit for units in self._spare.values() for unit in units]
-        for place, units in ((_Place.LANE, in_lanes), (_Place.SPARE, in_stock)):
-            assert len(set(units)) == len(units), f"a unit is {place} twice"
-            assert set(units) == {unit for unit in self._units.values() if unit.place is place}, place
+        assert len(set(in_lanes)) == len(in_lanes), "a unit is in lanes twice"
+        assert set(in_lanes) == {unit for unit in self._units.values() if unit.place is _Place.LANE}
         for unit in self._units.values():
             match unit.place:
                 case _Place.PRIVATE:
@@ -341,8 +289,6 @@ class LaneStore:
                 case _Place.LEAVING:
                     assert unit.holders, unit
                     assert unit.handle is None, unit
-                case _Place.SPARE:
-                    assert not unit.holders, unit
         account = self.account()
         assert account.total == self._used == sum(unit.size for unit in self._units.values()), account
         assert self._capacity is None or self._used <= self._capacity, account
@@ -350,40 +296,22 @@ class LaneStore:
     # --- units -----------------------------------
 
     def _obtain(self, sizes: Sequence[int], place: _Place) -> list[_Unit]:
-        """Return units of these sizes, from stock or new ones; all or none."""
+        """Return new units of these sizes; all or none."""
         units: list[_Unit] = []
         try:
             for size in sizes:
-                stock = self._spare.get(size)
-                units.append(stock.pop() if stock else self._create_with_room(size, place))
+                units.append(self._create(size, place))
         except BaseException:
             for unit in units:
                 self._forget(unit)
             raise
-        for unit in units:
-            unit.place = place
         return units
 
-    def _create_with_room(self, size: int, place: _Place) -> _Unit:
-        """Create a unit; spares of other sizes make room."""
-        if not self._fits(size):
-            self.drop_spares()
-        if not self._fits(size):
+    def _create(self, size: int, place: _Place) -> _Unit:
+        if self._capacity is not None and self._used + size > self._capacity:
             raise OutOfDeviceMemory(
                 f"{size} bytes of device memory do not fit: {self._used} of {self._capacity} are in use."
             )
-        try:
-            return self._create(size, place)
-        except OutOfDeviceMemory:
-            if not any(self._spare.values()):
-                raise
-            self.drop_spares()
-            return self._create(size, place)
-
-    def _fits(self, size: int) -> bool:
-        return self._capacity is None or self._used + size <= self._capacity
-
-    def _create(self, size: int, place: _Place) -> _Unit:
         handle = self._driver.create(size)
         return self._add(_Unit(self._last_number + 1, size, handle, place))
 

@@ -20,7 +20,7 @@ Not covered: how samples are collected, and who is served (`job_policies.py`).
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -88,11 +88,6 @@ class ServiceDistribution:
             alive *= (left - finished[value]) / left
             left -= finished[value]
             self._alive.append(alive)
-
-    def quantile(self, fraction: float) -> float:
-        """Return the service that *fraction* (0 to 1) of the jobs do not exceed; the largest known, if fewer do."""
-        reached = bisect_left(self._alive, fraction - 1.0, key=lambda alive: -alive)
-        return self.values[min(max(reached, 1), len(self.values)) - 1]
 
     def index(self, age: float) -> float:
         """Return the Gittins index at *age*, per unit of service; 0 beyond the largest sample.

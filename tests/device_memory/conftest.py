@@ -25,7 +25,6 @@ def store() -> Iterator[LaneStore]:
     store.validate()
     if LANE in store.account().lanes:
         store.remove_lane(LANE)
-    store.drop_spares()
     assert store.account().total == 0
     assert open_descriptors() == before
 

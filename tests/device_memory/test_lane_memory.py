@@ -364,16 +364,6 @@ def test_what_does_not_fit_into_the_lane_is_private(make_session):
     assert len(small) == 60
 
 
-def test_headroom_is_kept_at_boundaries(make_session):
-    """An allocation that headroom covers asks the executor for nothing."""
-    session = make_session("a")
-    session.memory.keep_headroom(64 * MIB)
-    assert session.memory.figures().headroom == 64 * MIB
-    session.supplier.allowance = 0
-    session.allocate(30 * MIB, 1)
-    session.memory.keep_headroom(30 * MIB)
-
-
 def test_emptying_the_cache_gives_back_what_is_dead(store, make_session):
     """Whole pages in which nothing lives go, also beside what lives."""
     session = make_session("a")

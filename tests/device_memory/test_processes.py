@@ -100,7 +100,7 @@ class Remote:
 @pytest.fixture
 def sessions(tmp_path) -> Iterator[list[Remote]]:
     before = open_descriptors()
-    store = LaneStore(MemfdDriver(), spares={2 * MIB: 4})
+    store = LaneStore(MemfdDriver())
     store.create_lane(LANE, 64 * MIB)
     remotes = []
     for name, user, loop in _SESSIONS:
@@ -115,7 +115,6 @@ def sessions(tmp_path) -> Iterator[list[Remote]]:
         remote.close()
         store.session_gone(remote.name)
     store.remove_lane(LANE)
-    store.drop_spares()
     assert store.account().total == 0
     assert open_descriptors() == before
 
@@ -129,8 +128,6 @@ def test_three_processes_train_in_one_lane(sessions):
     store = a.store
     pages = {remote.name: [remote.take_turn()["pages"]] for remote in sessions}
     for number in range(4):
-        while store.refill():
-            pass
         for remote in sessions:
             result = remote.take_turn()
             assert result["foreign"] == 0
@@ -159,4 +156,4 @@ def test_three_processes_train_in_one_lane(sessions):
     for remote in (a, b):
         assert remote.take_turn()["foreign"] == 0
     account = store.account()
-    assert account.total == account.lanes[LANE] + sum(account.private.values()) + account.spare
+    assert account.total == account.lanes[LANE] + sum(account.private.values())

@@ -24,7 +24,7 @@ class Sessions(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.descriptors = open_descriptors()
-        self.store = LaneStore(MemfdDriver(), spares={2 * MIB: 2})
+        self.store = LaneStore(MemfdDriver())
         self.holder: Session | None = None
         self.is_stale: set[Session] = set()
         self.sessions: list[Session] = []
@@ -129,10 +129,6 @@ class Sessions(RuleBasedStateMachine):
             self.is_stale.update(self.sessions)
         self.store.validate()
 
-    @rule()
-    def refill(self) -> None:
-        self.store.refill()
-
     def teardown(self) -> None:
         for session in self.sessions:
             if session is self.holder:
@@ -142,7 +138,6 @@ class Sessions(RuleBasedStateMachine):
             session.close()
         if self.sessions:
             self.store.remove_lane(LANE)
-            self.store.drop_spares()
             assert self.store.account().total == 0
         assert open_descriptors() == self.descriptors
 

@@ -11,8 +11,6 @@ from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import (
     LEAST_LANE,
     SMALL_UNIT,
-    LaneLayout,
-    UnitInfo,
     lane_bytes,
     plan_lane,
     plan_private,
@@ -57,7 +55,7 @@ def test_a_lane_is_as_large_as_it_has_to_be():
 
 
 def test_accounts_add_up(store, driver):
-    """Lanes, private units and spares; what is taken back is free."""
+    """Lanes and private units; what is taken back is free."""
     store.create_lane(1, 100 * MIB)
     units = store.give_private("a", [2 * MIB, 16 * MIB])
     store.give_private("b", [2 * MIB])
@@ -170,71 +168,6 @@ def test_confirmed_private_memory_dies_with_its_session(store, driver):
         next(store.exported([unit]))
     store.take_back("a", [unit.unit])
     assert store.account().total == 0
-
-
-def test_stock_is_kept_used_and_given_up(driver):
-    """Spares are created one at a time, serve first, and make room for whoever needs it."""
-    store = LaneStore(driver, capacity=30 * MIB, spares={2 * MIB: 2, 16 * MIB: 1})
-    steps = 0
-    while store.refill():
-        steps += 1
-    assert steps == 3
-    assert store.account().spare == 20 * MIB
-    created = driver.created
-    (unit,) = store.give_private("a", [2 * MIB])
-    assert driver.created == created, "the spare was not used"
-    store.give_private("a", [16 * MIB])
-    store.give_private("b", [2 * MIB])
-    assert store.account().spare == 0
-    store.give_private("b", [8 * MIB])
-    assert store.refill(), "there is room for one more"
-    assert not store.refill()
-    store.take_back("a", [unit.unit])
-    store.validate()
-    store.give_private("b", [4 * MIB])
-    assert store.account().total == 30 * MIB
-    assert store.account().spare == 0, "spares stood in the way"
-
-
-def test_spares_make_room_on_a_full_device():
-    """Where only the driver knows the capacity."""
-    store = LaneStore(MemfdDriver(capacity=16 * MIB), spares={2 * MIB: 8})
-    while store.refill():
-        pass
-    assert store.account().spare == 16 * MIB
-    store.give_private("a", [4 * MIB])
-    store.validate()
-    with pytest.raises(OutOfDeviceMemory):
-        store.give_private("a", [16 * MIB])
-
-
-def test_a_new_executor_takes_over_what_there_is(store):
-    """Lanes by their descriptors, private units by their sessions' word; numbers go on where they were."""
-    layout = store.create_lane(1, 64 * MIB)
-    store.share_lane(1, "a")
-    private = store.give_private("a", [2 * MIB])
-    store.begin_turn(1, "a", "ada")
-    after = LaneStore(MemfdDriver())
-    descriptors: list[int] = []
-    for _, batch in store.exported(layout.units):
-        descriptors += [os.dup(descriptor) for descriptor in batch]
-    after.adopt_lane(layout, descriptors, "ada")
-    for descriptor in descriptors:
-        os.close(descriptor)
-    gone = UnitInfo(400, 2 * MIB)
-    after.adopt_session("a", private, [*layout.units, gone])
-    after.validate()
-    account = after.account()
-    assert (account.lanes, account.private, account.leaving) == ({1: 64 * MIB}, {"a": 2 * MIB}, 2 * MIB)
-    assert after.share_lane(1, "a") == []
-    assert isinstance(after.layout(1), LaneLayout)
-    assert after.give_private("b", [2 * MIB])[0].unit > 400
-    assert after.begin_turn(1, "b", "bob") is True
-    after.session_gone("a")
-    assert after.account().leaving == 0
-    after.end_turn(1, "b")
-    after.remove_lane(1)
-    after.session_gone("b")
 
 
 def test_a_scrub_that_was_not_done_is_still_due(store):

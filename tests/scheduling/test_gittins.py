@@ -86,12 +86,6 @@ def test_residual_life() -> None:
     assert distribution.mean_residual(100) == 100
 
 
-def test_quantiles() -> None:
-    """A quantile is the service that so many do not exceed."""
-    distribution = ServiceDistribution([1, 2, 3, 4])
-    assert [distribution.quantile(fraction) for fraction in (0.0, 0.25, 0.5, 0.51, 1.0)] == [1, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("values", [[], [0.0], [-1.0, 3.0], [math.inf]])
 def test_samples_that_mean_nothing_are_refused(values: list[float]) -> None:
     """Service is a number greater than 0."""
