@@ -232,6 +232,11 @@ class Gate:
             self._modes.mode.put_in()
 
     @property
+    def used_bytes(self) -> int:
+        """Bytes of device memory that the session has in use now."""
+        return self._meter.used_bytes
+
+    @property
     def needs_section(self) -> bool:
         """User objects must not be touched outside a section: memory is away, or about to go."""
         return self._reclaim.is_away or self._reclaim.is_moving

@@ -179,24 +179,31 @@ class SessionKernel(IPythonKernel):
         try:
             section.enter_context(self.gate.section())
         except _NOT_OPENED as error:
-            return self._cell_not_opened(error)
+            return self._fail({"execution_count": self.execution_count, "payload": []}, error)
+        used_before = self.gate.used_bytes
         try:
-            return await super().do_execute(code, silent, *args, **kwargs)
+            reply = await super().do_execute(code, silent, *args, **kwargs)
         finally:
             with contextlib.suppress(KeyboardInterrupt):  # it came too late to interrupt anything but the reply
                 section.close()
+        if reply["status"] == "ok":
+            assert isinstance(self.shell, SessionShell)
+            try:
+                self.shell.quota.check_growth(used_before, self.gate.used_bytes)
+            except torch.OutOfMemoryError as error:
+                return self._fail(reply, error)
+        return reply
 
-    def _cell_not_opened(self, error: BaseException) -> dict[str, Any]:
-        """Show why a cell did not begin, as its error, and return the reply to its request."""
+    def _fail(self, reply: dict[str, Any], error: BaseException) -> dict[str, Any]:
+        """Show *error* as a cell's, raised by none of its lines; return *reply* as that of a cell that failed."""
         shell = self.shell
         assert shell is not None
         shell._showtraceback(type(error), error, shell.InteractiveTB.get_exception_only(type(error), error))
         return {
+            **reply,
             "status": "error",
             "ename": type(error).__name__,
             "evalue": str(error),
             "traceback": shell._last_traceback or [],
-            "execution_count": shell.execution_count,
             "user_expressions": {},
-            "payload": [],
         }

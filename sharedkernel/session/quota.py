@@ -19,6 +19,8 @@ from sharedkernel.units import format_bytes, parse_bytes
 
 #: how torch's allocators say that they failed, on the host and on a GPU; what is raised here on purpose says neither
 _ALLOCATORS_SAY = ("can't allocate memory", "out of memory. Tried to allocate")
+#: bytes that a cell may add to what was too much before it, and still end well: it is for freeing some of that
+_NOT_WORTH_TELLING = 1 << 20
 _ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 
 
@@ -38,9 +40,27 @@ class Quota:
         torch.OutOfMemoryError
             With figures and with what to do; nothing is lost.
         """
-        allowance = self.allowance
-        if allowance is not None and memory.persistent > max(allowance.limit_bytes, _most(allowance)):
+        if self._is_too_much(memory.persistent):
             raise torch.OutOfMemoryError(self.explain(f"This session uses {format_bytes(memory.persistent)}"))
+
+    def check_growth(self, before: int, after: int) -> None:
+        """Raise if a cell at whose beginning *before* bytes were in use leaves *after*, and that is too many.
+
+        The limit from outside leaves some slack, so a cell may go beyond its allowance a little and fail nowhere. One
+        that only found too much there, and frees some of it or leaves it as it is, ends well.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            With figures and with what to do; what the cell has made is there.
+        """
+        if after > before + _NOT_WORTH_TELLING and self._is_too_much(after):
+            what = f"This cell has ended, but the session uses {format_bytes(after)}"
+            raise torch.OutOfMemoryError(self.explain(what))
+
+    def _is_too_much(self, size: int) -> bool:
+        allowance = self.allowance
+        return allowance is not None and size > max(allowance.limit_bytes, _most(allowance))
 
     def is_lease_exceeded(self, memory: protocol.Memory) -> bool:
         """Whether *memory* is more than was leased, so that the executor has to lease more."""

@@ -116,3 +116,25 @@ def test_headroom_that_is_refused_is_no_error(session: SessionUnderTest) -> None
     reply = session.run("a = torch.ones(59 << 20)\nfor _ in range(5000):\n    b = a[:10] + 1\nprint(float(b.sum()))")
     assert reply["text"] == "20.0\n", reply
     assert len([message for message in session.heard[since:] if getattr(message, "growth", 0)]) == 1
+
+
+def test_a_cell_that_ends_beyond_the_quota_within_the_slack_fails(session: SessionUnderTest) -> None:
+    """What nothing refused meanwhile is its error at the end; what it made is there, and can be freed in peace."""
+    session.limit(128 * MIB, quota=128 * MIB, slack=GIB)
+    reply = session.run("big = torch.ones(50 << 20)\nprint('made')")
+    assert (reply["status"], reply["ename"], reply["text"]) == ("error", "OutOfMemoryError", "made\n")
+    assert "your quota is 128 MiB" in reply["evalue"]
+    assert "del name" in reply["evalue"]
+    assert session.run("print(int(big.sum()))")["text"] == f"{50 << 20}\n"
+    assert session.run("del big")["status"] == "ok"
+    assert session.run("small = torch.ones(10 << 20)")["status"] == "ok"
+
+
+def test_an_overrun_without_any_device_operation_fails_too(session: SessionUnderTest) -> None:
+    """Memory of other libraries counts, though the gate never hears of it; a cell's own error stays its error."""
+    session.limit(128 * MIB, quota=128 * MIB, slack=GIB)
+    assert session.run("import numpy")["status"] == "ok"
+    reply = session.run("array = numpy.ones(25 << 20)")
+    assert reply["ename"] == "OutOfMemoryError"
+    reply = session.run("more = numpy.ones(25 << 20)\n1 / 0")
+    assert reply["ename"] == "ZeroDivisionError"

@@ -70,3 +70,12 @@ def test_an_interrupted_wait_for_memory_is_told_as_an_interrupt(quota: Quota) ->
     failed = RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …")
     assert isinstance(quota.translate(failed), KeyboardInterrupt)
     assert isinstance(quota.translate(failed), torch.OutOfMemoryError)
+
+
+def test_a_cell_is_blamed_for_what_it_added_only(quota: Quota) -> None:
+    """One that leaves too much fails, unless there was as much before it."""
+    quota.check_growth(0, GIB)
+    with pytest.raises(torch.OutOfMemoryError, match=r"the session uses 1\.5 GiB"):
+        quota.check_growth(GIB, GIB + GIB // 2)
+    quota.check_growth(2 * GIB, 2 * GIB + 4096)
+    quota.check_growth(3 * GIB, 2 * GIB)
