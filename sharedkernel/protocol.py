@@ -239,7 +239,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     notebook: str | None
     client_key: str | None
-    #: counts the processes that this session id has had; an older one's end is not this one's
+    #: larger than that of each process that this session id has had before; an older one's end is not this one's
     incarnation: int
     pid: int
     #: Jupyter connection information: transport, ip, ports, key, signature_scheme

@@ -122,7 +122,8 @@ class ExecutorService:
         self._lingering = Lingering(self.offload, lambda process: self._spawn(self._supervisor.end(process)))
         self._totals = Totals(runtime_directory)
         self._gateways: set[Connection] = set()
-        self._incarnations: dict[str, int] = {}
+        #: the newest of all sessions: one count for each would stay for every session that there ever was
+        self._incarnation = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._adopting: dict[str, Connection | None] = {}
         self._hellos: list[tuple[Connection, protocol.SessionHello]] = []
@@ -249,7 +250,7 @@ class ExecutorService:
         self._grants.resume(process)  # the executor before this may have stopped it
         if self._served.lane_desk is not None:
             self._served.lane_desk.adopted(process)
-        self._incarnations[process.session] = process.incarnation
+        self._incarnation = max(self._incarnation, process.incarnation)
         self._adopting[process.process] = None
         self._grants.add(process, attained)
         if process.lingers_until is not None:
@@ -404,12 +405,11 @@ class ExecutorService:
         if message.session in self._grants.sessions:  # another start of the same session was quicker
             process.session = None
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
-        incarnation = self._incarnations.get(message.session, 0) + 1
-        self._incarnations[message.session] = incarnation
+        self._incarnation += 1
         process.session, process.user = message.session, message.limits.user
         process.notebook, process.client_key = message.notebook, message.client_key
         process.cwd, process.env, process.kernel = message.cwd, message.env, message.kernel
-        process.incarnation, process.limits = incarnation, message.limits
+        process.incarnation, process.limits = self._incarnation, message.limits
         if account is not None and account.uid is not None:
             process.uid = account.uid
             if self._isolation.cgroups is not None:

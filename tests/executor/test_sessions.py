@@ -192,7 +192,7 @@ def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess, code:
             with pytest.raises(SessionNotFound):
                 await executor.client.signal_session(crashing.session, signal.SIGINT)
             again = await executor.notebook("ada", session=crashing.session)
-            assert again.record.incarnation == crashing.record.incarnation + 1
+            assert again.record.incarnation > crashing.record.incarnation
             assert (await again.run("'y' in globals()")).text == "False"
 
     asyncio.run(main())
