@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -79,22 +80,27 @@ def test_examples_run_on_an_ordinary_kernel(tmp_path: Path) -> None:
     )
     specs = KernelSpecManager(kernel_dirs=[str(tmp_path)], ensure_native_kernel=False)
 
-    async def run(name: str) -> nbformat.NotebookNode:
+    async def run_all() -> list[nbformat.NotebookNode]:
+        # One kernel for all of them: most of what they take is to import torch and scikit-learn. A small network's
+        # threads wait for each other longer than they work.
         manager = AsyncKernelManager(
-            kernel_name="stock", kernel_spec_manager=specs, transport="ipc", ip=str(tmp_path / name)
+            kernel_name="stock", kernel_spec_manager=specs, transport="ipc", ip=str(tmp_path / "kernel")
         )
+        await manager.start_kernel(cwd=str(tmp_path), env=os.environ | {"OMP_NUM_THREADS": "1"})
+        try:
+            return [await run(name, manager) for name in NAMES]
+        finally:
+            await manager.shutdown_kernel()
+
+    async def run(name: str, manager: AsyncKernelManager) -> nbformat.NotebookNode:
         client = NotebookClient(shortened(read(name)), km=manager, timeout=280)
-        await manager.start_kernel(cwd=str(tmp_path))
         try:
             await client.async_execute()
+            await client.kc.execute_interactive("%reset -f", timeout=280)
         finally:
             if client.kc is not None:
                 client.kc.stop_channels()
-            await manager.shutdown_kernel()
         return client.nb
-
-    async def run_all() -> list[nbformat.NotebookNode]:
-        return list(await asyncio.gather(*map(run, NAMES)))
 
     for notebook in asyncio.run(run_all()):
         (cell,) = (cell for cell in notebook.cells if "sharedkernel.widgets" in cell.source)
