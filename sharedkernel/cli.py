@@ -17,6 +17,7 @@ from traitlets.utils.importstring import import_item
 
 from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.slow_imports import skip_address_grammar
 
 #: what each extra brings, by the module that shows that it is there
 _EXTRAS = {
@@ -159,6 +160,7 @@ class SharedKernelApp(CommandApp):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line *argv* (default: this process's)."""
+    skip_address_grammar()
     application = SharedKernelApp()
     try:
         application.initialize(list(sys.argv[1:] if argv is None else argv))

@@ -14,6 +14,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from sharedkernel.slow_imports import skip_address_grammar
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,5 +34,7 @@ def end_with(starter: int) -> None:
 
 if __name__ == "__main__":
     end_with(int(sys.argv[1]))
+    # a JupyterLab among them; somebody waits for it
+    skip_address_grammar()
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

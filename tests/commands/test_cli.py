@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,13 @@ def test_help_shows_an_example(arguments: list[str]) -> None:
     assert done.returncode == 0
     assert "Examples" in done.stdout
     assert "    sharedkernel " in done.stdout
+
+
+def test_commands_start_without_a_grammar_that_nobody_needs() -> None:
+    """It takes two seconds to import, and would be most of a gateway's start."""
+    done = sharedkernel("gateway", "--help", env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
+    assert "jsonschema" in done.stderr
+    assert "rfc3987_syntax.syntax_helpers" not in done.stderr
 
 
 def test_help_lists_every_command() -> None:
