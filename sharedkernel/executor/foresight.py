@@ -22,7 +22,7 @@ from sharedkernel.scheduling import events
 from sharedkernel.scheduling.model import SessionId, UserId
 
 #: the journal's name in the runtime directory, and the version of its records
-JOURNAL_NAME, _SCHEMA = "history.journal", 1
+JOURNAL_NAME, _SCHEMA = "history.journal", 2
 #: cells that are kept for the next executor
 _CELLS_KEPT = 4000
 #: change of a device's rates that is worth keeping, as a share
@@ -57,18 +57,20 @@ class Foresight:
             runtime_directory / JOURNAL_NAME, CellTook | Rates, schema=_SCHEMA, summarise=self._summarise
         )
         self._throughput = Throughput(device_kind)
-        self._kept_rates: Rates | None = None
+        #: by user, as the journal has them
+        self._kept_rates: dict[str, Rates] = {}
         self._cells: deque[CellTook] = deque(maxlen=_CELLS_KEPT)
-        #: what each session said last of the code that runs
-        self._work: dict[str, protocol.Foreseen] = {}
+        #: whose each session is, and what it said last of the code that runs
+        self._work: dict[str, tuple[str, protocol.Foreseen]] = {}
 
     def open(self) -> events.HistoryRecalled:
         """Read what the executors before this one have learned; return what the core should know of it."""
         for record in self._journal.open():
             if isinstance(record, Rates):
-                self._throughput.rates = self._kept_rates = record
+                self._throughput.recall(record)
             elif 0 < record.seconds < math.inf:
                 self._cells.append(record)
+        self._kept_rates = {rates.user: rates for rates in self._throughput.learned}
         cells = ((UserId(cell.user), cell.source, cell.seconds) for cell in self._cells)
         return events.HistoryRecalled(cells=tuple(cells))
 
@@ -76,26 +78,26 @@ class Foresight:
         """Keep what is not kept yet."""
         self._journal.close()
 
-    def foresee(self, session: SessionId, said: protocol.Foreseen) -> events.WorkForeseen:
-        """Return what the core should know of what *session* said."""
-        self._work[session] = said
+    def foresee(self, session: SessionId, user: str, said: protocol.Foreseen) -> events.WorkForeseen:
+        """Return what the core should know of what *session* of *user* said."""
+        self._work[session] = user, said
         return events.WorkForeseen(
             session=session,
             source=said.source,
             remaining_iterations=_plausible(said.remaining_iterations),
             iteration_seconds=_plausible(said.iteration_seconds),
-            utilisation=self._throughput.predict(said),
+            utilisation=self._throughput.predict(user, said),
         )
 
     def measured(self, session: SessionId, utilisation: float) -> None:
         """Take note of how busy (0 to 1) *session* kept the device while it ran alone."""
-        work = self._work.get(session)
-        if work is not None and self._throughput.learn(work, utilisation):
-            rates = self._throughput.rates
-            assert rates is not None
-            if _is_news(rates, self._kept_rates):
-                self._kept_rates = rates
-                self._journal.add(rates)
+        if session not in self._work:
+            return
+        user, work = self._work[session]
+        rates = self._throughput.learn(user, work, utilisation)
+        if rates is not None and _is_news(rates, self._kept_rates.get(user)):
+            self._kept_rates[user] = rates
+            self._journal.add(rates)
 
     def cell_ended(self, session: SessionId, user: str, source: str | None, seconds: float) -> None:
         """Take note that a cell of *session* took *seconds* of the device."""
@@ -110,7 +112,8 @@ class Foresight:
         self._work.pop(session, None)
 
     def _summarise(self) -> Iterable[CellTook | Rates]:
-        return [*self._cells, *([self._kept_rates] if self._kept_rates is not None else [])]
+        self._kept_rates = {rates.user: rates for rates in self._throughput.learned}
+        return [*self._cells, *self._kept_rates.values()]
 
 
 def _plausible(value: T | None) -> T | None:
@@ -121,5 +124,9 @@ def _plausible(value: T | None) -> T | None:
 def _is_news(rates: Rates, kept: Rates | None) -> bool:
     if kept is None:
         return True
-    now, before = msgspec.structs.astuple(rates), msgspec.structs.astuple(kept)
-    return any(abs(new - old) > _WORTH_KEEPING * old for new, old in zip(now, before, strict=True))
+    pairs = (
+        (rates.flops_per_second, kept.flops_per_second),
+        (rates.bytes_per_second, kept.bytes_per_second),
+        (rates.correction, kept.correction),
+    )
+    return any(abs(new - old) > _WORTH_KEEPING * old for new, old in pairs)

@@ -294,7 +294,7 @@ class Grants:
                 self.update_limits()
                 self._want(process, growth)
             case protocol.Foreseen():
-                self._driver.handle(self._foresight.foresee(session, message))
+                self._driver.handle(self._foresight.foresee(session, process.user or "", message))
             case protocol.GrantMeasured(iterations=iterations):
                 utilisation = self._seen_utilisation(process, message)
                 self._driver.handle(
