@@ -58,3 +58,28 @@ def in_order(missed: Iterable[Told], held: Sequence[Told]) -> list[Told]:
     older = [told for is_new, told in new[:first_known] if is_new]
     newer = [told for is_new, told in new[first_known:] if is_new]
     return older + missed + newer
+
+
+class Repeats:
+    """What was told as missed and may yet come by itself.
+
+    A session answers on one socket and publishes on another: an answer can overtake what was published before it.
+
+    Parameters
+    ----------
+    missed
+        What a client was told.
+    """
+
+    def __init__(self, missed: Iterable[Told]) -> None:
+        ids = (message_id(frames) for channel, frames in missed if channel == "iopub")
+        self._ids = {found for found in ids if found is not None}
+
+    def is_one(self, frames: list[bytes]) -> bool:
+        """Whether the message that was heard next, of all that are published, was told already."""
+        if not self._ids:
+            return False
+        if message_id(frames) in self._ids:
+            return True
+        self._ids.clear()  # they are published in order
+        return False

@@ -25,7 +25,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.backlog import Backlog
-from sharedkernel.gateway.catching_up import in_order, parse_seen
+from sharedkernel.gateway.catching_up import Repeats, in_order, parse_seen
 from sharedkernel.relay.wire import PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL, from_websocket, read_object
 from sharedkernel.session.outbox import Missed
 from sharedkernel.units import format_bytes
@@ -58,6 +58,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     _unsent_bytes = 0
     #: while the client is told what it has missed: what comes from the session meanwhile, with its stream
     _held: list[tuple[Any, list[bytes]]] | None = None
+    #: what it was told as missed
+    _repeats = Repeats([])
     _told_of_buffers = Bool(False)
 
     @default("limit_rate")
@@ -142,13 +144,14 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         streams = {**self.channels, "iopub": kernel.outputs}
         for channel, frames in in_order(missed.messages, [(stream.channel, frames) for stream, frames in held]):
             self.handle_outgoing_message(streams[channel], frames)
+        self._repeats = Repeats(missed.messages)
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
         """Pass a message of the session on to the client, or hold it back while the client is told of earlier ones."""
-        if self._held is None:
-            super().handle_outgoing_message(stream, outgoing_msg)
-        else:
+        if self._held is not None:
             self._held.append((stream, outgoing_msg))
+        elif not (stream.channel == "iopub" and self._repeats.is_one(outgoing_msg)):
+            super().handle_outgoing_message(stream, outgoing_msg)
 
     def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
         """Connect to the session's process (and no longer to the one before), over the sockets *kept* if any."""

@@ -62,10 +62,11 @@ class Outbox:
         self._number = 0
         #: where the newest message ends
         self._end = 0
-        #: topics that somebody listens to
+        #: topics that somebody listens to, and whether anybody ever did
         self._topics = 0
-        #: number of the first message that nobody listened to
-        self._unheard = 0
+        self._was_heard = False
+        #: number of the first message that no client was told; None: each is told as it is said
+        self._unheard: int | None = 1
 
     def close(self) -> None:
         """Give up what is kept."""
@@ -123,7 +124,11 @@ class Outbox:
             for frame in frames:
                 with self._lock:
                     self._topics += 1 if frame[:1] == b"\x01" else -1
-                    if self._topics == 0:
+                    if not self._was_heard:
+                        # Whoever started this session tells its client from the beginning. A later listener found it
+                        # running, and may go before a client comes.
+                        self._was_heard, self._unheard = True, None
+                    if self._topics == 0 and self._unheard is None:
                         self._unheard = self._number + 1
             handle(frames)
 
@@ -137,17 +142,21 @@ class Outbox:
         Parameters
         ----------
         seen
-            Ids of published messages that it has seen, the last ones; where none of them is kept, or was this session's
-            at all, it gets what nobody has listened to.
+            Ids of published messages that it has seen, the last ones. Where none of them is kept any more, it gets all
+            that is; where none was this session's at all, what no other client was told.
         identity
             Whose replies it gets, too: all that are kept, since nobody knows which have arrived.
         """
         with self._lock:
             first = self._number - len(self._starts) + 1
             after = self._last_seen(seen, first)
-            is_cut = after is None and first > max(1, self._unheard)
+            is_cut = False
             if after is None:
-                after = self._unheard - 1
+                unheard = self._number + 1 if self._unheard is None else self._unheard
+                after = 0 if self._may_have_said(seen) else unheard - 1
+                is_cut = first > after + 1
+            if self._topics:  # whoever listens hears the rest by itself
+                self._unheard = None
             messages = []
             for number, start in enumerate(self._starts, first):
                 channel, frames = self._read(start)
@@ -165,6 +174,16 @@ class Outbox:
                     return first + len(self._starts) - 1 - back
         return None
 
+    def _may_have_said(self, ids: Collection[str]) -> bool:
+        """Whether one of *ids* begins as those of the messages do that are kept."""
+        authors = set()
+        if ids:
+            for start in self._starts:
+                channel, frames = self._read(start)
+                if channel == "iopub":
+                    authors.add(_author(message_id(frames) or ""))
+        return any(_author(message) in authors for message in ids)
+
     def _read(self, start: int) -> tuple[str, list[bytes]]:
         size = struct.calcsize(_HEAD)
         channel, count = struct.unpack(_HEAD, os.pread(self._file, size, start))
@@ -173,6 +192,11 @@ class Outbox:
         ends = list(accumulate(sizes, initial=0))
         data = os.pread(self._file, ends[-1], start + 4 * count)
         return _CHANNELS[channel], [data[begin:end] for begin, end in pairwise(ends)]
+
+
+def _author(message: str) -> str:
+    """Return what the ids of one process's messages have in common (jupyter_client's end in a number)."""
+    return message.rpartition("_")[0]
 
 
 def message_id(frames: Sequence[bytes]) -> str | None:

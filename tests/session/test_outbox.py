@@ -57,6 +57,44 @@ def test_replies_go_to_who_asked(outbox: Outbox) -> None:
     assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
 
 
+def test_what_one_client_was_told_no_other_is_told_again(outbox: Outbox) -> None:
+    """A client that has seen nothing of this session gets what was said while no client was there, and that once."""
+    note = outbox._noting_listeners(lambda frames: None)
+
+    def say(*numbers: int) -> None:
+        for number in numbers:
+            outbox.keep("iopub", message(number))
+
+    def told(seen: list[str]) -> list[str | None]:
+        return [message_id(frames) for _, frames in outbox.since(seen, b"").messages]
+
+    note([b"\x01"])
+    say(1, 2)  # heard by the client of whoever started the session
+    note([b"\x00"])
+    say(3)
+    note([b"\x01"])  # a gateway that goes before its client comes
+    say(4)
+    note([b"\x00"])
+    note([b"\x01"])
+    say(5)
+    assert told(["elsewhere_1_7"]) == ["3", "4", "5"]
+    say(6, 7)
+    assert told(["elsewhere_1_8"]) == []
+    assert told(["6"]) == ["7"]
+
+
+def test_who_has_seen_what_is_no_longer_kept_gets_all_that_is(outbox: Outbox) -> None:
+    """It is of this session, as its id says, and so has missed everything after it."""
+    outbox._noting_listeners(lambda frames: None)([b"\x01"])
+    for number in range(3):
+        frames = message(0, size=LIMIT // 2)
+        frames[3] = json.dumps({"msg_id": f"here_1_{number}"}).encode()
+        outbox.keep("iopub", frames)
+    missed = outbox.since(["here_1_0"], b"")
+    assert [message_id(frames) for _, frames in missed.messages] == ["here_1_2"]
+    assert missed.is_cut
+
+
 def test_a_forked_child_keeps_nothing(outbox: Outbox) -> None:
     """What it prints comes by way of its parent, and is kept there."""
     pid = os.fork()
