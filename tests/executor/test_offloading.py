@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ import pytest
 
 from sharedkernel.errors import Refused
 from sharedkernel.protocol import Limits
+from sharedkernel.units import format_bytes
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 MIB = 1 << 20
@@ -74,6 +76,38 @@ def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProcess) -> 
             entry = await executor.session(notebook)
             assert (entry["state"], entry["offloaded_bytes"]) == ("idle", 0)
             assert (entry["offloads"], entry["restores"]) == (1, 1)
+
+    asyncio.run(check())
+
+
+#: makes the way back slow: each look at memory by its address takes as long as the line stays the same
+_SLOW = """
+import sys, time
+from sharedkernel.session.notices import REFRESH_INTERVAL
+is_slow = True
+def look(event, arguments):
+    if event == "ctypes.cdata" and is_slow:
+        time.sleep(REFRESH_INTERVAL)
+sys.addaudithook(look)
+"""
+
+
+def test_the_way_back_is_shown_under_the_cell_that_waits_for_it(process: ExecutorProcess) -> None:
+    """How much is back of how much, more and more of it, and nothing any more once the cell runs."""
+
+    async def check() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run("import torch; kept = torch.arange(2 << 20)" + _SLOW)  # 16 MiB, which come in pieces
+            await executor.client.offload_session(notebook.session)
+            away = format_bytes((await executor.session(notebook))["offloaded_bytes"])
+            outcome = await notebook.run("is_slow = False; print(int(kept[-1]))")
+            assert outcome.text == f"{(2 << 20) - 1}\n"
+            *shown, end = outcome.displays
+            assert end == ""
+            back = [float(*re.findall(rf"memory: ([0-9.]+) (?:B|MiB) of {re.escape(away)}", line)) for line in shown]
+            assert len(back) > 1
+            assert back == sorted(set(back))
 
     asyncio.run(check())
 
