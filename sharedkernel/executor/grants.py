@@ -397,8 +397,9 @@ class Grants:
     def _seen_utilisation(
         self, process: SessionProcess, message: protocol.GrantMeasured | protocol.GrantReleased
     ) -> float | None:
-        """Return how busy *process* kept the device, by its *message* or as seen from outside, and learn from it."""
-        utilisation = message.utilisation if message.utilisation is not None else self._served.utilisation(process)
+        """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
+        seen = self._served.utilisation(process)
+        utilisation = message.utilisation if seen is None else seen
         if utilisation is not None and self._driver.scheduler.sessions[_id(process)].alone:
             self._foresight.measured(_id(process), utilisation)
         return utilisation
