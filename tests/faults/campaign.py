@@ -19,16 +19,19 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -36,12 +39,14 @@ import psutil
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.local_stack import LocalStack, Service
-from sharedkernel.paths import KEEPER_SOCKET, WARM_PARENT_SOCKET
+from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.faults.notebooks import PATIENCE, STEPS_PER_CELL, Worker, undisturbed
 from tests.relay.support import Notebook
 
 #: what is killed, and how often compared with the others
 KINDS = {"gateway": 3, "executor": 3, "warm parent": 1, "keeper": 1, "session": 2, "relay": 2, "server": 1}
+#: what everybody needs, and what is started again here
+_SERVICES = ("gateway", "executor")
 _SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
@@ -91,6 +96,10 @@ class FaultStack(LocalStack):
                     return process
         return None
 
+    def num_records(self) -> int:
+        """Return how many sessions the executor keeps a record of, those that are ready for nobody yet included."""
+        return sum(1 for _ in (self.runtime_directory / RECORDS_DIRECTORY).iterdir())
+
     def sessions(self) -> dict[str, int]:
         """Return the process ids of all sessions, by client key; empty while no executor answers."""
 
@@ -118,10 +127,17 @@ class Campaign:
         Of everything random.
     notebooks
         How many are at work.
+    kinds
+        What is killed, and how often compared with the others.
     """
 
-    def __init__(self, stack: FaultStack, *, seed: int, notebooks: int) -> None:
+    def __init__(
+        self, stack: FaultStack, *, seed: int, notebooks: int, kinds: Mapping[str, int] = MappingProxyType(KINDS)
+    ) -> None:
         self.stack = stack
+        #: what there is more of after all kills than before the first, though nothing is there for it
+        self.grown: dict[str, int] = {}
+        self._kinds = kinds
         self.kills: list[Kill] = []
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -166,35 +182,60 @@ class Campaign:
                 notebooks.callback(lambda worker=worker: worker.notebook.__exit__())
             for worker in self.workers:
                 worker.start()
-            while len(self.kills) < kills and not any(worker.failure for worker in self.workers):
-                time.sleep(self._random.uniform(0.0, 0.6))
-                kill = self._kill_something()
-                if kill is None:
-                    continue
-                say(f"{len(self.kills)}/{kills} {kill.kind} by {kill.how}")
-                # Most of the time the next one comes when this one is overcome; sometimes in the middle of it.
-                if self._random.random() < 0.7:
-                    self._wait_until_overcome(kill)
+            self._wait_until(lambda: all(worker.findings.cells for worker in self.workers))
+            # The executor makes a spare session ready when the last one was taken a while ago.
+            self._wait_until(lambda: self.stack.num_records() > len(self.workers))
+            before = holdings(self.stack)
+            while len(self.kills) < kills and not self._has_failed:
+                time.sleep(self._random.uniform(0.0, 0.3))
+                kind = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
+                # Most of the time a service is killed when its last end is overcome; sometimes in the middle of that.
+                # Others are killed meanwhile.
+                last = next((kill for kill in reversed(self.kills) if kill.kind == kind), None)
+                if last is not None and kind in _SERVICES and self._random.random() < 0.7:
+                    self._wait_until_overcome(last)
+                if (kill := self._kill(kind)) is not None:
+                    say(f"{len(self.kills)}/{kills} {kill.kind} by {kill.how}")
             for kill in self.kills:
                 self._wait_until_overcome(kill)
             for worker in self.workers:
                 worker.finish()
             for worker in self.workers:
                 worker.join(2 * PATIENCE)
+            if not self._has_failed:
+                self.grown = self._growth(before)
 
-    def _wait_until_overcome(self, kill: Kill) -> None:
+    @property
+    def _has_failed(self) -> bool:
+        return any(worker.failure for worker in self.workers)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 2 * PATIENCE
-        while kill.affected - set(kill.answered) and not any(worker.failure for worker in self.workers):
+        while not condition() and not self._has_failed:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{kill.affected - set(kill.answered)} did not answer after {kill}")
+                raise TimeoutError(f"not within {2 * PATIENCE:g} s: {condition}")
             time.sleep(0.01)
 
-    def _kill_something(self) -> Kill | None:
-        kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
+    def _growth(self, before: Counter[str]) -> dict[str, int]:
+        """Return what there is more of than *before*, once that is as little as it gets."""
+        end_left_sessions(self.stack)
+        deadline = time.monotonic() + PATIENCE / 3
+        while (grown := holdings(self.stack) - before) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return dict(grown)
+
+    def _wait_until_overcome(self, kill: Kill) -> None:
+        try:
+            self._wait_until(lambda: kill.affected <= set(kill.answered))
+        except TimeoutError:
+            raise TimeoutError(f"{kill.affected - set(kill.answered)} did not answer after {kill}") from None
+
+    def _kill(self, kind: str) -> Kill | None:
+        """Kill something of a kind; None if there is nothing of it that may be killed now."""
         how = self._random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
         worker = self._random.choice(self.workers)
         everybody = {worker.name for worker in self.workers}
-        if kind in ("gateway", "executor"):
+        if kind in _SERVICES:
             service = getattr(self.stack, kind)
             return self._record(kind, how, everybody, lambda: _replace(service, how))
         if kind in ("relay", "server"):
@@ -232,12 +273,19 @@ class Campaign:
 
     def _record(self, kind: str, how: int, affected: set[str], do: Callable[[], None]) -> Kill:
         kill = Kill(kind=kind, how=signal.Signals(how).name, at=time.monotonic(), affected=affected)
+        for worker in self.workers:
+            worker.note(f"kill {len(self.kills) + 1}: {kind} by {kill.how}, affects {', '.join(sorted(affected))}")
         do()
         with self._lock:
             self.kills.append(kill)
         return kill
 
     # --- what came of it -----------------------------------
+
+    def say_stories(self, say: Callable[[str], None]) -> None:
+        """Tell what each notebook did and heard lately."""
+        for worker in self.workers:
+            say("\n".join([f"--- {worker.name}", *worker.story]))
 
     def report(self) -> dict[str, Any]:
         """Return what was found, as a JSON document; times in seconds."""
@@ -254,6 +302,7 @@ class Campaign:
             "wrong": [what for found in findings for what in found.wrong],
             "outcomes_lost": [what for found in findings for what in found.outcomes_lost],
             "unexplained": [what for found in findings for what in found.unexplained],
+            "grown": self.grown,
             "failures": [f"{worker.name}: {worker.failure!r}" for worker in self.workers if worker.failure],
             "reply_seconds": {kind: _percentiles([k for k in self.kills if k.kind == kind]) for kind in kinds},
         }
@@ -287,24 +336,64 @@ def leftovers(stack: FaultStack) -> dict[str, list[str]]:
     return {"processes": processes, "files": files}
 
 
-def descriptors(stack: FaultStack) -> dict[str, list[str]]:
-    """Return what each long-lived process of *stack* has open, by its role."""
-    found = {"gateway": stack.gateway.process, "executor": stack.executor.process}
-    processes = {role: psutil.Process(process.pid) for role, process in found.items() if process is not None}
-    for role in _SOCKETS:
-        if (small := stack.small_process(role)) is not None:
-            processes[role] = small
-    return {role: sorted(_open(process.pid)) for role, process in processes.items()}
+def end_left_sessions(stack: FaultStack) -> None:
+    """End the sessions that no client came back to: those whose notebooks had nothing that they would miss."""
+    for kernel in _ask(stack, "/api/kernels"):
+        if not kernel["connections"]:
+            _ask(stack, f"/api/kernels/{kernel['id']}?linger=0", "DELETE")
+
+
+def _ask(stack: FaultStack, path: str, method: str = "GET") -> Any:
+    headers = {"Authorization": f"token {stack.token(stack.users[0])}"}
+    request = urllib.request.Request(stack.gateway_url + path, method=method, headers=headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+        return json.loads(response.read() or b"null")
+
+
+def holdings(stack: FaultStack) -> Counter[str]:
+    """Return how much there is of everything that must not grow: processes, descriptors, files, all by their kind.
+
+    Of descriptors there are the most that any process of the same role has; logs are left out.
+    """
+    found: Counter[str] = Counter()
+    for process in stack.processes():
+        with contextlib.suppress(psutil.Error, OSError):
+            names = [_kind_of(stack, name) for name in _open(process.pid)]
+            role = _role(process.cmdline(), names)
+            found[f"process: {role}"] += 1
+            found |= Counter(f"{role}: {name}" for name in names)
+    for path in stack.runtime_directory.rglob("*"):
+        if path.parent.name != LOGS_DIRECTORY:
+            found[f"file: {_kind_of(stack, str(path))}"] += 1
+    return found
+
+
+def _role(words: list[str], names: list[str]) -> str:
+    """Return what the process is to the stack; a session still has the warm parent's command line."""
+    arguments = [word for word in words[words.index("-m") + 1 :] if not word.isdigit()] if "-m" in words else words
+    role = next((word for word in arguments if word not in ("sharedkernel.lifetime", "sharedkernel")), "")
+    is_session = role.endswith("warm_parent") and any(name.startswith("/memfd:sharedkernel-N") for name in names)
+    return "session" if is_session else role
+
+
+def _kind_of(stack: FaultStack, name: str) -> str:
+    """Return a file's name without what differs from one to the next."""
+    return re.sub(r"[0-9a-f]{6,}|\d+", "N", name.removeprefix(str(stack.directory))).removesuffix(" (deleted)")
 
 
 def _open(pid: int) -> Iterator[str]:
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            yield os.readlink(descriptor).split(":[")[0]
+            yield os.readlink(descriptor)
 
 
 def run_campaign(
-    *, kills: int, seed: int, notebooks: int, say: Callable[[str], None] = lambda _: None
+    *,
+    kills: int,
+    seed: int,
+    notebooks: int,
+    kinds: Mapping[str, int] = MappingProxyType(KINDS),
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run a campaign on a stack of its own, and return its report with what was left over."""
     stack = FaultStack(users=["ada"], capacity="2GiB")
@@ -316,16 +405,15 @@ def run_campaign(
     os.environ.update(private)
     try:
         stack.start()
-        campaign = Campaign(stack, seed=seed, notebooks=notebooks)
+        campaign = Campaign(stack, seed=seed, notebooks=notebooks, kinds=kinds)
         campaign.run(kills, say=say)
         report = campaign.report()
-        report["open"] = {role: dict(Counter(names)) for role, names in descriptors(stack).items()}
+        if not is_clean(report | {"left": {}}):
+            _say_logs(stack, say)
+            campaign.say_stories(say)
     except BaseException:
         _say_logs(stack, say)
         raise
-    else:
-        if not is_clean(report | {"left": {}}):
-            _say_logs(stack, say)
     finally:
         stack.stop()
         for name, value in before.items():
@@ -342,7 +430,7 @@ def _say_logs(stack: FaultStack, say: Callable[[str], None]) -> None:
 
 def is_clean(report: dict[str, Any]) -> bool:
     """Whether nothing was lost, wrong or left."""
-    bad = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "failures")
+    bad = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "grown", "failures")
     return not (any(report[name] for name in bad) or any(report["left"].values()))
 
 
@@ -352,12 +440,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--notebooks", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="kill nothing else")
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr, flush=True)  # noqa: T201
     report = run_campaign(
         kills=options.kills,
         seed=options.seed,
         notebooks=options.notebooks,
+        kinds={kind: KINDS[kind] if len(options.only) == len(KINDS) else 1 for kind in options.only},
         say=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
     )
     print(json.dumps(report, indent=2))  # noqa: T201

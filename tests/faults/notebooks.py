@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -23,6 +25,8 @@ from tests.relay.support import Notebook
 PATIENCE = 90.0
 #: steps of one training; then it starts over
 STEPS = 240
+#: lines of a notebook's story that are kept
+_STORY_LINES = 400
 #: most steps of one cell
 STEPS_PER_CELL = 6
 
@@ -118,6 +122,8 @@ class Worker(threading.Thread):
         self.relays_killed = 0
         #: the same of the Jupyter servers that its relay belongs to
         self.servers_killed = 0
+        #: what it did and heard lately, each with its time, for whoever looks for a fault
+        self.story: deque[str] = deque(maxlen=_STORY_LINES)
         #: what ended this thread, if not :meth:`finish`
         self.failure: BaseException | None = None
         self._expected = expected
@@ -130,6 +136,10 @@ class Worker(threading.Thread):
         self._is_set_up = False
         #: ids of all messages that were published to this notebook
         self._heard: set[str] = set()
+
+    def note(self, line: str) -> None:
+        """Add *line* to the story."""
+        self.story.append(f"{datetime.now():%H:%M:%S.%f} {line}")
 
     def finish(self) -> None:
         """Stop after the present cell."""
@@ -215,7 +225,12 @@ class Worker(threading.Thread):
     def _standing(self) -> str:
         while (cell := self._run(STANDING)).status != "ok" or not cell.text:
             self._explain(cell)
-        return cell.text.strip().splitlines()[-1]
+        return self._last_line(cell)
+
+    @staticmethod
+    def _last_line(cell: Cell) -> str:
+        """Return what the cell itself printed last; a new session says before it that an earlier one is there."""
+        return next(reversed(cell.text.split("\n")[:-1]), "")
 
     def _explain(self, cell: Cell) -> None:
         """Take note of a cell that failed: a kill explains it or does not."""
@@ -249,10 +264,12 @@ class Worker(threading.Thread):
                 cell.status = self._reply(message_id)
             if not self.notebook.manager.is_alive():
                 was_killed = bool(self.relays_killed or self.sessions_killed)
+                self.note(f"{code[:40]!r}: {cell.status}, the relay ended (killed: {was_killed})")
                 self._start_relay_again()
                 return cell if cell.status is not None else Cell(cell.sent, lost_relay=was_killed)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name}: no answer within {PATIENCE:g} s to {code[:40]!r}: {cell}")
+        self.note(f"{code[:40]!r}: {cell.status} {cell.error} {cell.text[-40:]!r}")
         if cell.status == "ok":
             self._on_reply(self, cell.sent)
         return cell
@@ -262,6 +279,7 @@ class Worker(threading.Thread):
         name = f"{message['msg_id']} {message['header']['date']}"
         if name in self._heard:
             self.findings.wrong.append(f"{self.name}: came twice: {message['msg_type']} {message['content']}")
+            self.note(self.findings.wrong[-1])
         self._heard.add(name)
 
     def _hear(self, cell: Cell, message: dict[str, Any]) -> bool:
@@ -305,7 +323,7 @@ class Worker(threading.Thread):
         if not self._is_set_up:
             return
         deadline = time.monotonic() + PATIENCE
-        while self._run(STANDING).text.strip() in ("", "nothing"):
+        while self._last_line(self._run(STANDING)) in ("", "nothing"):
             if time.monotonic() > deadline:
                 self.findings.tensors_lost.append(f"{self.name}: its session was not brought back")
                 return
