@@ -28,6 +28,7 @@ from sharedkernel.session.gate import Gate
 from sharedkernel.session.loops import LoopReporter
 from sharedkernel.session.magics import SharedMagics
 from sharedkernel.session.offload import RestoreFailed
+from sharedkernel.session.orphans import reap_adopted
 from sharedkernel.session.outbox import REPLY, REQUEST, Outbox
 from sharedkernel.session.packages import PackageMagics
 from sharedkernel.session.quota import ErrorTranslation, Quota
@@ -186,6 +187,7 @@ class SessionKernel(IPythonKernel):
         finally:
             with contextlib.suppress(KeyboardInterrupt):  # it came too late to interrupt anything but the reply
                 section.close()
+            reap_adopted()
         if reply["status"] == "ok":
             assert isinstance(self.shell, SessionShell)
             try:
