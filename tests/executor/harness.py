@@ -22,6 +22,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
+from tests.warm import WarmPlace, give_back
 
 #: in the executor's environment, and nowhere else
 SECRET = "a-secret-of-the-executor"
@@ -90,10 +91,19 @@ class Notebook:
 
 
 class ExecutorProcess:
-    """A ``sharedkernel executor`` process and its directory."""
+    """A ``sharedkernel executor`` process and its directory.
 
-    def __init__(self, *options: str, capacity: str = "4GiB") -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
+    Parameters
+    ----------
+    options, capacity
+        Of its command line.
+    place
+        A runtime directory that may have a warm parent already, which then is left there; None: one of its own.
+    """
+
+    def __init__(self, *options: str, capacity: str = "4GiB", place: WarmPlace | None = None) -> None:
+        self._place = place
+        self.directory = Path(tempfile.mkdtemp(prefix="sk-")) if place is None else place.directory
         self.runtime_directory = self.directory / "run"
         self.options = options
         self._capacity = capacity
@@ -111,6 +121,8 @@ class ExecutorProcess:
         """Start it (again)."""
         with (self.directory / "executor.log").open("ab") as log:
             environment = {**os.environ, "SHAREDKERNEL_TOKEN": SECRET}
+            if self._place is not None:
+                environment["TMPDIR"] = str(self._place.scratch)
             self.process = subprocess.Popen(
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
@@ -121,7 +133,12 @@ class ExecutorProcess:
         self.process.wait()
 
     def close(self) -> None:
-        """End it with all its sessions; nothing is left."""
+        """End it with all its sessions; nothing is left, but a warm parent in a place that is not its own."""
+        if self._place is not None:
+            self.process.terminate()
+            self.process.wait(PATIENCE)
+            give_back(self._place)
+            return
         if self.process.poll() is not None:
             self.start()  # a test killed it: its sessions still have to go
 

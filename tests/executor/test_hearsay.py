@@ -10,6 +10,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.executor.hearsay import MOST_BYTES, believe
 from sharedkernel.protocol import Limits, Memory
+from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, until
 
 MIB = 1 << 20
@@ -101,9 +102,9 @@ def test_a_session_that_spoils_its_page_does_not_keep_executors_from_starting(pr
     asyncio.run(main())
 
 
-def test_a_session_that_lifts_its_limit_is_warned_and_ended() -> None:
+def test_a_session_that_lifts_its_limit_is_warned_and_ended(start_executor: StartExecutor) -> None:
     """What it has is seen from outside; its neighbour, within its own limit, is left alone."""
-    process = ExecutorProcess("--overuse-patience", "0.5s")
+    process = start_executor("--overuse-patience", "0.5s")
 
     async def main() -> None:
         async with Executor(process) as executor:
@@ -121,7 +122,4 @@ def test_a_session_that_lifts_its_limit_is_warned_and_ended() -> None:
             assert "which it has lifted itself: warned" in process.log()
             assert (await other.run("x.sum().item()")).text == f"{1 << 26}.0"
 
-    try:
-        asyncio.run(main())
-    finally:
-        process.close()
+    asyncio.run(main())

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.executor.harness import Executor, ExecutorProcess
+from tests.executor.conftest import StartExecutor
+from tests.executor.harness import Executor
 from tests.executor.test_packages import make_wheel
 
 
-def test_users_do_not_come_across_each_other_s_files(tmp_path: Path) -> None:
+def test_users_do_not_come_across_each_other_s_files(start_executor: StartExecutor, tmp_path: Path) -> None:
     """Folder, history, settings and installed packages are each user's own; status says what that does not protect."""
     homes = tmp_path / "homes"
-    process = ExecutorProcess("--homes", str(homes))
+    process = start_executor("--homes", str(homes))
     wheel = make_wheel(tmp_path)
 
     async def main() -> None:
@@ -30,7 +31,4 @@ def test_users_do_not_come_across_each_other_s_files(tmp_path: Path) -> None:
             assert (await grace.run("import own_package")).error == "ModuleNotFoundError"
             assert "own_package" not in (await grace.run("%history -g")).text.replace("import own_package", "", 1)
 
-    try:
-        asyncio.run(main())
-    finally:
-        process.close()
+    asyncio.run(main())

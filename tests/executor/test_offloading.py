@@ -14,6 +14,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.protocol import Limits
 from sharedkernel.units import format_bytes
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.warm import take_place
 
 MIB = 1 << 20
 _USERS = ("ada", "grace", "hedy", "joan", "lise", "mary")
@@ -41,7 +42,7 @@ def at_once(user: str) -> Limits:
 @asynccontextmanager
 async def small_device(capacity: str) -> AsyncIterator[Executor]:
     """Give an executor of little capacity."""
-    process = ExecutorProcess("--spares", "0", capacity=capacity)
+    process = ExecutorProcess("--spares", "0", capacity=capacity, place=take_place())
     try:
         async with Executor(process) as executor:
             yield executor

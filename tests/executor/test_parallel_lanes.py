@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from sharedkernel.scheduling import Scheduler, SchedulerConfig
 from sharedkernel.scheduling.actions import Grant
 from sharedkernel.scheduling.events import from_dict
 from sharedkernel.scheduling.model import HOLDING_STATES
+from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 PROCESSORS = os.cpu_count() or 1
@@ -38,11 +38,9 @@ for i in sharedkernel.iterations(range(5)):
 
 
 @pytest.fixture
-def parallel() -> Iterator[ExecutorProcess]:
+def parallel(start_executor: StartExecutor) -> ExecutorProcess:
     """Return an executor on which two lanes may run at once."""
-    process = ExecutorProcess("--parallel-lanes", "2")
-    yield process
-    process.close()
+    return start_executor("--parallel-lanes", "2")
 
 
 async def session(executor: Executor, notebook: Notebook, **known: bool) -> dict[str, Any]:

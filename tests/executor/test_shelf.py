@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +15,7 @@ from sharedkernel.executor.packets import connect
 from sharedkernel.executor.shelves import KEY_PREFIX
 from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Limits
+from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 IMPORT = "import torch; from sharedkernel import shelf\n"
@@ -28,11 +28,9 @@ LOAD = MODEL + "assert model.load_state_dict(shelf['model']).missing_keys == []\
 
 
 @pytest.fixture
-def own_process() -> Iterator[ExecutorProcess]:
-    """Yield an executor of one test's own, whose processes it may kill."""
-    process = ExecutorProcess()
-    yield process
-    process.close()
+def own_process(start_executor: StartExecutor) -> ExecutorProcess:
+    """Return an executor of one test's own, whose processes it may kill."""
+    return start_executor()
 
 
 async def crash(executor: Executor, notebook: Notebook, code: str) -> None:
