@@ -66,6 +66,9 @@ _OUTCOME_LOST = Problem(
 _DIED = "the session's process ended; its variables are gone. Run the notebook from its first cell again."
 _GONE = "the session is no longer on the gateway, and its variables are gone; a new one is started."
 
+#: channel and message id
+_Key = tuple[str, str]
+
 
 class State(StrEnum):
     """See the table above."""
@@ -105,9 +108,12 @@ class Relay:
         self._state = State.JOINING
         #: why there is no session, while refused
         self._problem = Problem("", "")
-        #: requests without a reply, by message id, oldest first
-        self._pending: dict[str, Request] = {}
+        #: requests without a reply, by channel and message id, oldest first. A client and the manager that interrupts
+        #: for it may go by one name and count for themselves: ids are one client's own only on one channel
+        self._pending: dict[_Key, Request] = {}
         self._held = Held()
+        #: an interrupt for what runs there is among what is held
+        self._interrupt_is_held = False
         #: headers of the messages published last: where the gateway goes on after an outage
         self._seen: deque[bytes] = deque(maxlen=SEEN_KEPT)
         #: names the session's process as the gateway does; None: it has not said so
@@ -126,7 +132,7 @@ class Relay:
         #: the cell that was told of the outage, and wants to know of its end
         self._told: bytes | None = None
         #: message id of the question that tells which outcomes were lost, and whom it is about
-        self._probe: tuple[str, list[str]] | None = None
+        self._probe: tuple[str, list[_Key]] | None = None
         #: joins or rejoins
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,10 +161,10 @@ class Relay:
 
     def interrupt(self) -> None:
         """Interrupt what runs, as a client's `interrupt_request` does."""
-        message = HeldMessage("control", wire.new_message("interrupt_request", {}, session=self._session), None)
         self._interrupt_held_cells()
-        if self._state is not State.REFUSED:
-            self._pass_on(message)
+        if self._admit_interrupt():
+            parts = wire.new_message("interrupt_request", {}, session=self._session)
+            self._pass_on(HeldMessage("control", parts, None))
 
     # --- from the client -----------------------------------
 
@@ -176,19 +182,22 @@ class Relay:
                 parts=parts,
                 in_line=channel == "shell" and not header.get("subshell_id"),
             )
-            self._remember(message_id, request)
+            self._remember((channel, message_id), request)
             if message_type == "shutdown_request":
                 self._begin(self._shut_down(request))
                 return
             if message_type == "interrupt_request":
                 self._interrupt_held_cells()
+                if not self._admit_interrupt():
+                    self._settle([request], _INTERRUPTED)
+                    return
         if self._state is State.REFUSED:
             self._meet_refused(request)
         if self._state is not State.REFUSED:
             self._pass_on(HeldMessage(channel, parts, request))
 
-    def _remember(self, message_id: str, request: Request) -> None:
-        self._pending[message_id] = request
+    def _remember(self, key: _Key, request: Request) -> None:
+        self._pending[key] = request
         if len(self._pending) > MAX_PENDING:
             del self._pending[next(iter(self._pending))]
 
@@ -229,6 +238,20 @@ class Relay:
         if self._state in (State.JOINING, State.AWAY):
             self._settle(self._held.remove_cells(), _INTERRUPTED)
 
+    def _admit_interrupt(self) -> bool:
+        """Return whether an interrupt is passed on to the session.
+
+        While it is out of reach, one is, if a cell runs there: any other, held until later, would meet a cell that is
+        sent after it.
+        """
+        if self._state is State.JOINED:
+            return True
+        runs = any(request.is_cell and request.sent for request in self._pending.values())
+        if self._state is not State.AWAY or not runs or self._interrupt_is_held:
+            return False
+        self._interrupt_is_held = True
+        return True
+
     def _settle(self, requests: Sequence[Request], problem: Problem) -> None:
         """Answer *requests* here, and forget them."""
         settled = {id(request) for request in requests}
@@ -263,9 +286,12 @@ class Relay:
         if self._probe is not None and parent == self._probe[0]:
             self._settle_lost(self._probe[1])
             self._probe = None
-        elif request := self._pending.get(str(parent)):
+            return
+        # A question for input goes to whoever asked on the shell channel.
+        key = ("shell" if channel == "stdin" else channel, str(parent))
+        if request := self._pending.get(key):
             if channel != "stdin":
-                del self._pending[str(parent)]
+                del self._pending[key]
             self._sockets.send(channel, request.identities, parts)
 
     def _heed_status(self, parts: list[bytes]) -> str | None:
@@ -292,8 +318,8 @@ class Relay:
                 self._websocket.close()
         return str(state)
 
-    def _settle_lost(self, message_ids: Sequence[str]) -> None:
-        lost = [self._pending[message_id] for message_id in message_ids if message_id in self._pending]
+    def _settle_lost(self, keys: Sequence[_Key]) -> None:
+        lost = [self._pending[key] for key in keys if key in self._pending]
         self._settle(lost, _OUTCOME_LOST)
 
     # --- the connection -----------------------------------
@@ -325,6 +351,7 @@ class Relay:
         self._end_outage()
         self._meet_process(None if websocket.headers is None else websocket.headers.get(wire.PROCESS_HEADER))
         self._ask_what_was_lost()
+        self._interrupt_is_held = False
         for message in self._held.take():
             if not self._write(message):
                 self._held.put_back(message)
@@ -352,7 +379,7 @@ class Relay:
         Its answer comes after theirs, so whoever has none by then will never get one: the gateway buffers what it
         cannot send, but a gateway that was restarted has no buffer.
         """
-        sent = [message_id for message_id, request in self._pending.items() if request.sent and request.in_line]
+        sent = [key for key, request in self._pending.items() if request.sent and request.in_line]
         if not sent:
             return
         parts = wire.new_message("kernel_info_request", {}, session=self._session)

@@ -252,6 +252,14 @@ def private_bytes(pid: int) -> int:
     return 1024 * sum(int(kib) for kib in re.findall(r"^Private_\w+:\s+(\d+)", rollup, re.MULTILINE))
 
 
+def _open_files(pid: int) -> set[str]:
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(descriptor))
+    return found
+
+
 def cpu_seconds(pid: int) -> float:
     """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -287,10 +295,18 @@ class Line:
 
     def cut(self, notebook: Notebook | None = None) -> None:
         """Break every connection and refuse new ones; return once the relay of *notebook* has noticed."""
+        pid = None if notebook is None else notebook.pid
+        sockets = set() if pid is None else self._sockets_of(pid)
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(TIMEOUT)
-        if notebook is not None:
-            relay = psutil.Process(notebook.pid)
-            wait_until(lambda: all(not c.raddr or c.raddr.port != self.port for c in relay.net_connections("tcp")))
+        if pid is not None:
+            # Closed by the relay: that it was reset at this end does not say that the relay has read so.
+            wait_until(lambda: sockets.isdisjoint(_open_files(pid)))
+
+    def _sockets_of(self, pid: int) -> set[str]:
+        """Return what a process has open to this line, by the system's names."""
+        connections = psutil.Process(pid).net_connections("tcp")
+        mine = [connection for connection in connections if connection.raddr and connection.raddr.port == self.port]
+        return {os.readlink(f"/proc/{pid}/fd/{connection.fd}") for connection in mine}
 
     async def _mend(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)

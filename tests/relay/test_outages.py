@@ -72,10 +72,22 @@ def test_a_held_cell_can_be_interrupted(line: Line, notebook: Notebook) -> None:
     line.cut(notebook)
     cell = notebook.client.execute("x = 1")
     # Cell and interrupt come on different channels: the first interrupt may be read before the cell is.
-    wait_until(lambda: notebook.manager.interrupt_kernel() or notebook.client.shell_channel.socket.poll(200))
+    wait_until(lambda: notebook.control("interrupt_request") and notebook.client.shell_channel.socket.poll(200))
     assert notebook.wait(cell).error.startswith("KeyboardInterrupt: interrupted while waiting for the gateway")
     line.mend()
     assert notebook.run("print(x)").text() == "0\n"
+
+
+def test_a_running_cell_is_interrupted_once_the_gateway_is_back(line: Line, notebook: Notebook, tmp_path: Path) -> None:
+    """However often it was asked for: what runs after it is left alone."""
+    message_id = waiting_cell(notebook, tmp_path / "never")
+    line.cut(notebook)
+    notebook.client.control_channel.send(notebook.client.session.msg("interrupt_request"))
+    for _ in range(3):
+        assert notebook.control("interrupt_request")["content"]["status"] == "ok"
+    line.mend()
+    assert notebook.wait(message_id).error.startswith("KeyboardInterrupt")
+    assert notebook.run("print('later')").text() == "later\n"
 
 
 def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path) -> None:

@@ -50,6 +50,17 @@ def test_an_interrupt_ends_the_cell(notebook: Notebook, code: str, how: str) -> 
     assert notebook.run("print('next')").text() == "next\n"
 
 
+def test_an_interrupt_may_have_the_cells_id(notebook: Notebook) -> None:
+    """A client and its kernel's manager number their messages each for itself, under one name."""
+    message_id = notebook.client.execute("import time; print('go'); time.sleep(60)")
+    notebook.wait_for_output(message_id, "go")
+    interrupt = notebook.client.session.msg("interrupt_request")
+    interrupt["header"]["msg_id"] = message_id
+    notebook.client.control_channel.send(interrupt)
+    assert notebook.wait(message_id).error.startswith("KeyboardInterrupt")
+    assert notebook.client.get_control_msg(timeout=TIMEOUT)["msg_type"] == "interrupt_reply"
+
+
 def test_questions_are_answered(notebook: Notebook) -> None:
     """Completions, help and what comms there are come from the session."""
     notebook.run("a_long_name = 'text'")
