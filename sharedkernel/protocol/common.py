@@ -1,0 +1,87 @@
+"""What messages of several conversations are made of, and the answers that all have."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """Base of all control messages."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one user may use; absent values mean "not limited"."""
+
+    user: str
+    #: bytes of device memory over all the user's sessions; None: the device's capacity
+    quota_bytes: int | None = None
+    #: weight in fair sharing, relative to the other users'
+    share: float = 1.0
+    #: sessions at a time; None: any number
+    sessions: int | None = None
+    #: scheduling class, larger first (policy ``priority``)
+    priority: int = 0
+    #: users of one group may share a lane's bytes; None: shares with nobody
+    group: str | None = None
+    #: seconds after which an idle session may be offloaded while somebody waits for memory; None: never
+    offload_after: float | None = 30.0
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who a user's sessions are to the operating system."""
+
+    name: str
+    home: str
+    #: user and group id, and supplementary groups; None: the executor's own
+    uid: int | None = None
+    gid: int | None = None
+    groups: list[int] = []
+    shell: str | None = None
+    #: 0700, for sockets and the like
+    runtime_directory: str | None = None
+    #: 0700, for memory that is moved away; None: where the environment says, or in its home
+    offload_directory: str | None = None
+    #: limits on each process by name (NPROC, NOFILE, …)
+    rlimits: dict[str, int] = {}
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A session's device memory as its meter sees it, in bytes."""
+
+    persistent: int = 0
+    #: largest need of an iteration beyond what is persistent; None: not measured yet
+    ephemeral: int | None = None
+    framework: int = 0
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor serves."""
+
+    name: str
+    kind: str
+    capacity_bytes: int
+    reserve_bytes: int
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The executor's answer to :class:`Hello` and :class:`SessionHello`."""
+
+    version: int
+    device: Device
+    pid: int
+    #: names of the Python environments that sessions can have besides the executor's own
+    environments: list[str] = []
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """A request was carried out."""
+
+    request: int
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """A request was not carried out."""
+
+    request: int
+    reason: str
+    message: str

@@ -1,0 +1,174 @@
+"""What a session and its executor say to each other on the descriptor socket: the shelf, lanes and units.
+
+Each message is one packet, and descriptors travel along.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sharedkernel.protocol.common import Done, Failed, Message
+
+# --- session -> executor on the descriptor socket (packets); each carries `request`, repeated in its answer -----------
+
+
+class ReserveShelf(Message, frozen=True, kw_only=True):
+    """Set `bytes` of the user's quota aside for something that is about to be shelved; answered by :class:`Done`.
+
+    The reservation is named by `request` and given back when the connection ends.
+    """
+
+    request: int
+    name: str
+    bytes: int
+
+
+class WithdrawReservation(Message, frozen=True, kw_only=True):
+    """Give a reservation back, named by the request that made it; answered by :class:`Done`."""
+
+    request: int
+    reservation: int
+
+
+class Shelve(Message, frozen=True, kw_only=True):
+    """Put the memory whose descriptor travels along on the user's shelf, instead of what had that name.
+
+    Answered by :class:`Done`. The size is the memory's own, whatever was reserved; its size must be sealed.
+    """
+
+    request: int
+    name: str
+    #: the request of the :class:`ReserveShelf` that made room; one that is not known any more is none
+    reservation: int
+
+
+class FetchShelved(Message, frozen=True, kw_only=True):
+    """Ask for what is on the shelf under `name`; answered by :class:`Shelved`."""
+
+    request: int
+    name: str
+
+
+class Unshelve(Message, frozen=True, kw_only=True):
+    """Take `name` off the shelf; answered by :class:`Done`."""
+
+    request: int
+    name: str
+
+
+class ListShelf(Message, frozen=True, kw_only=True):
+    """Ask what is on the shelf; answered by :class:`ShelfListing`."""
+
+    request: int
+
+
+class TakeLane(Message, frozen=True, kw_only=True):
+    """With a grant: ask what the session's lane is made of, and begin its turn; answered by :class:`LaneTaken`."""
+
+    request: int
+
+
+class FetchUnits(Message, frozen=True, kw_only=True):
+    """Ask for units of the session's lane; answered by :class:`Units`."""
+
+    request: int
+    units: list[int]
+
+
+class WantPrivateUnits(Message, frozen=True, kw_only=True):
+    """Ask for device memory of the session's own, in units of these sizes; answered by :class:`Units`."""
+
+    request: int
+    sizes: list[int]
+
+
+class LaneHandedOver(Message, frozen=True, kw_only=True):
+    """Nothing of the session's iteration is left in its lane; said before the grant goes. Answered by :class:`Done`."""
+
+    request: int
+    #: the turn came to nothing: what was in the lane is still there
+    unused: bool = False
+
+
+class LaneUnused(Message, frozen=True, kw_only=True):
+    """Why the session's iterations use no lane that others share, in one sentence; answered by :class:`Done`."""
+
+    request: int
+    #: None: they do
+    note: str | None
+
+
+class UnitsImported(Message, frozen=True, kw_only=True):
+    """The session has these private units: they live and die with its process now; answered by :class:`Done`."""
+
+    request: int
+    units: list[int]
+
+
+class UnitsLetGo(Message, frozen=True, kw_only=True):
+    """Nothing of these units is left in the session's process; answered by :class:`Done`."""
+
+    request: int
+    units: list[int]
+
+
+# --- executor -> session on the descriptor socket (packets) -----------------------------------
+
+
+class LaneTaken(Message, frozen=True, kw_only=True):
+    """The session's lane: its units by number and size, in the order of their addresses."""
+
+    request: int
+    lane: int
+    #: changes whenever the units do
+    version: int
+    units: list[tuple[int, int]]
+    #: another user's bytes are in it, and are to be written over before anything is read
+    must_scrub: bool
+
+
+class Units(Message, frozen=True, kw_only=True):
+    """Device memory by number and size; a descriptor of each travels along, in this order."""
+
+    request: int
+    units: list[tuple[int, int]]
+
+
+class DescriptorWelcome(Message, frozen=True, kw_only=True):
+    """First packet on a connection, unless it is a :class:`Failed` of request 0; nothing is said before it."""
+
+    version: int
+
+
+class Shelved(Message, frozen=True, kw_only=True):
+    """Answer to :class:`FetchShelved`; the memory's descriptor travels along."""
+
+    request: int
+    bytes: int
+
+
+class ShelfEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One name on a user's shelf."""
+
+    name: str
+    bytes: int
+    #: seconds since 1970 in UTC
+    shelved_at: float
+
+
+class ShelfListing(Message, frozen=True, kw_only=True):
+    """Answer to :class:`ListShelf`, in the order of names."""
+
+    request: int
+    entries: list[ShelfEntry]
+    #: what the shelf is charged with: the entries, and what was taken off it but is still mapped by a session
+    charged_bytes: int
+    #: what could be shelved besides
+    left_bytes: int
+
+
+ToDescriptorSocket = (
+    ReserveShelf | WithdrawReservation | Shelve | FetchShelved | Unshelve | ListShelf | TakeLane | FetchUnits
+    | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo
+)  # fmt: skip
+FromDescriptorSocket = DescriptorWelcome | Done | Failed | Shelved | ShelfListing | LaneTaken | Units

@@ -1,0 +1,237 @@
+"""What a gateway or a command asks an executor, and what it says to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sharedkernel.protocol.common import Done, Failed, Limits, Message, Welcome
+
+# --- opening a connection -----------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of a gateway or a command to the executor."""
+
+    version: int
+    role: str  # "gateway" or "command"
+
+
+# --- gateway or command -> executor; each carries `request`, repeated in its answer -----------------------------------
+
+
+class StartSession(Message, frozen=True, kw_only=True):
+    """Start a session; answered by :class:`SessionReady` or :class:`Failed`."""
+
+    request: int
+    session: str
+    limits: Limits
+    #: path of the notebook as its user names it; shown to its owner and admins only
+    notebook: str | None = None
+    #: working directory that the notebook would have; the user's home is taken where it does not exist here
+    cwd: str | None = None
+    #: names the client that asks, so that the same one finds its session again; None: nobody will
+    client_key: str | None = None
+    #: added to the session's environment
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    #: id under which clients know it; None: its own
+    kernel: str | None = None
+    #: said before its first cell's own output
+    notice: str | None = None
+    #: name of its Python environment; empty: the executor's own
+    environment: str = ""
+
+
+class EndSession(Message, frozen=True, kw_only=True):
+    """End a session's process, kindly first; answered by :class:`Done` once it is reaped."""
+
+    request: int
+    session: str
+
+
+class LingerSession(Message, frozen=True, kw_only=True):
+    """Let a session that was shut down stay for `seconds`, unless it never ran anything. Answered by :class:`Done`."""
+
+    request: int
+    session: str
+    seconds: float
+
+
+class ReclaimSession(Message, frozen=True, kw_only=True):
+    """Give a session, lingering or left by its client, to the client of `kernel`; answered by :class:`SessionReady`."""
+
+    request: int
+    session: str
+    kernel: str
+    notebook: str | None = None
+    client_key: str | None = None
+
+
+class NotifySession(Message, frozen=True, kw_only=True):
+    """Show `text`, a sentence, in the session's notebook; answered by :class:`Done`."""
+
+    request: int
+    session: str
+    text: str
+
+
+class OffloadSession(Message, frozen=True, kw_only=True):
+    """Offload an idle session now, whoever waits; answered by :class:`Done` once its memory is free."""
+
+    request: int
+    session: str
+
+
+class SignalSession(Message, frozen=True, kw_only=True):
+    """Send a signal to a session's process; answered by :class:`Done`."""
+
+    request: int
+    session: str
+    signum: int
+
+
+class ListSessions(Message, frozen=True, kw_only=True):
+    """Ask for every live session; answered by :class:`Sessions`."""
+
+    request: int
+
+
+class ConfigureUsers(Message, frozen=True, kw_only=True):
+    """Set users' limits; answered by :class:`Done`."""
+
+    request: int
+    limits: list[Limits]
+
+
+class SetPolicy(Message, frozen=True, kw_only=True):
+    """Let another policy rank from now on, until the executor ends; no grant is lost. Answered by :class:`Done`."""
+
+    request: int
+    #: a policy by its name in the configuration
+    policy: str
+
+
+class GetStatus(Message, frozen=True, kw_only=True):
+    """Ask for the whole status document; answered by :class:`Status`."""
+
+    request: int
+
+
+class AwaitChange(Message, frozen=True, kw_only=True):
+    """Ask for word of the next change of a session's state, a lane or a limit; answered by :class:`Done` then.
+
+    What is measured all the time (memory, iterations, service) is no change.
+    """
+
+    request: int
+
+
+class GetCounts(Message, frozen=True, kw_only=True):
+    """Ask how often what happened; answered by :class:`CountsAnswer`."""
+
+    request: int
+
+
+class StopExecutor(Message, frozen=True, kw_only=True):
+    """Stop the executor; with `end_sessions` its sessions, warm parent and keeper too. Answered by :class:`Done`."""
+
+    request: int
+    end_sessions: bool = False
+
+
+# --- executor -> gateway or command -----------------------------------
+
+
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway needs to adopt a running session."""
+
+    session: str
+    user: str
+    notebook: str | None
+    client_key: str | None
+    #: larger than that of each process that this session id has had before; an older one's end is not this one's
+    incarnation: int
+    pid: int
+    #: Jupyter connection information: transport, ip, ports, key, signature_scheme
+    connection: dict[str, Any]
+    #: as they came in :class:`StartSession`: a gateway that adopts the session can restart it alike
+    cwd: str | None = None
+    env: dict[str, str] = {}
+    #: id under which clients know it; None: its own
+    kernel: str | None = None
+    #: seconds for which it still lingers; None: it was not shut down
+    lingers: float | None = None
+    #: name of its Python environment; empty: the executor's own
+    environment: str = ""
+
+
+class SessionReady(Message, frozen=True, kw_only=True):
+    """Answer to :class:`StartSession`."""
+
+    request: int
+    record: SessionRecord
+
+
+class Sessions(Message, frozen=True, kw_only=True):
+    """Answer to :class:`ListSessions`."""
+
+    request: int
+    records: list[SessionRecord]
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """Answer to :class:`GetStatus`: the status document."""
+
+    request: int
+    status: dict[str, Any]
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """How often what happened on a device since its executor started."""
+
+    #: decisions, by name: grants, preemptions, forced_yields, offloads, restores
+    actions: dict[str, int]
+    #: wants that were refused, by reason
+    refusals: dict[str, int]
+    #: upper bounds of the classes of `waits`
+    wait_bounds_seconds: list[float]
+    #: waits that ended, by class; one more than there are bounds
+    waits: list[int]
+    #: all of them together
+    waited_seconds: float
+
+
+class CountsAnswer(Message, frozen=True, kw_only=True):
+    """Answer to :class:`GetCounts`."""
+
+    request: int
+    counts: Counts
+
+
+class SessionDied(Message, frozen=True, kw_only=True):
+    """A session's process ended (unasked for; pushed to every gateway)."""
+
+    session: str
+    incarnation: int
+    #: exit code, None when a signal ended it
+    code: int | None
+    #: signal number, None when it exited by itself
+    signum: int | None
+    #: stable slug: exited, killed, crashed, out_of_memory, asked
+    reason: str
+    #: one sentence for its user
+    message: str
+
+
+class EarlierWanted(Message, frozen=True, kw_only=True):
+    """The user of a session wants the earlier one of the same notebook in its place (pushed to every gateway)."""
+
+    session: str
+
+
+FromGateway = (
+    Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
+    | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor
+)  # fmt: skip
+ToGateway = Welcome | SessionReady | Sessions | Status | CountsAnswer | Done | Failed | SessionDied | EarlierWanted

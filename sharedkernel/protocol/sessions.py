@@ -1,0 +1,244 @@
+"""What a session and its executor say to each other on the control socket."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from sharedkernel.protocol.common import Account, Failed, Memory, Message, Welcome
+
+# --- session -> executor -----------------------------------
+
+
+class SessionHello(Message, frozen=True, kw_only=True):
+    """First message of a session's process; again when it finds a new executor."""
+
+    version: int
+    #: names this process for life; the warm parent gave it
+    process: str
+    pid: int
+    connection: dict[str, Any]
+    memory: Memory
+    data_bytes: int
+    #: open cells, and whether the process holds a grant right now: what a new executor has to take over
+    cell_open: bool = False
+    holding: bool = False
+    wanting: bool = False
+    #: bytes that are offloaded now; with a cell open, they are being restored or wait to be
+    offloaded_bytes: int = 0
+    #: a hash of the source of the open cell; None: not known
+    source: str | None = None
+
+
+class Assigned(Message, frozen=True, kw_only=True):
+    """The process now serves the session it was assigned."""
+
+    session: str
+
+
+class CellOpened(Message, frozen=True, kw_only=True):
+    """User code starts to run (a cell, a widget callback, a background task).
+
+    A session that is offloaded then waits for :class:`Restore`, or a :class:`RefusedGrant`, before the first line.
+    """
+
+
+class Foreseen(Message, frozen=True, kw_only=True):
+    """What the session foresees of the code that runs: said when it becomes known and when it turns out otherwise."""
+
+    #: the same for each run of the same source: a hash of it; None: not known
+    source: str | None = None
+    #: iterations that are left, as loops and progress bars show them; None: they do not
+    remaining_iterations: int | None = None
+    #: mean length of an iteration while a grant was held; None: not known yet
+    iteration_seconds: float | None = None
+    #: floating-point operations of an iteration, and bytes that these read and wrote; None: not counted
+    iteration_flops: int | None = None
+    iteration_bytes: int | None = None
+    #: that torch may use; 0: not said
+    threads: int = 0
+
+
+class CellClosed(Message, frozen=True, kw_only=True):
+    """User code came to its end; the grant, if any, was released before."""
+
+    memory: Memory
+
+
+class DeviceWanted(Message, frozen=True, kw_only=True):
+    """The session wants a grant."""
+
+    memory: Memory
+    #: private bytes of the process that a limit on it must allow besides persistent and ephemeral (host device)
+    data_bytes: int
+    #: bytes that an interrupted iteration, or cell, needs beyond what it has now; a grant promises them
+    growth: int = 0
+
+
+class DeviceWantWithdrawn(Message, frozen=True, kw_only=True):
+    """The session was interrupted while it waited."""
+
+
+class GrantMeasured(Message, frozen=True, kw_only=True):
+    """What a grant that is kept came to since it began, or was measured last."""
+
+    iterations: int
+    #: processor-seconds used meanwhile, per second and processor (0 to 1)
+    utilisation: float | None = None
+
+
+class GrantReleased(Message, frozen=True, kw_only=True):
+    """The session gives its grant back: nothing of it runs on the device any more."""
+
+    #: at a boundary, as its user code ended, or in the middle of an iteration (asked by a signal)
+    at: Literal["boundary", "cell", "yield"]
+    memory: Memory
+    #: live bytes beyond persistent (in the middle of an iteration)
+    live_bytes: int = 0
+    #: completed since the grant began, or was measured last
+    iterations: int = 0
+    #: processor-seconds used meanwhile, per second and processor (0 to 1)
+    utilisation: float | None = None
+
+
+class Offloaded(Message, frozen=True, kw_only=True):
+    """The session's device memory was moved away as far as it can be, and is free."""
+
+    memory: Memory
+    #: moved away
+    offloaded_bytes: int
+    #: what stayed and why, for people
+    kept: str | None = None
+    seconds: float = 0.0
+
+
+class OffloadDeclined(Message, frozen=True, kw_only=True):
+    """The session keeps its memory where it is; `message` says why."""
+
+    #: stable slug: busy, threads, tasks, nothing, disk, unsafe
+    reason: str
+    message: str
+
+
+class Restored(Message, frozen=True, kw_only=True):
+    """The session's memory is back, before the first line of its cell."""
+
+    memory: Memory
+    seconds: float = 0.0
+
+
+class WantEarlier(Message, frozen=True, kw_only=True):
+    """The user wants the earlier session of the same notebook in place of this one; answered by a :class:`Notice`."""
+
+
+class Watch(Message, frozen=True, kw_only=True):
+    """The session wants :class:`View` every `interval` seconds; 0 ends it."""
+
+    interval: float
+
+
+# --- executor -> session -----------------------------------
+
+
+class Assign(Message, frozen=True, kw_only=True):
+    """Serve this session from now on."""
+
+    session: str
+    user: str
+    notebook: str | None
+    cwd: str | None
+    env: dict[str, str]
+    #: said before the first cell's own output
+    notice: str | None = None
+    #: sessions share lanes' bytes on this device: device memory comes from the executor
+    shares_lanes: bool = False
+    #: poison a lane at each hand-over, to find what still uses it
+    check_lanes: bool = False
+    #: who the process becomes, before anything else; None: it stays as it is
+    account: Account | None = None
+    #: name of the process's Python environment; empty: the executor's own
+    environment: str = ""
+
+
+class Granted(Message, frozen=True, kw_only=True):
+    """The session may use the device; `threads` bounds torch's threads meanwhile (0: as it likes)."""
+
+    threads: int = 0
+
+
+class WithdrawalSeen(Message, frozen=True, kw_only=True):
+    """Answer to :class:`DeviceWantWithdrawn`, unless a :class:`Granted` was already under way."""
+
+
+class Waiting(Message, frozen=True, kw_only=True):
+    """Why a wanted grant has not come yet; repeated when it changes."""
+
+    #: "lane", "memory", "quota" or "restore"
+    reason: str
+    #: place in the queue, from 1
+    position: int | None
+    #: who runs now, for people
+    holder: str | None = None
+    #: how much longer the wait is expected to last; None: nobody can tell
+    expected_seconds: float | None = None
+    #: what half of the session's or else its user's earlier waits did not exceed; None: there were none
+    usual_seconds: float | None = None
+
+
+class RefusedGrant(Message, frozen=True, kw_only=True):
+    """A wanted grant will never come as things are: `message` says why and what to do."""
+
+    reason: str
+    message: str
+
+
+class Offload(Message, frozen=True, kw_only=True):
+    """Move your device memory away, if no user code runs; answered by Offloaded or OffloadDeclined."""
+
+
+class Restore(Message, frozen=True, kw_only=True):
+    """There is room for what is offloaded: bring it back. Answered by Restored, or CellClosed if that was cut short."""
+
+
+class Allowance(Message, frozen=True, kw_only=True):
+    """How far the session's memory may grow, and out of what; shown when it is exceeded."""
+
+    #: largest persistent + ephemeral bytes of this session
+    limit_bytes: int
+    quota_bytes: int
+    #: used by this user's other sessions
+    others_bytes: int
+    capacity_bytes: int
+    #: limit on private memory that the session sets itself, where the executor may not from outside; bytes
+    data_limit_bytes: int | None = None
+
+
+class Notice(Message, frozen=True, kw_only=True):
+    """A sentence for the session's user, to be shown in the notebook."""
+
+    text: str
+
+
+class View(Message, frozen=True, kw_only=True):
+    """The status document as this session's user may see it."""
+
+    status: dict[str, Any]
+
+
+FromSession = (
+    SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn | GrantMeasured
+    | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | WantEarlier | Foreseen
+)  # fmt: skip
+ToSession = (
+    Welcome
+    | Failed
+    | Assign
+    | Granted
+    | WithdrawalSeen
+    | Waiting
+    | RefusedGrant
+    | Offload
+    | Restore
+    | Allowance
+    | Notice
+    | View
+)
