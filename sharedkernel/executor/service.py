@@ -14,8 +14,6 @@ granted anything.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
 import os
 from collections import defaultdict
@@ -27,7 +25,6 @@ from typing import Any, TypeVar
 from sharedkernel import protocol
 from sharedkernel.errors import (
     ConfigError,
-    ExecutorUnavailable,
     ProtocolError,
     Refused,
     SessionNotFound,
@@ -37,6 +34,7 @@ from sharedkernel.executor.connections import Connection
 from sharedkernel.executor.descriptor_channel import DescriptorChannel
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.leases import own_bytes
+from sharedkernel.executor.directory_lock import lock_directory
 from sharedkernel.executor.environments import OWN, Environment, own_environment
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.foresight import Foresight
@@ -49,6 +47,7 @@ from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.executor.requests import check_start
 from sharedkernel.executor.sessions import SessionProcess, describe_end, real_user, start_time
 from sharedkernel.executor.shelves import Room, Shelves
+from sharedkernel.executor.spares import Spares
 from sharedkernel.executor.supervisor import Supervisor, send_signal
 from sharedkernel.executor.totals import Totals
 from sharedkernel.paths import (
@@ -69,8 +68,6 @@ _M = TypeVar("_M", bound=protocol.Message)
 _ADOPTION_GRACE = 2.0
 #: seconds between what the keeper is told about attained service
 _KEEP_INTERVAL = 2.0
-#: seconds after the last start before the spares are made up again, so as not to compete with starts
-_SPARE_DELAY = 0.3
 
 
 class ExecutorService:
@@ -106,12 +103,12 @@ class ExecutorService:
         self._served = served
         self._config = config
         self._isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
-        self._spares = spares
         self._shelves = Shelves(self._tell_keeper, self._shelf_room)
         self._environments = environments or {OWN: own_environment()}
         self._supervisor = Supervisor(runtime_directory, self._on_end, self._shelves, self._environments)
         self._supervisor.device_kind = served.device.kind
         self._supervisor.isolation = self._isolation.kind
+        self._spares = Spares(self._supervisor, spares)
         lanes = served.lane_desk
         self._channel = DescriptorChannel(
             runtime_directory / DESCRIPTOR_SOCKET,
@@ -127,7 +124,6 @@ class ExecutorService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._adopting: dict[str, Connection | None] = {}
         self._hellos: list[tuple[Connection, protocol.SessionHello]] = []
-        self._spares_due: asyncio.TimerHandle | None = None
         self._lock_descriptor = -1
         #: set when the service should end
         self.stopped = asyncio.Event()
@@ -151,7 +147,7 @@ class ExecutorService:
             )
         if not self._isolation.uses_accounts:  # or sessions pass through it
             make_private_directory(self.directory)
-        self._take_directory()
+        self._lock_descriptor = lock_directory(self.directory)
         allow_many_descriptors()
         make_private_directory(self.directory / LOGS_DIRECTORY)
         self._isolation.make_sessions_directory(self.directory / SESSIONS_DIRECTORY)
@@ -178,7 +174,7 @@ class ExecutorService:
         (self.directory / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
         if self._adopting:
             loop.call_later(_ADOPTION_GRACE, self._finish_adoption)
-        self._want_spares()
+        self._spares.want()
         self._idle_watch = IdleWatch(self._grants.sessions)
         self._spawn(self._keep_service())
 
@@ -188,8 +184,7 @@ class ExecutorService:
         self._channel.close()
         self._lingering.close()
         self._idle_watch.close()
-        if self._spares_due is not None:
-            self._spares_due.cancel()
+        self._spares.close()
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         if not end_sessions:
@@ -211,22 +206,6 @@ class ExecutorService:
         """Of the sockets that sessions use; who connects is known, and others are hung up on."""
         users = {process.uid for process in self._supervisor.processes.values()}
         return 0o666 if self._isolation.uses_accounts or users - {os.getuid()} else 0o600
-
-    def _take_directory(self) -> None:
-        path = self.directory / "executor.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pid = os.read(descriptor, 32).decode().strip()
-            os.close(descriptor)
-            raise ConfigError(
-                f"another executor (process {pid}) serves {self.directory}; stop it, or name another --runtime-dir."
-            ) from None
-        os.ftruncate(descriptor, 0)
-        with contextlib.suppress(OSError):  # only for the sentence above
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock_descriptor = descriptor
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -401,7 +380,7 @@ class ExecutorService:
                 reason="no_such_kernel",
             )
         account = await asyncio.to_thread(self._isolation.find, message.limits.user)
-        process = await self._take_spare(message.environment)
+        process = await self._spares.take(message.environment)
         if message.session in self._grants.sessions:  # another start of the same session was quicker
             process.session = None
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
@@ -485,46 +464,6 @@ class ExecutorService:
         process.end_reason = (reason, message)
         self._spawn(self._supervisor.end(process))
 
-    # --- spares -------------------------------------------------------------------------------------------------------
-
-    async def _take_spare(self, environment: str) -> SessionProcess:
-        spare = next(
-            (
-                process
-                for process in self._supervisor.processes.values()
-                if process.session is None
-                and process.environment == environment
-                and process.ready.done()
-                and process.transport
-            ),
-            None,
-        )
-        self._want_spares()
-        if spare is None:
-            return await self._supervisor.fork(environment, taken=True)
-        spare.take()
-        return spare
-
-    def _want_spares(self) -> None:
-        if self._spares_due is not None:
-            self._spares_due.cancel()
-        self._spares_due = asyncio.get_running_loop().call_later(
-            _SPARE_DELAY, lambda: self._spawn(self._make_up_spares())
-        )
-
-    async def _make_up_spares(self) -> None:
-        for environment in self._supervisor.warm_environments:
-            there = [
-                process
-                for process in self._supervisor.processes.values()
-                if process.session is None and process.environment == environment
-            ]
-            for _ in range(len(there), self._spares):
-                try:
-                    await self._supervisor.fork(environment)
-                except (Refused, ExecutorUnavailable) as error:
-                    log.warning("no spare session: %s", error)
-
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _hear_session_hello(self, peer: Connection, hello: protocol.SessionHello) -> None:
@@ -582,7 +521,7 @@ class ExecutorService:
 
     def _on_end(self, process: SessionProcess, status: int | None) -> None:
         if not process.session:
-            self._want_spares()
+            self._spares.want()
             return
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)

@@ -1,0 +1,33 @@
+"""One executor at a time serves a runtime directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from sharedkernel.errors import ConfigError
+
+
+def lock_directory(directory: Path) -> int:
+    """Take *directory* for this process; return the descriptor that holds it, until it is closed or the process ends.
+
+    Raises
+    ------
+    ConfigError
+        When another executor has it.
+    """
+    descriptor = os.open(directory / "executor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pid = os.read(descriptor, 32).decode().strip()
+        os.close(descriptor)
+        raise ConfigError(
+            f"another executor (process {pid}) serves {directory}; stop it, or name another --runtime-dir."
+        ) from None
+    os.ftruncate(descriptor, 0)
+    with contextlib.suppress(OSError):  # only for the sentence above
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
