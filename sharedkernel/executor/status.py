@@ -72,7 +72,8 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "lane": view.lane,
         "lane_note": process.lane_note,
         "persistent_bytes": process.shown(Word.PERSISTENT),
-        "ephemeral_bytes": process.shown(Word.EPHEMERAL),
+        # Before the end of a session's first iteration no peak is known, but what lives now is no less of it.
+        "ephemeral_bytes": max(process.shown(Word.EPHEMERAL), process.shown(Word.LIVE)),
         "framework_bytes": process.shown(Word.FRAMEWORK),
         "live_bytes": process.shown(Word.LIVE),
         "offloaded_bytes": process.offloaded_bytes,
