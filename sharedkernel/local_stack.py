@@ -298,8 +298,8 @@ class LocalStack:
         from sharedkernel.gateway.tokens import TokenFile
         from sharedkernel.relay.install import write_kernelspec
 
-        self.runtime_directory.mkdir(mode=0o700)
-        self._scratch.mkdir()
+        self.runtime_directory.mkdir(mode=0o700, exist_ok=True)
+        self._scratch.mkdir(exist_ok=True)
         tokens = TokenFile(self.directory / "tokens.json")
         self._tokens = {user: tokens.add(user) for user in self.users}
         lines = ["c = get_config()  # noqa", "c.SharedKernelGateway.identity = 'tokens'"]

@@ -21,7 +21,7 @@ from sharedkernel.executor.launch import scrubbed_environment, wait_for_end
 from sharedkernel.executor.packets import PacketSocket, connect
 from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, WARM_PARENT_SOCKET, make_private_directory
 
-_WARM_PARENT_LOG = f"{LOGS_DIRECTORY}/warm_parent.log"
+_WARM_PARENT_LOG = "warm_parent.log"
 #: seconds that killed processes may take to be reaped
 _PATIENCE = 60.0
 _free: list[WarmPlace] = []
@@ -49,12 +49,14 @@ class WarmPlace:
         with self._reached(WARM_PARENT_SOCKET, protocol.FromWarmParent) as warm_parent:
             if warm_parent is not None:
                 _end_children(warm_parent)
-        for path in (*self.runtime_directory.iterdir(), *(self.runtime_directory / LOGS_DIRECTORY).glob("*")):
-            if path.name != LOGS_DIRECTORY and not path.is_socket() and path.name != Path(_WARM_PARENT_LOG).name:
-                _remove(path)
+        logs = self.runtime_directory / LOGS_DIRECTORY
+        stay = {self.runtime_directory, self.runtime_directory / WARM_PARENT_SOCKET, logs, logs / _WARM_PARENT_LOG}
+        for folder in (self.directory, self.runtime_directory, logs):
+            for path in folder.glob("*"):
+                if path not in stay:
+                    _remove(path)
         with contextlib.suppress(FileNotFoundError):
-            os.truncate(self.runtime_directory / _WARM_PARENT_LOG, 0)
-        _remove(self.scratch)
+            os.truncate(logs / _WARM_PARENT_LOG, 0)
         self._make()
 
     def end(self) -> None:

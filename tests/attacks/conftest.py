@@ -20,6 +20,7 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.protocol import SessionRecord
 from tests.fuzz.conftest import attached
 from tests.gateway.client import Client
+from tests.warm_stack import WarmStack
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Scene:
 @pytest.fixture(scope="package")
 def scene() -> Iterator[Scene]:
     """Start the stack and grace's notebook; she still has what she had when all attacks are over."""
-    with LocalStack(users=["admin", "grace", "mallory"], capacity="1GiB") as stack:
+    with WarmStack(users=["admin", "grace", "mallory"], capacity="1GiB") as stack:
         grace, mallory = (Client(stack.gateway_url, stack.token(name)) for name in ("grace", "mallory"))
 
         async def prepare() -> str:

@@ -15,12 +15,13 @@ from sharedkernel.bench.servers import StockServer, gateway_route
 from sharedkernel.bench.trainings import process_id
 from sharedkernel.local_stack import LocalStack
 from tests.commands.support import processes_of, wait_until
+from tests.warm_stack import WarmStack
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
     """Run a stack."""
-    with LocalStack(capacity="2GiB") as stack:
+    with WarmStack(capacity="2GiB") as stack:
         yield stack
 
 

@@ -16,6 +16,7 @@ from jupyter_core.paths import jupyter_path
 from sharedkernel.bench.ui import CHROMIUM_ARGUMENTS, find_chromium
 from sharedkernel.local_stack import LocalStack
 from tests.serverextension.server import JupyterServer
+from tests.warm_stack import WarmStack
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed", exc_type=ImportError)
 
@@ -44,7 +45,7 @@ def browser() -> Iterator[object]:
 @pytest.fixture(scope="package")
 def stack(browser: object) -> Iterator[LocalStack]:
     """Two users share a small device: ada is an admin, grace is not. Cells run one after the other, in their order."""
-    with LocalStack(
+    with WarmStack(
         users=["ada", "grace"],
         capacity="2GiB",
         quotas={"users": {"grace": {"memory": "1GiB"}}},

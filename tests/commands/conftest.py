@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel.local_stack import LocalStack
+from tests.warm_stack import WarmStack
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
     """Run a stack with three users."""
-    with LocalStack(
-        users=["ada", "grace", "hedy"], capacity="2GiB", quotas={"users": {"grace": {"share": 2}}}
-    ) as stack:
+    with WarmStack(users=["ada", "grace", "hedy"], capacity="2GiB", quotas={"users": {"grace": {"share": 2}}}) as stack:
         yield stack

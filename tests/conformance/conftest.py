@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
+from tests.warm_stack import WarmStack
 
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[LocalStack]:
     """Start an executor and a gateway."""
-    with LocalStack(users=["ada"], capacity="1GiB") as stack:
+    with WarmStack(users=["ada"], capacity="1GiB") as stack:
         yield stack
 
 

@@ -26,6 +26,7 @@ from sharedkernel.cli import COMMANDS
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.quotas import Quotas
 from sharedkernel.local_stack import LocalStack
+from tests.warm_stack import WarmStack
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,7 +74,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
     """Start an executor and a gateway."""
-    with LocalStack(users=["reader"], capacity="1GiB") as stack:
+    with WarmStack(users=["reader"], capacity="1GiB") as stack:
         yield stack
 
 

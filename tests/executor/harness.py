@@ -61,7 +61,7 @@ class Notebook:
         self.displayed = asyncio.Event()
         self.client = AsyncKernelClient()
         self.client.load_connection_info({**record.connection, "key": record.connection["key"].encode()})
-        self.client.start_channels()
+        self.client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
 
     async def run(self, code: str, timeout: float = PATIENCE, **options: Any) -> Outcome:
         """Run one cell to its end."""

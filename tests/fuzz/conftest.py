@@ -11,6 +11,7 @@ import pytest
 
 from sharedkernel.local_stack import LocalStack
 from tests.gateway.client import PATIENCE, Channels, Client
+from tests.warm_stack import WarmStack
 
 _CELL = "import torch; count = globals().get('count', torch.zeros(1)) + 1; print(int(count))"
 
@@ -48,7 +49,7 @@ class Neighbour:
 @pytest.fixture(scope="package")
 def stack() -> Iterator[LocalStack]:
     """Start an executor and a gateway."""
-    with LocalStack(users=["ada", "grace"], capacity="1GiB") as stack:
+    with WarmStack(users=["ada", "grace"], capacity="1GiB") as stack:
         yield stack
 
 

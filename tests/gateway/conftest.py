@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.local_stack import LocalStack
 from tests.gateway.client import PATIENCE, Client
+from tests.warm_stack import WarmStack
 
 QUOTAS = {
     "default": {"memory": "50%", "sessions": 6},
@@ -37,7 +37,7 @@ def wait_for(is_so: Callable[[], Any]) -> Any:
     return value
 
 
-class Stack(LocalStack):
+class Stack(WarmStack):
     """Adds what only tests do to a gateway."""
 
     def client(self, user: str) -> Client:

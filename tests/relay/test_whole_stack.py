@@ -13,6 +13,7 @@ import pytest
 
 from sharedkernel.local_stack import LocalStack
 from tests.relay.support import TIMEOUT, Notebook, wait_until
+from tests.warm_stack import WarmStack
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor ru
 def stack(private_jupyter: object) -> Iterator[LocalStack]:
     """Start an executor and a gateway for two users, one of whom may have a single session."""
     quotas = {"users": {"grace": {"sessions": 1}}}
-    with LocalStack(users=["ada", "grace"], capacity="1GiB", quotas=quotas) as stack:
+    with WarmStack(users=["ada", "grace"], capacity="1GiB", quotas=quotas) as stack:
         yield stack
 
 

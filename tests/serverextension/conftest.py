@@ -10,6 +10,7 @@ import pytest
 
 from sharedkernel.local_stack import LocalStack
 from tests.serverextension.server import JupyterServer
+from tests.warm_stack import WarmStack
 
 #: starts a user's server, with more of its command line
 StartServer = Callable[..., JupyterServer]
@@ -17,7 +18,7 @@ StartServer = Callable[..., JupyterServer]
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[LocalStack]:
-    with LocalStack(users=["ada", "grace"], capacity="1GiB") as stack:
+    with WarmStack(users=["ada", "grace"], capacity="1GiB") as stack:
         yield stack
 
 

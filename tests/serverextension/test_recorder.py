@@ -15,7 +15,7 @@ CELLS = "/sharedkernel/api/kernels/{}/cells"
 def connect(server: JupyterServer, kernel: str) -> BlockingKernelClient:
     client = BlockingKernelClient(connection_file=str(server.runtime / f"kernel-{kernel}.json"))
     client.load_connection_file()
-    client.start_channels()
+    client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
     client.wait_for_ready(timeout=60)
     return client
 

@@ -16,8 +16,8 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
-from sharedkernel.local_stack import LocalStack
 from tests.commands.support import wait_until
+from tests.warm_stack import WarmStack
 
 NAMES = ["cnn_training", "interactive", "sweep"]
 
@@ -60,7 +60,7 @@ def test_examples_run_side_by_side_on_the_shared_kernel(tmp_path: Path) -> None:
     users = dict(zip(("ada", "grace", "hedy"), NAMES, strict=True))
     for name in NAMES:
         nbformat.write(shortened(read(name)), tmp_path / f"{name}.ipynb")
-    with LocalStack(users=[*users], capacity="2GiB") as stack:
+    with WarmStack(users=[*users], capacity="2GiB") as stack:
         runs = NotebookRuns(stack, [(user, tmp_path / f"{name}.ipynb") for user, name in users.items()])
         runs.start()
         try:

@@ -14,6 +14,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.local_stack import LocalStack
 from tests.commands.support import shared_kernel, wait_until
+from tests.warm_stack import WarmStack
 
 SETUP = """
 import os, torch
@@ -65,7 +66,7 @@ async def wait_for_update(client: AsyncKernelClient, pattern: str) -> None:
 @pytest.fixture(scope="module")
 def stack() -> Any:
     """Run a stack with three users."""
-    with LocalStack(
+    with WarmStack(
         users=["ada", "grace", "hopper"], capacity="1GiB", quotas={"default": {"memory": "512MiB"}}
     ) as stack:
         yield stack
@@ -119,7 +120,7 @@ def test_queue_tells_a_waiting_cell_its_place(tmp_path: Path) -> None:
             await wait_for_update(grace, r"This notebook (?:has the device\.|takes turns)")
             (tmp_path / "grace").touch()
 
-    with LocalStack(users=["ada", "grace"], capacity="1GiB", executor_arguments=["--policy", "fifo"]) as stack:
+    with WarmStack(users=["ada", "grace"], capacity="1GiB", executor_arguments=["--policy", "fifo"]) as stack:
         asyncio.run(scenario(stack))
 
 
