@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.status import build_status, visible_to
 from sharedkernel.executor.supervisor import send_signal
 from sharedkernel.executor.totals import UserTotals
-from sharedkernel.executor.users import UserRecord
+from sharedkernel.executor.users import Users
 from sharedkernel.executor.waits import WaitTeller
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling import actions, events
@@ -71,9 +71,8 @@ class Grants:
         self._driver = Driver(config, event_log, self)
         self._foresight = foresight
         self._driver.handle(foresight.open())
-        self._users: dict[str, UserRecord] = {}
-        #: of users who have not come yet, from earlier executors
-        self._recalled: dict[str, UserTotals] = {}
+        #: what is remembered of everybody
+        self.users = Users()
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
         self._waits = WaitTeller(self.sessions, self.status)
@@ -105,48 +104,16 @@ class Grants:
             When they are no limits.
         """
         configured = user_configured(limits)
-        record = self._users.get(limits.user) or self._recall(limits)
-        record.limits = limits
+        self.users.set_limits(limits)
         for process in self.sessions.values():
             if process.user == limits.user:
                 process.limits = limits
         self._driver.handle(configured)
 
-    def _recall(self, limits: Limits) -> UserRecord:
-        record = self._users[limits.user] = UserRecord(limits=limits)
-        if (totals := self._recalled.pop(limits.user, None)) is not None:
-            record.attained_before, record.iterations_before = totals.attained, totals.iterations
-            record.peak_bytes = totals.peak_bytes
-        return record
-
-    def recall(self, totals: Mapping[str, UserTotals], attained: Mapping[str, float]) -> None:
-        """Take note of what users had of earlier executors, before any of them comes.
-
-        Parameters
-        ----------
-        totals
-            By user.
-        attained
-            Device-seconds of each user's sessions that are adopted: these count by themselves.
-        """
-        self._recalled = {
-            user: msgspec.structs.replace(found, attained=max(0.0, found.attained - attained.get(user, 0.0)))
-            for user, found in totals.items()
-        }
-
     def totals(self) -> list[UserTotals]:
         """Return what every user who has come has had so far."""
         snapshot = self._driver.scheduler.snapshot(self._driver.now())
-        attained = {view.id: view.attained for view in snapshot.users}
-        return [
-            UserTotals(
-                user=user,
-                attained=record.attained_before + attained.get(UserId(user), 0.0),
-                iterations=record.iterations_before,
-                peak_bytes=record.peak_bytes,
-            )
-            for user, record in self._users.items()
-        ]
+        return self.users.totals({view.id: view.attained for view in snapshot.users})
 
     def set_policy(self, policy: str) -> None:
         """Let another policy rank from now on; it is not kept for the next executor.
@@ -181,7 +148,7 @@ class Grants:
     def remove(self, process: SessionProcess) -> None:
         """Let go of a process that ended."""
         self._watch(process, 0)
-        self._users[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
+        self.users.records[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
         del self.sessions[process.session or ""]
         if self._served.lane_desk is not None:
             self._served.lane_desk.ended(process)
@@ -362,7 +329,7 @@ class Grants:
         process.memory = memory
         own = [other.memory for other in self.sessions.values() if other.user == process.user]
         used = sum(figures.persistent + (figures.ephemeral or 0) for figures in own)
-        record = self._users[process.user or ""]
+        record = self.users.records[process.user or ""]
         record.peak_bytes = max(record.peak_bytes, used)
 
     def _want(self, process: SessionProcess, growth: int = 0) -> None:
@@ -524,7 +491,7 @@ class Grants:
         if process.wanted_at is not None:
             waited = self._driver.now() - process.wanted_at
             process.waits.append(waited)
-            self._users[process.user or ""].waits.append(waited)
+            self.users.records[process.user or ""].waits.append(waited)
             self._driver.counters.waited(waited)
             process.wanted_at = None
 
@@ -538,7 +505,7 @@ class Grants:
         """Return the status document, nothing hidden."""
         scheduler = self._driver.scheduler
         snapshot = scheduler.snapshot(self._driver.now())
-        return build_status(self._served, scheduler.config, snapshot, self.sessions, self._users)
+        return build_status(self._served, scheduler.config, snapshot, self.sessions, self.users.records)
 
     def _watch(self, process: SessionProcess, interval: float) -> None:
         if process.watch is not None:

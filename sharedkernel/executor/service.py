@@ -163,7 +163,7 @@ class ExecutorService:
         attained: defaultdict[str, float] = defaultdict(float)
         for session in kept:
             attained[session.user or ""] += session.attained
-        self._grants.recall(self._totals.open(), attained)
+        self._grants.users.recall(self._totals.open(), attained)
         for session in kept:
             self._adopt(self._supervisor.processes[session.process], session.attained)
         self._shelves.on_change = self._grants.shelf_changed
