@@ -88,6 +88,7 @@ class Admission:
         self._lines: Remembered[list[Session]] = Remembered(ledger, holders)
         self._passes: Remembered[Admissions] = Remembered(ledger, holders)
         self._deadlines: Remembered[float | None] = Remembered(ledger, holders)
+        self._served: Remembered[bool] = Remembered(ledger, holders)
 
     def enter_line(self, session: Session) -> None:
         """Let *session* wait in line."""
@@ -298,7 +299,17 @@ class Admission:
 
     def _is_hopeless(self, session: Session) -> bool:
         """Return whether not even moving idle memory away would let *session* fit."""
-        return self.policy.may_overtake() and not self.is_attainable(session) and session not in self.offloading.helped
+        return self.policy.may_overtake() and self._is_without_hope(session)
+
+    def is_served(self, now: float) -> bool:
+        """Return whether no more memory for lanes would help anybody in line at *now*, seconds."""
+        if not self.waiting:
+            return True
+        # Those whom idle memory is moved away for may fit soon.
+        return self._served.ask(now, lambda: (all(map(self._is_without_hope, self.line())), self.same_until(now)))
+
+    def _is_without_hope(self, session: Session) -> bool:
+        return not self.is_attainable(session) and session not in self.offloading.helped
 
     def freeing(self, session: Session) -> Lane | None:
         """Return a lane whose next boundary lets *session* fit."""

@@ -3,7 +3,8 @@
 A session is given a lane in the order of Salus's Algorithm 1, among the lanes of its trust domain: a new lane of the
 size it needs, else the best-fitting lane that is large enough, else the smallest that can grow to it. Before it is
 told that nothing fits, lanes are merged: the sessions of an empty lane move to a larger lane of their domain. Only
-*empty* lanes change, those in which nothing of any iteration is live; so a change moves no bytes.
+*empty* lanes change, those in which nothing of any iteration is live; so a change moves no bytes. Nor does it when a
+session with nothing live in its lane moves to another, see `turns.py`.
 
 Sizes follow needs: an empty lane is as large as the largest need among its sessions (so it shrinks when that one
 leaves, and goes with its last session). A session whose need was not measured yet could need anything: it asks for
@@ -17,7 +18,7 @@ are returned to the scheduler.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from sharedkernel.scheduling.actions import Action, CreateLane, RemoveLane, ResizeLane
@@ -33,6 +34,14 @@ class Compaction:
     target: Lane | None
     #: lanes whose sessions move to another lane of their domain
     merged: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """Where a session can move whose own lane is busy."""
+
+    #: a lane in which nothing is live; None: a new one is created
+    lane: Lane | None
 
 
 class Lanes:
@@ -52,7 +61,7 @@ class Lanes:
         self._by_domain: dict[str, dict[LaneId, Lane]] = {}
         self._actions = actions
         self._numbers = itertools.count(1)
-        #: sessions whose lane was merged into another, since somebody asked last
+        #: sessions that are in another lane, since somebody asked last
         self.moved: list[Session] = []
         #: lanes whose size may not be right
         self._stale: dict[LaneId, Lane] = {}
@@ -196,6 +205,50 @@ class Lanes:
             for lane in self._empty(emptied)
             if any(size(other) > size(lane) for other in self.of_domain(lane.domain))
         ]
+
+    # --- moving out of a busy lane -----------------------------------
+
+    def is_movable(self, session: Session) -> bool:
+        """Return whether *session* could be in any lane that is large enough: its need is known, nothing is in its own.
+
+        What is parked of it stays where it is, beside all lanes.
+        """
+        return session.is_measured and not session.unparked and self.ledger.free >= 0
+
+    def spot(self, session: Session, besides: Collection[LaneId]) -> Spot | None:
+        """Return where *session*, which is movable, finds room: a lane of its own, else an empty one; None: nowhere.
+
+        Parameters
+        ----------
+        session
+            Queued in a busy lane.
+        besides
+            Lanes that are others' turn.
+        """
+        if session.need <= self.ledger.free:
+            return Spot(lane=None)
+        empty = (lane for lane in self.of_domain(session.domain) if lane.is_empty and lane.id not in besides)
+        lane = min((lane for lane in empty if self._can_hold(lane, session)), key=_size, default=None)
+        return None if lane is None else Spot(lane=lane)
+
+    def leaves_room(self, holder: Session, session: Session) -> bool:
+        """Return whether *session*, which is movable, finds room once *holder*, in another lane, runs no more."""
+        lane = holder.lane
+        if lane is None or lane is session.lane:
+            return False
+        return session.need <= self.ledger.free or (lane.domain == session.domain and self._can_hold(lane, session))
+
+    def move(self, session: Session, spot: Spot) -> None:
+        """Let *session* leave its lane for *spot*."""
+        self.leave(session)
+        lane = self._create(session.domain, session.need) if spot.lane is None else spot.lane
+        if lane.size < session.need:
+            self._resize(lane, session.need)
+        self._join(lane, session)
+        self.moved.append(session)
+
+    def _can_hold(self, lane: Lane, session: Session) -> bool:
+        return session.need <= lane.size + self.ledger.free
 
     # --- when facts change -----------------------------------
 

@@ -169,12 +169,17 @@ class Settling:
             order=records.order,
             keepers=keepers,
             holders=records.clock.holders.values(),
+            may_move=lambda: records.admission.is_served(records.clock.now),
             now=records.clock.now,
         )
         self._turn_deadline = chosen.deadline
+        for session in chosen.asked:
+            self._decisions.revoke(session)
         for session in chosen.revocations:
             self._decisions.end_turn(session)
         for session in chosen.grants:
             self._decisions.grant(session)
+        if chosen.move is not None:
+            records.lanes.move(*chosen.move)
         if chosen.is_unfinished:
             self._take_turns()
