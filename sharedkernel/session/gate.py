@@ -34,7 +34,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 
@@ -44,12 +44,13 @@ from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.growth import Growth
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
-from sharedkernel.session.meters import Meter, OperationFilter
+from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePoint
 from sharedkernel.session.notices import NOTICE_AFTER, REFRESH_INTERVAL, Notice, Progress
 from sharedkernel.session.offload import CannotOffload, RestoreFailed
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
 from sharedkernel.session.signals_held import HeldSignals
+from sharedkernel.session.thread_bound import ThreadBound
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -59,32 +60,6 @@ _RESTORE_RETRY = 1.0
 
 #: seconds between two measurements of a grant that is kept
 GRANT_INTERVAL = 1.0
-
-#: where a grant is given back
-ReleasePoint = Literal["boundary", "cell", "yield"]
-
-
-class Lanes(Protocol):
-    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lane_turns.LaneTurns`."""
-
-    @property
-    def has_turn(self) -> bool:
-        """Whether something of this session's iteration may be in its lane."""
-
-    def is_called_back(self) -> bool:
-        """Whether torch's allocator is calling back in this thread."""
-
-    def section_began(self) -> None:
-        """Take note that other code begins to run than before."""
-
-    def turn_began(self) -> None:
-        """Take the lane that a grant is for."""
-
-    def boundary_passed(self) -> None:
-        """Take note of a boundary at which the grant is kept."""
-
-    def hand_over(self, at: ReleasePoint) -> bool:
-        """Hand the lane over; return whether the grant may go."""
 
 
 class Gate:
@@ -137,10 +112,7 @@ class Gate:
         #: the main thread waits for the device
         self._main_waits = False
         self._refusal: protocol.RefusedGrant | None = None
-        #: bound on torch's threads that came with the grant; 0: none
-        self._threads_granted = 0
-        #: what the user had set when the bound took its place; 0: there is no bound
-        self._users_threads = 0
+        self._threads = ThreadBound()
         self._sections = 0
         #: the executor asked for the memory to be moved away, and has no answer yet
         self._offload_asked = False
@@ -432,18 +404,8 @@ class Gate:
                 self._open_for_stray_operation()
             if not self.holding:
                 self._acquire()
-        if not main:
-            return
-        self._bound_threads()
-
-    def _bound_threads(self) -> None:
-        """Keep to the threads granted while others run side by side; else leave the user's own setting alone."""
-        if self._threads_granted and not self._users_threads:
-            self._users_threads = torch.get_num_threads()
-            torch.set_num_threads(min(self._threads_granted, self._users_threads))
-        elif self._users_threads and not self._threads_granted:
-            torch.set_num_threads(self._users_threads)
-            self._users_threads = 0
+        if main:
+            self._threads.keep()
 
     def _acquire(self, growth: int = 0, spare: int = 0) -> None:
         """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing; wait for it."""
@@ -532,7 +494,7 @@ class Gate:
             if isinstance(message, protocol.RefusedGrant):
                 self._refusal = message
             if granted:
-                self._threads_granted = message.threads
+                self._threads.granted = message.threads
                 self.holding = True
             # The waiting thread wakes up while the rest is done; it needs the lock to end what begins here.
             self._answered.set()
@@ -561,7 +523,7 @@ class Gate:
                     "again."
                 )
             self._acquire(growth, spare)
-        self._bound_threads()
+        self._threads.keep()
 
     def _grow_if_possible(self, growth: int) -> None:
         try:

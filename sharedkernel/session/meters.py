@@ -1,4 +1,4 @@
-"""Which meter a session has, and what the gate and the boundaries need of any.
+"""Which meter and lanes a session has, and what the gate and the boundaries need of any.
 
 The kind of device decides how memory is measured, and which operations are the device's: on the host all are, on a GPU
 those that touch it. Only what is needed is imported, after the fork: the warm parent serves both kinds.
@@ -7,7 +7,7 @@ those that touch it. Only what is needed is imported, after the fork: the warm p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.page import Page
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 #: given an operation's arguments and keywords, whether it is the device's
 OperationFilter = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+
+#: where a grant is given back
+ReleasePoint = Literal["boundary", "cell", "yield"]
 
 
 class Meter(Protocol):
@@ -76,6 +79,29 @@ class Meter(Protocol):
 
         None: that is not known.
         """
+
+
+class Lanes(Protocol):
+    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lane_turns.LaneTurns`."""
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether something of this session's iteration may be in its lane."""
+
+    def is_called_back(self) -> bool:
+        """Whether torch's allocator is calling back in this thread."""
+
+    def section_began(self) -> None:
+        """Take note that other code begins to run than before."""
+
+    def turn_began(self) -> None:
+        """Take the lane that a grant is for."""
+
+    def boundary_passed(self) -> None:
+        """Take note of a boundary at which the grant is kept."""
+
+    def hand_over(self, at: ReleasePoint) -> bool:
+        """Hand the lane over; return whether the grant may go."""
 
 
 def make_meter(page: Page, device_kind: str) -> Meter:
