@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import zmq
@@ -233,8 +234,13 @@ class SessionKernel(ServerKernelManager):
             self._alive = False
             self.stop_restarter()
 
-    async def become(self, earlier: Earlier) -> None:
-        """Have *earlier*'s process in place of its own, which ends; clients take it for a restart.
+    async def become(self, earlier: Earlier) -> Callable[[], Awaitable[None]] | None:
+        """Have *earlier*'s process in place of its own; clients take it for a restart.
+
+        Returns
+        -------
+        end
+            Ends the process that it had; None if *earlier*'s is in its place already.
 
         Raises
         ------
@@ -244,8 +250,8 @@ class SessionKernel(ServerKernelManager):
         assert self.kernel_id is not None
         async with self._changing:
             if self.session_id == earlier.session:
-                return  # it was asked for twice, and is there
-            clean = (self._executor, self.session_id)
+                return None  # it was asked for twice, and is there
+            end_clean = partial(self._executor.end_session, self.session_id)
             record = await self._sessions.executors[earlier.device].reclaim_session(
                 earlier.session, kernel=self.kernel_id, notebook=self.notebook, client_key=self.client_key
             )
@@ -253,11 +259,10 @@ class SessionKernel(ServerKernelManager):
             self.stop_restarter()
             self.follow(record, busy=True)
             self.unheard = True
-        executor, session = clean
-        with contextlib.suppress(SessionNotFound):
-            await executor.end_session(session)
+        # At once: a client that is told late has sent cells to the earlier session by then, and takes them for lost.
         if self._restarter is not None:
             self._restarter._fire_callbacks("restart")
+        return end_clean
 
     async def _end(self) -> None:
         if self._alive:

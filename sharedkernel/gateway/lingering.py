@@ -10,17 +10,21 @@ the user's Jupyter server was killed, or the notebook is opened on another machi
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sharedkernel.errors import SharedKernelError
+from sharedkernel.errors import SessionNotFound, SharedKernelError
 from sharedkernel.protocol import SessionRecord
 from sharedkernel.units import format_seconds
 
 if TYPE_CHECKING:
     from sharedkernel.gateway.kernel import SessionKernel
     from sharedkernel.gateway.kernels import SessionKernels
+
+log = logging.getLogger(__name__)
 
 #: seconds between looks at whether the cell that asked for the earlier session has ended
 _CELL_INTERVAL = 0.05
@@ -127,11 +131,17 @@ class Lingering:
         await kernel.notify("The earlier session takes the place of this one as soon as this cell has ended.")
         while kernel.execution_state == "busy" and kernel.has_kernel:  # noqa: ASYNC110 (it ends, or its process does)
             await asyncio.sleep(_CELL_INTERVAL)
+        clean = kernel.session_id
         try:
-            await kernel.become(earlier)
+            end_clean = await kernel.become(earlier)
         except SharedKernelError as error:
             kernel.tell(f"The earlier session could not be brought back: {error}")
             raise
         self.forget(earlier.session)
         if earlier.kernel is not None:
             self._kernels.drop(earlier.kernel)
+        if end_clean is not None:
+            # Should its executor be away now, it is ended when it is back.
+            with contextlib.suppress(SessionNotFound):
+                await end_clean()
+            log.info("session %s of %s ended: %s is in its place", clean, kernel.user, earlier.session)

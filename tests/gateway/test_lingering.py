@@ -60,6 +60,15 @@ async def attach(channels: Channels) -> None:
     await channels.until("status", execution_state="restarting")
 
 
+async def has_given_way(client: Client, session: str) -> None:
+    """Return once *session*, in whose place there is another, has ended."""
+
+    async def is_gone() -> bool:
+        return session not in await sessions(client)
+
+    await until(is_gone)
+
+
 @pytest.mark.parametrize("meanwhile", ["nothing", "gateway", "executor"])
 def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhile: str) -> None:
     """Hidden from the kernels API, told of by the notebook's next session, and back under that one's kernel id."""
@@ -85,6 +94,7 @@ def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhil
             assert first["text"].endswith("False")
             await attach(channels)
             assert (await channels.run("x + 1"))["text"] == "42"
+        await has_given_way(ada, new)
         assert await kernels(ada) == [new]
         assert await ada.start(KERNEL_CLIENT_KEY="new") == new
         status = await sessions(ada)
@@ -104,6 +114,7 @@ def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: St
         new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
         async with ada.attach(new) as channels:
             await attach(channels)
+        await has_given_way(ada, new)
         return new
 
     new = asyncio.run(begin())
@@ -136,6 +147,7 @@ def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> N
             await until(lambda: is_left(old))
             await attach(channels)
             assert (await channels.run("x + 1"))["text"] == "42"
+        await has_given_way(ada, new)
         assert await kernels(ada) == [new]
         await end_at_once(ada)
 
@@ -143,6 +155,28 @@ def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> N
         return (await ada.request("GET", f"/api/kernels/{kernel}")).body["connections"] == 0
 
     run(scenario())
+
+
+def test_clients_hear_of_the_change_before_the_clean_session_ends(own_stack: Stack) -> None:
+    """That may take seconds, and what they sent to the earlier session meanwhile would seem to be lost."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> str:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await channels.run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+            await attach(channels)
+            await until(lambda: has_ended(new))
+        await end_at_once(ada)
+        return new
+
+    async def has_ended(session: str) -> bool:
+        return f"session {session} of ada ended" in own_stack.gateway_log()
+
+    new = asyncio.run(scenario())
+    log = own_stack.gateway_log()
+    assert log.index(f"kernel {new} restarted") < log.index(f"session {new} of ada ended")
 
 
 def test_lingering_sessions_give_way_and_end(own_stack: Stack) -> None:
