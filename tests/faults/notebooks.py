@@ -19,6 +19,7 @@ from typing import Any
 
 from sharedkernel.relay.app import client_key
 from sharedkernel.relay.sockets import Connection
+from tests.faults.server import ServerNotebook
 from tests.relay.support import Notebook
 
 #: seconds that anything may take while processes are killed and started again beside it, on a busy machine
@@ -108,7 +109,7 @@ class Worker(threading.Thread):
     def __init__(
         self,
         name: str,
-        open_notebook: Callable[[str], Notebook],
+        open_notebook: Callable[[str], Notebook | ServerNotebook],
         expected: list[str],
         on_reply: Callable[[Worker, float], None],
         pace: Callable[[], tuple[int, float]],
@@ -122,6 +123,8 @@ class Worker(threading.Thread):
         self.relays_killed = 0
         #: the same of the Jupyter servers that its relay belongs to
         self.servers_killed = 0
+        #: held while a relay or a server is started again, and by who kills something of this notebook
+        self.opening = threading.RLock()
         #: what it did and heard lately, each with its time, for whoever looks for a fault
         self.story: deque[str] = deque(maxlen=_STORY_LINES)
         #: what ended this thread, if not :meth:`finish`
@@ -131,6 +134,9 @@ class Worker(threading.Thread):
         self._on_reply = on_reply
         self._pace = pace
         self._finished = threading.Event()
+        #: set once it has stopped, with everything still open, or has failed
+        self.rests = threading.Event()
+        self._released = threading.Event()
         self._done = 0
         #: whether the session has what a training needs
         self._is_set_up = False
@@ -142,8 +148,14 @@ class Worker(threading.Thread):
         self.story.append(f"{datetime.now():%H:%M:%S.%f} {line}")
 
     def finish(self) -> None:
-        """Stop after the present cell."""
+        """Stop after the present cell, and stay."""
         self._finished.set()
+
+    def leave(self) -> None:
+        """End the thread; the Jupyter server that it has started ends with it."""
+        self._finished.set()
+        self._released.set()
+        self.join(2 * PATIENCE)
 
     def run(self) -> None:
         """Train, and look at every line."""
@@ -159,8 +171,11 @@ class Worker(threading.Thread):
                     self._begin_training()
                 self._finished.wait(rest)
             self._check_standing(self._done)
+            self.rests.set()
+            self._released.wait()
         except BaseException as error:
             self.failure = error
+            self.rests.set()
 
     @property
     def is_hurt(self) -> bool:
@@ -238,7 +253,8 @@ class Worker(threading.Thread):
         if name == "SharedGPUOutcomeLost" or (cell.status is None and not cell.lost_relay):
             self.findings.outcomes_lost.append(f"{self.name}: {cell.error or 'no answer'}")
         elif name == "NameError" or name.startswith("SharedGPU"):
-            if not self.sessions_killed and name != "SharedGPUUnreachable":
+            is_away = name == "SharedGPUUnreachable" or "no executor answers" in cell.error
+            if not self.sessions_killed and not is_away:
                 self.findings.unexplained.append(f"{self.name}: {cell.error}")
         elif cell.status is not None:
             self.findings.unexplained.append(f"{self.name}: {cell.error}")
@@ -258,6 +274,8 @@ class Worker(threading.Thread):
                 message = None
             if message is not None:
                 self._check_new(message)
+            if message is not None and message["content"].get("execution_state") == "restarting":
+                idle = True  # a session that dies between a cell's reply and its end cannot tell of the end
             if message is not None and message["parent_header"].get("msg_id") == message_id:
                 idle = self._hear(cell, message) or idle
             if cell.status is None:
@@ -305,12 +323,13 @@ class Worker(threading.Thread):
         self.notebook.client.session.digest_history_size = 0
 
     def _start_relay_again(self) -> None:
-        self.relays_killed = 0
-        if self.servers_killed:
-            self._open_again()
-            return
-        self.notebook.manager.restart_kernel(now=True)
-        self.notebook.client.wait_for_ready(timeout=PATIENCE)
+        with self.opening:
+            self.relays_killed = 0
+            if self.servers_killed:
+                self._open_again()
+                return
+            self.notebook.manager.restart_kernel(now=True)
+            self.notebook.client.wait_for_ready(timeout=PATIENCE)
 
     def _open_again(self) -> None:
         """Open the notebook with another Jupyter server, whose kernel begins clean, and bring the session back."""

@@ -1,0 +1,176 @@
+"""A notebook as a page has it: a user's own Jupyter server, which can be killed, its relay, and one websocket.
+
+Looks like :class:`~tests.relay.support.Notebook`, so that a campaign need not know which one it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
+from typing import Any, Self
+
+import psutil
+import websocket
+
+from sharedkernel.local_stack import Service
+from sharedkernel.relay.wire import new_message
+from tests.serverextension.server import PATIENCE, TOKEN, JupyterServer
+
+#: the server starts a relay that was killed again at its old place, however often that is
+_RESTARTS = ("--AsyncIOLoopKernelRestarter.random_ports_until_alive=False", "--KernelRestarter.restart_limit=1000000")
+
+
+class Page:
+    """The websocket of one kernel, with the names of jupyter_client's blocking client.
+
+    Parameters
+    ----------
+    server
+        Whose.
+    kernel
+        Its id.
+    """
+
+    def __init__(self, server: JupyterServer, kernel: str) -> None:
+        self._name = uuid.uuid4().hex
+        url = f"ws{server.url.removeprefix('http')}/api/kernels/{kernel}/channels?session_id={self._name}"
+        self._socket = websocket.create_connection(url, timeout=PATIENCE, header=[f"Authorization: token {TOKEN}"])
+        self._socket.settimeout(None)
+        self._queues: dict[str, SimpleQueue[dict[str, Any]]] = {"iopub": SimpleQueue(), "shell": SimpleQueue()}
+        #: of jupyter_client's client there is only what its users set
+        self.session = SimpleNamespace(digest_history_size=0)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def close(self) -> None:
+        """Go away."""
+        self._socket.close()
+        self._reader.join(PATIENCE)
+
+    def execute(self, code: str) -> str:
+        """Run a cell; return the request's id."""
+        return self._send("execute_request", {"code": code, "silent": False, "stop_on_error": True})
+
+    def get_iopub_msg(self, timeout: float) -> dict[str, Any]:
+        """Return the next published message; raise Empty after *timeout* seconds."""
+        return self._queues["iopub"].get(timeout=timeout)
+
+    def get_shell_msg(self, timeout: float) -> dict[str, Any]:
+        """Return the next reply; raise Empty after *timeout* seconds."""
+        return self._queues["shell"].get(block=timeout > 0, timeout=timeout or None)
+
+    def wait_for_ready(self, timeout: float) -> None:
+        """Return once the kernel answers and is heard; what was published until then is gone."""
+        deadline = time.monotonic() + timeout
+        while True:
+            message_id = self._send("kernel_info_request", {})
+            if all(self._comes(channel, message_id) for channel in ("shell", "iopub")):
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no kernel answered within {timeout:g} s")
+        with contextlib.suppress(Empty):
+            while True:
+                self.get_iopub_msg(timeout=0.2)
+
+    def _comes(self, channel: str, message_id: str) -> bool:
+        """Whether a message about the request *message_id* comes within a second."""
+        deadline = time.monotonic() + 1.0
+        with contextlib.suppress(Empty):
+            while (left := deadline - time.monotonic()) > 0:
+                if self._queues[channel].get(timeout=left)["parent_header"].get("msg_id") == message_id:
+                    return True
+        return False
+
+    def _send(self, message_type: str, content: dict[str, Any]) -> str:
+        parts = new_message(message_type, content, session=self._name)
+        keys = ("header", "parent_header", "metadata", "content")
+        message = {key: json.loads(part) for key, part in zip(keys, parts, strict=True)}
+        with contextlib.suppress(OSError, websocket.WebSocketException):  # that the server ended is seen elsewhere
+            self._socket.send(json.dumps({**message, "channel": "shell", "buffers": []}))
+        return str(message["header"]["msg_id"])
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, websocket.WebSocketException, ValueError):
+            while True:
+                message = json.loads(self._socket.recv())
+                if (queue := self._queues.get(message["channel"])) is not None:
+                    queue.put(message)
+
+
+class ServerNotebook:
+    """A notebook that a real Jupyter server has open; `with` starts the server and stops it.
+
+    Parameters
+    ----------
+    directory
+        The server's; the same one when it is started again.
+    environment
+        Says where the gateway is.
+    name
+        The notebook's.
+    """
+
+    def __init__(self, directory: Path, environment: Mapping[str, str], name: str) -> None:
+        self._server = JupyterServer(directory, environment, *_RESTARTS)
+        self._path = f"{name}.ipynb"
+        self.client: Page
+        self.pid = 0
+        self.connection_file = ""
+        #: who asks for the manager gets what a server does by itself
+        self.manager = self
+
+    @property
+    def service(self) -> Service:
+        """The server's process."""
+        return self._server.service
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        body = {"path": self._path, "name": self._path, "type": "notebook", "kernel": {"name": "shared-gpu"}}
+        answer = self._server.ask("POST", "/api/sessions", body)
+        assert answer.status == 201, answer
+        kernel = answer.body["kernel"]["id"]
+        self.connection_file = str(self._server.runtime / f"kernel-{kernel}.json")
+        self.pid = self._wait_for_relay()
+        self.client = Page(self._server, kernel)
+        self.client.wait_for_ready(PATIENCE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self._server.stop()
+
+    def is_alive(self) -> bool:
+        """Whether server and relay live."""
+        return self.service.running and _lives(self.pid)
+
+    def restart_kernel(self, now: bool) -> None:
+        """Return once the server has another relay."""
+        self.pid = self._wait_for_relay(besides=self.pid)
+
+    def _wait_for_relay(self, besides: int = 0) -> int:
+        assert self.service.process is not None
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and self.service.running:
+            for child in psutil.Process(self.service.process.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if child.pid != besides and self.connection_file in child.cmdline():
+                        return child.pid
+            time.sleep(0.02)
+        if not self.service.running:
+            return 0
+        raise TimeoutError(f"the server has not started a relay within {PATIENCE:g} s")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return pid != 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
