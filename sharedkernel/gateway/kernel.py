@@ -260,9 +260,13 @@ class SessionKernel(ServerKernelManager):
             self.follow(record, busy=True)
             self.unheard = True
         # At once: a client that is told late has sent cells to the earlier session by then, and takes them for lost.
+        self.tell_of_restart()
+        return end_clean
+
+    def tell_of_restart(self) -> None:
+        """Have the clients know that there is another process now, which knows nothing of what they asked before."""
         if self._restarter is not None:
             self._restarter._fire_callbacks("restart")
-        return end_clean
 
     async def _end(self) -> None:
         if self._alive:

@@ -548,7 +548,10 @@ class SessionKernels(AsyncMappingKernelManager):
             return
         if kernel is not None:
             if not kernel.is_changing and kernel.incarnation != record.incarnation:
+                # As when an executor ended between starting a process and saying so. Clients that came meanwhile have
+                # spoken to the one before.
                 kernel.follow(record, busy=busy)
+                kernel.tell_of_restart()
             return
         if record.session in self._starting_ids:
             return
@@ -577,6 +580,7 @@ class SessionKernels(AsyncMappingKernelManager):
         self._spawn(self.executors[kernel.device].end_session(kernel.session_id))
         kernel.device, kernel.session_id = device, record.session
         kernel.follow(record, busy=busy)
+        kernel.tell_of_restart()
 
     def on_earlier_wanted(self, device: str, session: str) -> None:
         """Put the earlier session of the same notebook in a session's place."""

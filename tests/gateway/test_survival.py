@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 
 import pytest
 
+from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.protocol import Limits
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 
@@ -45,6 +48,39 @@ def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
             await channels.until("execute_reply", status="error")
             assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
             assert (await channels.run("import os; os.getcwd()"))["text"] == "'/usr'"
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack: Stack) -> None:
+    """As when the executor ends between starting it and saying so: nothing that they asked before will be answered."""
+    grace = own_stack.client("grace")
+    gateway = own_stack.gateway.process
+    assert gateway is not None
+
+    async def replace(session: str) -> None:
+        executor = ExecutorClient(own_stack.runtime_directory)
+        await executor.connect()
+        await executor.end_session(session)
+        await executor.start_session(session, Limits(user="grace"))
+        await executor.close()
+
+    async def scenario() -> None:
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("x = 41"))["status"] == "ok"
+            gateway.send_signal(signal.SIGSTOP)
+            try:
+                own_stack.executor.kill()
+                own_stack.executor.start()
+                own_stack.executor.wait_until_ready()
+                await replace(kernel)
+            finally:
+                gateway.send_signal(signal.SIGCONT)
+            await channels.until("status", execution_state="restarting")
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("'x' in globals()"))["text"] == "False"
         await grace.end(kernel)
 
     run(scenario())
