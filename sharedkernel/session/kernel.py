@@ -25,6 +25,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from sharedkernel.session.cell_source import SourceReader
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.gate import Gate
+from sharedkernel.session.inbox import Inbox
 from sharedkernel.session.loops import LoopReporter
 from sharedkernel.session.magics import SharedMagics
 from sharedkernel.session.offload import RestoreFailed
@@ -32,6 +33,7 @@ from sharedkernel.session.orphans import reap_adopted
 from sharedkernel.session.outbox import REPLY, REQUEST, Outbox
 from sharedkernel.session.packages import PackageMagics
 from sharedkernel.session.quota import ErrorTranslation, Quota
+from sharedkernel.units import format_bytes
 
 #: requests that touch no object of the user, or that bring their own section (`execute_request`)
 HARMLESS = frozenset({
@@ -92,6 +94,9 @@ class SessionKernel(IPythonKernel):
     greeting: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:
+        self._inbox = Inbox()
+        #: whoever sent what has no answer was told that it is refused (on the thread that reads the channel)
+        self._has_refused = False
         with _unaware_of_modules():
             super().__init__(**kwargs)
         self._kernel_modules = imported_files
@@ -114,8 +119,51 @@ class SessionKernel(IPythonKernel):
     def _why_busy(self) -> str | None:
         return "It handles a request." if self._main_asyncio_lock.locked() else None
 
+    async def shell_channel_thread_main(self, msg: Any) -> None:
+        """Pass a message of the shell channel on to the thread that handles it, or answer that too much waits there."""
+        assert self.session is not None
+        identities, frames = self.session.feed_identities(msg, copy=False)
+        try:
+            request = self.session.deserialize(frames, content=False, copy=False)
+        except (ValueError, TypeError):
+            request = None  # said by ipykernel, which does not pass it on
+        subshells = self.shell_channel_thread.manager.list_subshell()
+        subshell = None if request is None else request["header"].get("subshell_id")
+        is_passed_on = request is not None and (subshell is None or subshell in subshells)
+        if request is None or not is_passed_on or self._inbox.add(msg, subshell, subshells):
+            self._has_refused = False
+            await super().shell_channel_thread_main(msg)
+        else:
+            self._refuse(identities, request)
+
+    def _refuse(self, identities: Any, request: dict[str, Any]) -> None:
+        """Answer a request that too much waits already; what has no answer is told of once, until there is room."""
+        assert self.session is not None
+        kind, _, suffix = request["header"]["msg_type"].rpartition("_")
+        sentence = (
+            f"this session is busy, and {format_bytes(self._inbox.limit_bytes)} of messages wait for it already; "
+            "send this one again when its cells have ended, or interrupt them."
+        )
+        error = {"ename": "MessageRefused", "evalue": sentence, "traceback": [f"MessageRefused: {sentence}"]}
+        self._publish_status("busy", "shell", parent=request)
+        if suffix == "request":
+            if kind == "execute":
+                self._publish(request, "error", error)
+            self.session.send(
+                self.shell_stream, f"{kind}_reply", {"status": "error", **error}, request, ident=identities
+            )
+        elif not self._has_refused:
+            self._publish(request, "stream", {"name": "stderr", "text": f"{sentence}\n"})
+            self._has_refused = True
+        self._publish_status("idle", "shell", parent=request)
+
+    def _publish(self, request: dict[str, Any], kind: str, content: dict[str, Any]) -> None:
+        assert self.session is not None
+        self.session.send(self.iopub_socket, kind, content, request, ident=self._topic(kind))
+
     async def dispatch_shell(self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False) -> None:
         """Handle a message of the shell channel; operations on a subshell's thread pass the gate from now on."""
+        self._inbox.take(msg)
         if self.gate is not None:
             self.gate.guard_thread()
         await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
