@@ -36,6 +36,8 @@ from sharedkernel.simulator.traces import TraceJob
 
 #: seconds of an iteration of a notebook's cell
 _ITERATION = 0.2
+#: seconds after which it is looked again whether going on is in vain
+_DAY = 86400.0
 #: lanes that run at once: as many as there may be
 _UNBOUNDED = 10**6
 
@@ -149,19 +151,9 @@ def simulate_notebooks(
     ConfigError
         When no cell wants one device, or no profile fits.
     """
-    single = [cells for cells in ([cell for cell in cells if cell.devices == 1] for cells in notebooks) if cells]
-    if not single:
-        raise ConfigError("no cell of these notebooks wants one device; there is nothing to share.")
-    runs: list[CellRun] = []
-    for sessions in _spread(single, options):
-        over = len(runs)
-        device = SimulatedDevice(
-            options.config(),
-            sessions,
-            on_progress=lambda done, over=over: on_progress(over + done),  # type: ignore[misc]
-        )
-        runs += device.run()
-    return _outcome(runs, notebooks, single, options)
+    outcome = _simulate(notebooks, options, on_progress=on_progress)
+    assert outcome is not None, "nothing is too late"
+    return outcome
 
 
 def fewest_devices(
@@ -173,34 +165,116 @@ def fewest_devices(
 ) -> Outcome:
     """Return the outcome on the fewest devices on which 95 % of the cells begin within *wait* seconds.
 
+    See :class:`Fewest`.
+    """
+    return Fewest(notebooks, options, on_progress=on_progress).within(wait)
+
+
+class Fewest:
+    """Searches for the fewest devices on which 95 % of the cells begin within some time, and remembers what it tried.
+
+    Fewer devices do not wait less but for chance, so it goes by halves, between as many as are busy on average and the
+    most. It begins with as many as are busy for 95 % of the time, which is near, and gives a number up as soon as too
+    many cells are too late: what is too small is what takes long. For several times ask for the longest first.
+
     Parameters
     ----------
     notebooks, on_progress
         As of :func:`simulate_notebooks`.
     options
-        How devices are shared; their number is the most that is tried, and the answer where none meets the wait. Fewer
-        devices do not wait less but for chance, so it is found by halving, down to as many as are busy on average.
-    wait
-        Seconds.
+        How devices are shared; their number is the most that is tried, and the answer where none meets the wait.
     """
-    tried: dict[int, Outcome] = {}
 
-    def is_met(devices: int) -> bool:
-        tried[devices] = simulate_notebooks(notebooks, replace(options, devices=devices), on_progress=on_progress)
-        p95 = tried[devices].added["p95_start_wait_seconds"]
-        return isinstance(p95, float) and p95 <= wait
+    def __init__(
+        self,
+        notebooks: Sequence[Sequence[TraceJob]],
+        options: SharedOptions,
+        *,
+        on_progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._notebooks = notebooks
+        self._options = options
+        self._on_progress = on_progress
+        #: by devices
+        self._outcomes: dict[int, Outcome] = {}
+        #: by devices the time within which fewer than 95 % of the cells begin, seconds
+        self._missed: dict[int, float] = {}
 
-    cells = [[cell for cell in cells if cell.devices == 1] for cells in notebooks]
-    low, high = max(1, math.ceil(bound_devices(cells).mean)), options.devices
-    while low < high:
-        middle = (low + high) // 2
-        if is_met(middle):
-            high = middle
+    def within(self, wait: float) -> Outcome:
+        """Return the outcome on the fewest devices on which 95 % of the cells begin within *wait* seconds."""
+        busy = bound_devices(_single(self._notebooks))
+        guess, low = math.ceil(busy.p95), max(1, math.ceil(busy.mean))
+        high = self._options.devices
+        while low < high:
+            middle = max(low, min(guess, (low + high) // 2))
+            if self._is_met(middle, wait):
+                high = middle
+            else:
+                low, guess = middle + 1, 2 * middle
+        if high not in self._outcomes:
+            self._try(high, math.inf)
+        return self._outcomes[high]
+
+    def _is_met(self, devices: int, wait: float) -> bool:
+        if devices not in self._outcomes and self._missed.get(devices, -math.inf) < wait:
+            self._try(devices, wait)
+        outcome = self._outcomes.get(devices)
+        return outcome is not None and _p95_wait(outcome) <= wait
+
+    def _try(self, devices: int, wait: float) -> None:
+        options = replace(self._options, devices=devices)
+        outcome = _simulate(self._notebooks, options, most_wait=wait, on_progress=self._on_progress)
+        if outcome is None:
+            self._missed[devices] = wait
         else:
-            low = middle + 1
-    if high not in tried:
-        is_met(high)
-    return tried[high]
+            self._outcomes[devices] = outcome
+
+
+def _p95_wait(outcome: Outcome) -> float:
+    p95 = outcome.added["p95_start_wait_seconds"]
+    assert isinstance(p95, float), "there are cells"
+    return p95
+
+
+def _single(notebooks: Sequence[Sequence[TraceJob]]) -> list[list[TraceJob]]:
+    """Return the cells of each notebook that want one device."""
+    single = [cells for cells in ([cell for cell in cells if cell.devices == 1] for cells in notebooks) if cells]
+    if not single:
+        raise ConfigError("no cell of these notebooks wants one device; there is nothing to share.")
+    return single
+
+
+def _simulate(
+    notebooks: Sequence[Sequence[TraceJob]],
+    options: SharedOptions,
+    *,
+    most_wait: float = math.inf,
+    on_progress: Callable[[int], None],
+) -> Outcome | None:
+    """Return what sharing comes to; None as soon as fewer than 95 % of the cells can begin within *most_wait* s."""
+    single = _single(notebooks)
+    total, last = sum(map(len, single)), max(cells[-1].submitted for cells in single)
+    most_late = total - math.floor(0.95 * (total - 1)) - 1
+    runs: list[CellRun] = []
+    for sessions in _spread(single, options):
+        over = len(runs)
+        device = SimulatedDevice(
+            options.config(),
+            sessions,
+            on_progress=lambda done, over=over: on_progress(over + done),  # type: ignore[misc]
+        )
+        late = sum(_waited(run, math.inf) > most_wait for run in runs)
+        for until in (*numpy.arange(_DAY, last, _DAY).tolist(), math.inf):
+            device.run(until)
+            if late + sum(_waited(run, device.now) > most_wait for run in device.runs) > most_late:
+                return None
+        runs += device.runs
+    return _outcome(runs, notebooks, single, options)
+
+
+def _waited(run: CellRun, now: float) -> float:
+    """Return for how long a cell waited until it began, or has by *now*, seconds."""
+    return min(run.granted, now) - run.sent
 
 
 @dataclass(slots=True, kw_only=True)

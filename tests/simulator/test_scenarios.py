@@ -12,6 +12,7 @@ import pytest
 from sharedkernel.errors import ConfigError, TraceError
 from sharedkernel.simulator.colocation import PairJob, PairTable, fit, read_pairs, simulate_colocation
 from sharedkernel.simulator.notebooks import (
+    Fewest,
     SharedOptions,
     bound_devices,
     fewest_devices,
@@ -67,6 +68,18 @@ def test_the_fewest_devices_keep_the_wait() -> None:
     found = fewest_devices(cells, options, wait=1.0).figures()
     assert found["p95_start_wait_seconds"] <= 1.0  # type: ignore[operator]
     assert found["devices"] < len(cells)  # type: ignore[operator]
+
+
+def test_a_search_gives_up_early_and_finds_the_same() -> None:
+    """For one wait after the other as for each alone; a number on which too many cells come too late does not do."""
+    cells = [[cell(100 * number + 7 * notebook, 60) for number in range(10)] for notebook in range(16)]
+    search = Fewest(cells, SharedOptions(devices=16, capacity=CAPACITY))
+    found = [search.within(wait) for wait in (20.0, 5.0)]
+    assert [outcome.devices for outcome in found] == [10, 16], "as many as are busy on average, and as notebooks"
+    counted = {count: simulate_notebooks(cells, SharedOptions(devices=count, capacity=CAPACITY)) for count in (10, 15)}
+    assert found[0].figures() == counted[10].figures()
+    assert counted[10].added["p95_start_wait_seconds"] <= 20.0  # type: ignore[operator]
+    assert counted[15].added["p95_start_wait_seconds"] > 5.0  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
