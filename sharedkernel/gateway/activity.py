@@ -65,6 +65,10 @@ class Activity:
         self._busy_elsewhere = busy
         self.last = datetime.datetime.now(datetime.UTC)
 
+    def rest(self) -> None:
+        """Take note that no cell runs that was begun unheard."""
+        self._busy_elsewhere = False
+
     def hear(self, parts: list[bytes]) -> str:
         """Take note of a message's parts (from the header on) and return its type.
 
@@ -88,7 +92,9 @@ class Activity:
         message_id = str(parent.get("msg_id"))
         if state == "busy":
             self._running[message_id] = parent
+            if parent.get("msg_type") == "execute_request" and not parent.get("subshell_id"):
+                self.rest()  # cells run one at a time: the one before has ended, should nobody have heard of that
         elif state == "idle":
             self._asked.pop(message_id, None)
             if self._running.pop(message_id, None) is None:
-                self._busy_elsewhere = False  # the end of what a gateway found running: its beginning was not heard
+                self.rest()  # the end of what a gateway found running: its beginning was not heard

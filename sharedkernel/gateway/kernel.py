@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: messages that wait in a socket's queue; each may be large
 _QUEUE = 16
+#: session states of the status document in which no cell is open
+IDLE_STATES = ("idle", "offloaded", "dead")
 #: seconds that a session may take to confirm the subscription to its outputs; a busy one may not, and needs not
 _SUBSCRIPTION_PATIENCE = 1.0
 
@@ -262,6 +264,20 @@ class SessionKernel(ServerKernelManager):
         # At once: a client that is told late has sent cells to the earlier session by then, and takes them for lost.
         self.tell_of_restart()
         return end_clean
+
+    async def learn_whether_it_rests(self) -> None:
+        """Ask the executor whether a cell is open; one that ends from now on is heard of.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When it is not there; the next cell shows it then.
+        """
+        process = self.process
+        states = {session["id"]: session["state"] for session in (await self._executor.status())["sessions"]}
+        if self.process == process and states.get(self.session_id) in IDLE_STATES:
+            self.activity.rest()
+            self._note_activity()
 
     def tell_of_restart(self) -> None:
         """Have the clients know that there is another process now, which knows nothing of what they asked before."""

@@ -31,7 +31,7 @@ from sharedkernel.gateway.backlog import ANYBODY, Backlog
 from sharedkernel.gateway.culling import Culling
 from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.identity import GatewayUser, requesting_user
-from sharedkernel.gateway.kernel import SessionKernel
+from sharedkernel.gateway.kernel import IDLE_STATES, SessionKernel
 from sharedkernel.gateway.lingering import Earlier, Lingering
 from sharedkernel.gateway.quotas import Quotas
 from sharedkernel.protocol import Limits, SessionDied, SessionRecord
@@ -41,8 +41,6 @@ from sharedkernel.relay.gateway import KERNEL_NAME, environment_of, kernel_of
 _ENVIRONMENT_PREFIX = "KERNEL_"
 #: most that they and the notebook's path may take, in characters: they travel in small messages
 _ENVIRONMENT_SIZE = 16 * 1024
-#: session states of the status document in which no cell is open
-_IDLE_STATES = ("idle", "offloaded", "dead")
 #: time since its last activity for which an idle session still counts as in use when a new one is placed
 _LATELY = timedelta(minutes=10)
 #: seconds after this gateway's start in which requests wait for those of several executors that are not there yet
@@ -530,7 +528,7 @@ class SessionKernels(AsyncMappingKernelManager):
         self.lingering.adopt(device, [record for record in records.values() if record.lingers is not None])
         for session, record in records.items():
             if record.lingers is None:
-                self._adopt(record, device, busy=states.get(session, "idle") not in _IDLE_STATES)
+                self._adopt(record, device, busy=states.get(session, "idle") not in IDLE_STATES)
         own = {kernel.session_id: kernel for kernel in self._kernels.values() if kernel.device == device}
         for session, kernel in own.items():
             if session not in records and not kernel.is_changing:

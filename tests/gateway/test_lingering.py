@@ -60,6 +60,11 @@ async def attach(channels: Channels) -> None:
     await channels.until("status", execution_state="restarting")
 
 
+async def rests(client: Client, kernel: str) -> bool:
+    """Whether the gateway takes *kernel* for idle."""
+    return (await client.request("GET", f"/api/kernels/{kernel}")).body["execution_state"] == "idle"
+
+
 async def has_given_way(client: Client, session: str) -> None:
     """Return once *session*, in whose place there is another, has ended."""
 
@@ -101,6 +106,28 @@ def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhil
         assert (list(status), status[old]["kernel_id"], status[old]["lingering"]) == ([old], new, False)
         await end_at_once(ada)
         assert await sessions(ada) == {}
+
+    run(scenario())
+
+
+def test_a_session_that_was_brought_back_idle_is_idle(own_stack: Stack) -> None:
+    """Whatever was not heard of its last cell: one that is busy for ever is never culled, and never drained."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            await until(lambda: rests(ada, new))
+            await has_given_way(ada, new)
+            first = next(iter(await sessions(ada)))
+        await leave(ada, "x = 42")
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "42"
+        await has_given_way(ada, first)
+        await end_at_once(ada)
 
     run(scenario())
 
