@@ -29,7 +29,7 @@ def private_jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def stock_gateway(private_jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """Start a stock Jupyter server whose stock ipykernel is named shared-gpu."""
-    gateway = GatewayProcess(tmp_path_factory.mktemp("stock"), ["-m", "jupyter_server"])
+    gateway = GatewayProcess(tmp_path_factory.mktemp("stock"))
     gateway.start()
     yield gateway
     gateway.stop()
@@ -38,9 +38,7 @@ def stock_gateway(private_jupyter: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def contract_gateway(private_jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """Start a gateway that finds sessions again."""
-    gateway = GatewayProcess(
-        tmp_path_factory.mktemp("contract"), [str(Path(__file__).with_name("contract_gateway.py"))], contract=True
-    )
+    gateway = GatewayProcess(tmp_path_factory.mktemp("contract"), contract=True)
     gateway.start()
     yield gateway
     gateway.stop()

@@ -23,7 +23,11 @@ import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from sharedkernel import lifetime
+
 TIMEOUT = 30.0
+#: what holds the package of all tests
+_ROOT = Path(__file__).parents[2]
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
@@ -43,9 +47,19 @@ def free_port() -> int:
 
 
 class GatewayProcess:
-    """A Jupyter server as a process of its own, on a port that stays the same when it is started again."""
+    """A Jupyter server as a process of its own, on a port that stays the same when it is started again.
 
-    def __init__(self, directory: Path, command: list[str], *, contract: bool = False) -> None:
+    Parameters
+    ----------
+    directory
+        Holds everything.
+    options
+        More of its command line.
+    contract
+        Whether it finds sessions again, see `contract_gateway.py`; else it is a stock one.
+    """
+
+    def __init__(self, directory: Path, *options: str, contract: bool = False) -> None:
         self.directory = directory
         self.token = "a-token"
         self.port = free_port()
@@ -57,27 +71,27 @@ class GatewayProcess:
         kernel.mkdir(parents=True)
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "stock", "language": "python"}))
-        self._command = [sys.executable, *command]
+        self._options = options
         self._contract = contract
 
     @property
     def command(self) -> list[str]:
         """Its command line, with the token as it is now."""
-        command = [
-            *self._command, "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}",
+        options = [
+            *self._options, "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}",
             "--ServerApp.port_retries=0", "--ServerApp.open_browser=False", "--ServerApp.allow_root=True",
             "--ServerApp.jpserver_extensions={}", f"--ServerApp.root_dir={self.directory}",
             f"--IdentityProvider.token={self.token}", "--ZMQChannelsWebsocketConnection.limit_rate=False",
         ]  # fmt: skip
         if self._contract:
-            command.append(f"--ContractKernelManager.refusal_file={self.refusal_file}")
-            command.append(f"--ContractKernelManager.journal_file={self.journal_file}")
-        return command
+            options.append(f"--ContractKernelManager.refusal_file={self.refusal_file}")
+            options.append(f"--ContractKernelManager.journal_file={self.journal_file}")
+        return lifetime.command("tests.relay.contract_gateway" if self._contract else "jupyter_server", options)
 
     def start(self) -> None:
         environment = os.environ | {"JUPYTER_PATH": str(self.directory / "jupyter")}
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(self.command, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command, env=environment, cwd=_ROOT, stdout=log, stderr=log)
         wait_until(self._answers)
 
     def stop(self) -> None:

@@ -76,7 +76,7 @@ def test_a_relay_that_was_killed_comes_back_to_its_session(notebook: Notebook, s
 
 def test_a_shutdown_without_a_gateway_ends_in_time(tmp_path: Path) -> None:
     """Jupyter kills a kernel that takes longer than five seconds."""
-    gateway = GatewayProcess(tmp_path, ["-m", "jupyter_server"])
+    gateway = GatewayProcess(tmp_path)
     gateway.start()
     try:
         with Notebook(gateway.url, gateway.token) as notebook:

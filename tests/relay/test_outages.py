@@ -92,8 +92,7 @@ def test_a_running_cell_is_interrupted_once_the_gateway_is_back(line: Line, note
 
 def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path) -> None:
     """A gateway without a buffer loses the cell's end; the cell ends with an error instead of never."""
-    command = ["-m", "jupyter_server", "--AsyncMappingKernelManager.buffer_offline_messages=False"]
-    gateway = GatewayProcess(tmp_path, command)
+    gateway = GatewayProcess(tmp_path, "--AsyncMappingKernelManager.buffer_offline_messages=False")
     gateway.start()
     try:
         with Line(gateway.port) as line, Notebook(line.url, gateway.token) as notebook:
@@ -111,7 +110,7 @@ def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path)
 
 def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: Path, tmp_path: Path) -> None:
     """A stock gateway takes its sessions with it: the cell says so, and the client starts the kernel anew."""
-    gateway = GatewayProcess(tmp_path, ["-m", "jupyter_server"])
+    gateway = GatewayProcess(tmp_path)
     gateway.start()
     try:
         with Notebook(gateway.url, gateway.token) as notebook:
@@ -130,7 +129,7 @@ def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: P
 
 def test_a_token_withdrawn_during_an_outage_is_a_refusal(private_jupyter: Path, tmp_path: Path) -> None:
     """The relay does not knock for ever where it is not wanted; the next cell asks again."""
-    gateway = GatewayProcess(tmp_path, [str(Path(__file__).with_name("contract_gateway.py"))], contract=True)
+    gateway = GatewayProcess(tmp_path, contract=True)
     gateway.start()
     try:
         with Notebook(gateway.url, gateway.token) as notebook:
