@@ -13,13 +13,21 @@ from rich.console import Console
 from rich.table import Column, Table
 from traitlets import Bool, Int, TraitError, validate
 
-from sharedkernel.bench import alone, fairness, interactive, offload, oversubscription, roundtrip, start, switch, ui
+from sharedkernel.bench import alone, fairness, interactive, oversubscription, roundtrip, start, switch, ui
 from sharedkernel.bench.results import Conditions, Effort, Result
 from sharedkernel.commands.base import fail
 from sharedkernel.commands.stack_options import StackCommandApp
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.signals import ended_by_signals
 from sharedkernel.units import format_bytes
+
+
+def _offload(conditions: Conditions) -> list[Result]:
+    # the only one that needs torch in this process, whose import takes longer than all else of this command's start
+    from sharedkernel.bench import offload
+
+    return offload.run(conditions)
+
 
 #: every benchmark by its name, in the order of `--all`
 BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
@@ -29,7 +37,7 @@ BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
     "fairness": fairness.run,
     "interactive": interactive.run,
     "switch": switch.run,
-    "offload": offload.run,
+    "offload": _offload,
     "oversubscription": oversubscription.run,
     "ui": ui.run,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -46,8 +47,10 @@ def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) ->
 
 
 def test_help_names_the_benchmarks() -> None:
-    """What there is to measure is told, with an example."""
-    done = bench("--help")
+    """What there is to measure is told, with an example, and without torch, which takes seconds to import."""
+    done = bench("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert "sharedkernel.bench.app" in done.stderr
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
     assert done.returncode == 0
     assert all(name in done.stdout for name in BENCHMARKS)
     assert "    sharedkernel bench " in done.stdout
