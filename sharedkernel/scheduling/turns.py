@@ -88,8 +88,10 @@ def choose(
         has_place = len(running) + len(ahead) < config.parallel_lanes and _is_bearable(session, running, config)
         if lane.holder is not None:
             can_move = config.parallel_lanes > 1 and lanes.is_movable(session) and may_move()
-            kept = before.union(keeper.lane.id for keeper in ahead if keeper.lane is not None)
-            spot = lanes.spot(session, kept) if can_move and has_place else None
+            spot = None
+            if can_move and has_place:
+                kept = before.union(keeper.lane.id for keeper in ahead if keeper.lane is not None)
+                spot = lanes.spot(session, kept)
             if spot is None:
                 rivals = [holder for holder in running if can_move and lanes.leaves_room(holder, session)]
                 _contest_any(turns, lane.holder, rivals, session, policy=policy, now=now)
