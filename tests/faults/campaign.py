@@ -14,7 +14,6 @@ Run as ``python -m tests.faults.campaign --kills 500``; it prints its seed, and 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -34,10 +33,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import psutil
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.executor.sessions import KeptSession, start_time
 from sharedkernel.local_stack import LocalStack, Service
 from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.faults.notebooks import PATIENCE, STEPS_PER_CELL, Worker, undisturbed
@@ -106,19 +106,14 @@ class FaultStack(LocalStack):
         return sum(1 for _ in (self.runtime_directory / RECORDS_DIRECTORY).iterdir())
 
     def sessions(self) -> dict[str, int]:
-        """Return the process ids of all sessions, by client key; empty while no executor answers."""
-
-        async def ask() -> dict[str, int]:
-            client = ExecutorClient(self.runtime_directory)
-            try:
-                await client.connect()
-                return {record.client_key or "": record.pid for record in await client.sessions()}
-            finally:
-                await client.close()
-
-        with contextlib.suppress(SharedKernelError):
-            return asyncio.run(ask())
-        return {}
+        """Return the process ids of all sessions, by client key, as their records say: with or without an executor."""
+        found = {}
+        for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
+                record = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                if record.client_key is not None and start_time(record.pid) == record.started:
+                    found[record.client_key] = record.pid
+        return found
 
 
 class Campaign:
@@ -214,7 +209,7 @@ class Campaign:
                     continue
                 for chosen in [kind, *(other for other in due if other != kind and self._is_overcome(other))]:
                     due.discard(chosen)
-                    if (kill := self._kill(chosen)) is not None:
+                    if len(self.kills) < kills and (kill := self._kill(chosen)) is not None:
                         say(f"{len(self.kills)}/{kills} {kill.kind} by {kill.how}")
             for kill in self.kills:
                 self._wait_until_overcome(kill)
@@ -304,7 +299,8 @@ class Campaign:
 
         def kill() -> None:
             worker.sessions_killed += 1
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now, after another kill
+                os.kill(pid, signal.SIGKILL)
 
         return self._record("session", signal.SIGKILL, {worker.name}, kill)
 
