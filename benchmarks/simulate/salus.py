@@ -126,7 +126,7 @@ def variation() -> None:
     Of n jobs that are all there at once the mean is (n + 1) / 2 times the mean duration one after the other. In turns a
     job ends when all others have had as much as it needs, or ended: the mean is n times that of the smaller of two
     durations, which is the mean duration times 1 minus their Gini coefficient. So turns are better where that
-    coefficient is more than a half, as for durations that vary more than exponential ones (variation 1, Gini 1/2).
+    coefficient is more than a half, which exponential durations have, whose coefficient of variation is 1.
     """
     kinds: dict[str, Callable[[int], list[float]]] = {
         "all alike": lambda seed: [320.0] * 100,
