@@ -2,11 +2,15 @@
 
 What is not read waits in the session, which waits itself when its queue is full (`session/outputs.py`): nothing is
 lost, and a flood slows down the session that it comes from and fills nobody's memory.
+
+The other way there is nothing to slow down: what clients send to a session that does not read is counted, and refused
+when it is too much.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -86,3 +90,36 @@ class OutputFlow:
             self.hold(self)
             loop.call_later(pause, self.release, self)
         self._hear(frames)
+
+
+class Unread:
+    """Counts what was given to a zmq stream and is not taken by its session yet; needs a running event loop.
+
+    Parameters
+    ----------
+    stream
+        Its callback for what was sent is taken by this.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._sizes: deque[int] = deque()
+        self._bytes = 0
+        stream.on_send(self._on_sent)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much waits; less a few messages, which the system holds."""
+        if not self._stream.sending():
+            self._sizes.clear()  # not everything that is given is sent: Jupyter leaves some types of messages out
+            self._bytes = 0
+        return self._bytes
+
+    def add(self, num_bytes: int) -> None:
+        """Count a message that the stream has just been given."""
+        self._sizes.append(num_bytes)
+        self._bytes += num_bytes
+
+    def _on_sent(self, _message: object, _status: object) -> None:
+        if self._sizes:
+            self._bytes -= self._sizes.popleft()

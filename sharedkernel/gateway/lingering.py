@@ -91,7 +91,7 @@ class Lingering:
     # --- bringing back ------------------------------------------------------------------------------------------------
 
     def find(self, user: str, notebook: str | None, *, besides: SessionKernel | None = None) -> Earlier | None:
-        """Return what *user* left of *notebook*: the session shut down last, else the last used without a client."""
+        """Return what *user* left of *notebook*: the session shut down last, else the last started without a client."""
         if notebook is None:
             return None
         candidates = [found for found in self._sessions.values() if (found.user, found.notebook) == (user, notebook)]
@@ -100,7 +100,7 @@ class Lingering:
         return next(self._left(user, notebook, besides), None)
 
     def _left(self, user: str, notebook: str, besides: SessionKernel | None) -> Iterator[Earlier]:
-        for kernel in sorted(self._kernels.all(), key=lambda kernel: kernel.last_activity, reverse=True):
+        for kernel in sorted(self._kernels.all(), key=lambda kernel: kernel.incarnation, reverse=True):
             is_same = (kernel.user, kernel.notebook) == (user, notebook) and kernel is not besides
             if is_same and kernel.has_kernel and not kernel.attached:
                 yield Earlier(

@@ -26,6 +26,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.backlog import Backlog
 from sharedkernel.gateway.catching_up import Repeats, in_order, parse_seen
+from sharedkernel.gateway.flow import Unread
 from sharedkernel.relay.wire import PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL, from_websocket, read_object
 from sharedkernel.session.outbox import Missed
 from sharedkernel.units import format_bytes
@@ -52,6 +53,13 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         1000,
         min=1,
         help="Cells that a session may have to run at a time; more are refused with an error in the notebook.",
+    ).tag(config=True)
+
+    max_unread_bytes = Integer(
+        128 * 1024**2,
+        min=1,
+        help="Messages of a client, in bytes, that may wait for a session that does not read them, on each channel; "
+        "more are refused with an error in the notebook.",
     ).tag(config=True)
 
     _closed = Bool(False)
@@ -165,6 +173,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 connect = getattr(self.kernel_manager, f"connect_{channel}")
                 self.channels[channel] = connect(identity=self.session.bsession)
                 self.channels[channel].channel = channel
+                self.channels[channel].unread = Unread(self.channels[channel])
             self.channels[channel].on_recv_stream(self.handle_outgoing_message)
 
     def say_goodbye(self) -> None:
@@ -193,17 +202,30 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                     f"{format_bytes(self.max_message_bytes)} (c.SessionWebsocket.max_message_bytes).",
                 )
                 return
-            if header.get("msg_type") == "execute_request":
-                if self.kernel_manager.activity.num_cells >= self.max_queued_cells:
-                    self._refuse(
-                        channel,
-                        header,
-                        f"this session has {self.max_queued_cells} cells to run already; wait for some of them to end "
-                        "(c.SessionWebsocket.max_queued_cells).",
-                    )
-                    return
+            is_cell = header.get("msg_type") == "execute_request"
+            if is_cell and self.kernel_manager.activity.num_cells >= self.max_queued_cells:
+                self._refuse(
+                    channel,
+                    header,
+                    f"this session has {self.max_queued_cells} cells to run already; wait for some of them to end "
+                    "(c.SessionWebsocket.max_queued_cells).",
+                )
+                return
+            if not self.channels:  # closed meanwhile
+                return
+            unread = self.channels[channel].unread
+            if unread.num_bytes and unread.num_bytes + len(incoming_msg) > self.max_unread_bytes:
+                self._refuse(
+                    channel,
+                    header,
+                    f"{format_bytes(unread.num_bytes)} wait for this session already, which does not read them now; "
+                    "send this again when it does (c.SessionWebsocket.max_unread_bytes).",
+                )
+                return
+            if is_cell:
                 self.kernel_manager.activity.ask(header)
             super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
+            unread.add(len(incoming_msg))
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.log.info("a client of kernel %s sent what is no message: %r", self.kernel_id, error)
             self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})

@@ -184,6 +184,31 @@ def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> N
     run(scenario())
 
 
+def test_of_several_that_were_left_the_last_started_is_brought_back(own_stack: Stack) -> None:
+    """Also by a gateway that was not there: the notebook was opened again after each, and not the other way round."""
+    ada = own_stack.client("ada")
+
+    async def begin() -> None:
+        for number in range(3):
+            kernel = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=str(number))
+            async with ada.attach(kernel) as channels:
+                await channels.run(f"x = {number}")
+
+    asyncio.run(begin())
+    own_stack.gateway.kill()
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "2"
+        await has_given_way(ada, new)
+        await end_at_once(ada)
+
+    run(scenario())
+
+
 def test_clients_hear_of_the_change_before_the_clean_session_ends(own_stack: Stack) -> None:
     """That may take seconds, and what they sent to the earlier session meanwhile would seem to be lost."""
     ada = own_stack.client("ada")
