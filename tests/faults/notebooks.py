@@ -27,7 +27,7 @@ PATIENCE = 90.0
 #: steps of one training; then it starts over
 STEPS = 240
 #: lines of a notebook's story that are kept
-_STORY_LINES = 400
+_STORY_LINES = 4000
 #: most steps of one cell
 STEPS_PER_CELL = 6
 
@@ -66,6 +66,8 @@ class Cell:
     text: str = ""
     #: name and sentence of its error
     error: str = ""
+    #: whether it published anything yet
+    has_begun: bool = False
     #: None: nobody will tell
     status: str | None = None
     #: its relay ended meanwhile: it was killed, or its session was and could not be started again at once
@@ -205,6 +207,7 @@ class Worker(threading.Thread):
         if cell.status == "ok":
             if lines != expected:
                 self.findings.wrong.append(f"{self.name}: printed {lines}, expected {expected}")
+                self.note(self.findings.wrong[-1])
             self._done += steps
             self.findings.steps += steps
         else:
@@ -275,7 +278,8 @@ class Worker(threading.Thread):
             if message is not None:
                 self._check_new(message)
             if message is not None and message["content"].get("execution_state") == "restarting":
-                idle = True  # a session that dies between a cell's reply and its end cannot tell of the end
+                # A session that dies between a cell's reply and its end cannot tell of the end.
+                idle = idle or cell.has_begun
             if message is not None and message["parent_header"].get("msg_id") == message_id:
                 idle = self._hear(cell, message) or idle
             if cell.status is None:
@@ -303,6 +307,7 @@ class Worker(threading.Thread):
     def _hear(self, cell: Cell, message: dict[str, Any]) -> bool:
         """Take note of what a cell published; True when it is idle."""
         content = message["content"]
+        cell.has_begun = True
         if message["msg_type"] == "stream" and content["name"] == "stdout":
             cell.text += content["text"]
         elif message["msg_type"] == "error":
