@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
 from pathlib import Path
@@ -81,12 +80,11 @@ def test_examples_run_on_an_ordinary_kernel(tmp_path: Path) -> None:
     specs = KernelSpecManager(kernel_dirs=[str(tmp_path)], ensure_native_kernel=False)
 
     async def run_all() -> list[nbformat.NotebookNode]:
-        # One kernel for all of them: most of what they take is to import torch and scikit-learn. A small network's
-        # threads wait for each other longer than they work.
+        # One kernel for all of them: most of what they take is to import torch and scikit-learn.
         manager = AsyncKernelManager(
             kernel_name="stock", kernel_spec_manager=specs, transport="ipc", ip=str(tmp_path / "kernel")
         )
-        await manager.start_kernel(cwd=str(tmp_path), env=os.environ | {"OMP_NUM_THREADS": "1"})
+        await manager.start_kernel(cwd=str(tmp_path))
         try:
             return [await run(name, manager) for name in NAMES]
         finally:
