@@ -256,10 +256,18 @@ class SessionKernels(AsyncMappingKernelManager):
             reason="no_such_kernel",
         )
 
+    def _of_client(self, user: str, client_key: str | None) -> str | None:
+        """Return the id of the kernel that *user*'s client has; None if it has none, or does not say who it is."""
+        ids = (
+            str(kernel_id)
+            for kernel_id, kernel in self._kernels.items()
+            if client_key is not None and (kernel.user, kernel.client_key) == (user, client_key)
+        )
+        return next(ids, None)
+
     async def _find_or_start(self, user: str, client_key: str, start: Any) -> str:
-        for kernel_id, kernel in self._kernels.items():
-            if kernel.user == user and kernel.client_key == client_key:
-                return str(kernel_id)
+        if (there := self._of_client(user, client_key)) is not None:
+            return there
         place = (user, client_key)
         if place not in self._starting:
             task = self._starting[place] = asyncio.create_task(start())
@@ -287,6 +295,10 @@ class SessionKernels(AsyncMappingKernelManager):
                 if refusals:
                     raise next(iter(refusals.values())) from None
                 raise
+            while device in self._adopting:  # it was met just now, and may have this client's session
+                await asyncio.wait([self._adopting[device]])
+            if (there := self._of_client(user, session["client_key"])) is not None:
+                return there
             # Without a pause from here: the next one to be placed sees this one.
             try:
                 return await self._start_on(device, user=user, notebook=notebook, **session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Iterator
 
@@ -48,6 +49,25 @@ def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
             await channels.until("execute_reply", status="error")
             assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
             assert (await channels.run("import os; os.getcwd()"))["text"] == "'/usr'"
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_client_that_comes_first_of_all_gets_its_session(own_stack: Stack) -> None:
+    """Before the gateway knows the executor's sessions, or just when it meets it, nobody is given another one."""
+    grace = own_stack.client("grace")
+    kernel, _ = asyncio.run(begin(grace, "me", "x = 41"))
+    own_stack.gateway.kill()
+    own_stack.gateway.start()
+
+    async def scenario() -> None:
+        asked = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "place"}}
+        answer = None
+        while answer is None or answer.status != 201:  # 503: it has not met the executor yet
+            with contextlib.suppress(OSError):  # it does not listen yet
+                answer = await grace.request("POST", "/api/kernels", asked)
+        assert answer.body["id"] == kernel
         await grace.end(kernel)
 
     run(scenario())
