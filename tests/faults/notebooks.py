@@ -27,7 +27,7 @@ PATIENCE = 90.0
 #: steps of one training; then it starts over
 STEPS = 240
 #: lines of a notebook's story that are kept
-_STORY_LINES = 4000
+_STORY_LINES = 1000
 #: most steps of one cell
 STEPS_PER_CELL = 6
 
