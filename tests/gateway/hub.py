@@ -7,13 +7,13 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sharedkernel import lifetime
 from sharedkernel.local_stack import free_port
 from tests.gateway.conftest import wait_for
 
@@ -78,7 +78,7 @@ class Hub:
         """Start it; :meth:`wait_until_ready` says when it answers."""
         with (self.directory / "hub.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "jupyterhub", "-f", "hub_config.py"],
+                lifetime.command("jupyterhub", ["-f", "hub_config.py"]),
                 cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONWARNINGS": "ignore"},
             )  # fmt: skip
 
