@@ -165,7 +165,8 @@ class ExecutorService:
             attained[session.user or ""] += session.attained
         self._grants.users.recall(self._totals.open(), attained)
         for session in kept:
-            self._adopt(self._supervisor.processes[session.process], session.attained)
+            if (process := self._supervisor.processes.get(session.process)) is not None:  # not ended meanwhile
+                self._adopt(process, session.attained)
         self._shelves.on_change = self._grants.shelf_changed
         self._shelves.start()
         self._channel.start()
@@ -527,6 +528,8 @@ class ExecutorService:
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
+        if self._grants.sessions.get(process.session) is not process:
+            return  # it ended before this executor took it over; whoever asks for sessions will miss it
         self._channel.hang_up(process)
         self._lingering.forget(process)
         self._grants.remove(process)

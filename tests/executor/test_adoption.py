@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from sharedkernel import protocol
 from sharedkernel.executor.packets import connect
 from sharedkernel.executor.sessions import KeptSession
 from sharedkernel.executor.totals import JOURNAL_NAME
-from sharedkernel.paths import KEEPER_SOCKET
+from sharedkernel.paths import KEEPER_SOCKET, WARM_PARENT_SOCKET
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.test_sessions import FOREVER, TRAIN
 
@@ -30,6 +34,50 @@ async def kept_service(executor: Executor, notebook: Notebook) -> float:
         if kept.session == notebook.session:
             found = kept.attained
     keeper.close()
+    return found
+
+
+def test_a_session_may_end_while_an_executor_starts() -> None:
+    """It is not there then, and all others are: killed after its page was taken over, before the warm parent is up."""
+    process = ExecutorProcess("--spares", "0")
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            doomed, other = await executor.notebook("ada"), await executor.notebook("grace")
+            process.kill()
+            (warm_parent,) = owners(process.runtime_directory / WARM_PARENT_SOCKET)
+            warm_parent.kill()
+            process.start()
+
+            async def is_taking_over() -> bool:
+                return num_pages(process.process.pid) >= 2
+
+            await until(is_taking_over, "the sessions' pages are taken over")
+            os.kill(doomed.record.pid, signal.SIGKILL)
+            await executor.connect()
+            assert [record.session for record in await executor.client.sessions()] == [other.session]
+            assert (await other.run("1 + 1")).text == "2"
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.close()
+
+
+def owners(path: Path) -> Iterator[psutil.Process]:
+    """Yield the processes that listen at *path*."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any((found.laddr, found.raddr) == (str(path), "") for found in process.net_connections("unix")):
+                yield process
+
+
+def num_pages(pid: int) -> int:
+    """Return how many sessions' shared pages a process has open."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(link).startswith("/memfd:sharedkernel-")
     return found
 
 
