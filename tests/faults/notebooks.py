@@ -17,6 +17,8 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from jupyter_core.utils import ensure_event_loop
+
 from sharedkernel.relay.app import client_key
 from sharedkernel.relay.sockets import Connection
 from tests.faults.server import ServerNotebook
@@ -178,6 +180,8 @@ class Worker(threading.Thread):
         except BaseException as error:
             self.failure = error
             self.rests.set()
+        finally:
+            ensure_event_loop().close()  # this thread's, which the client's blocking methods have made
 
     @property
     def is_hurt(self) -> bool:
@@ -288,7 +292,9 @@ class Worker(threading.Thread):
                 was_killed = bool(self.relays_killed or self.sessions_killed)
                 self.note(f"{code[:40]!r}: {cell.status}, the relay ended (killed: {was_killed})")
                 self._start_relay_again()
-                return cell if cell.status is not None else Cell(cell.sent, lost_relay=was_killed)
+                # What a relay that was killed had not passed on is gone, whatever it had.
+                answered = cell.status is not None and not was_killed
+                return cell if answered else Cell(cell.sent, lost_relay=was_killed)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name}: no answer within {PATIENCE:g} s to {code[:40]!r}: {cell}")
         self.note(f"{code[:40]!r}: {cell.status} {cell.error} {cell.text[-40:]!r}")
