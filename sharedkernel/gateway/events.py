@@ -8,6 +8,7 @@ misses documents, never delays others.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,11 +18,15 @@ from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from sharedkernel.errors import ExecutorUnavailable
+from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.answers import AnswersRefusals
 from sharedkernel.gateway.identity import GatewayUser
 
+log = logging.getLogger(__name__)
+
+#: what a watcher is told when its websocket is closed for an error of the gateway's own (RFC 6455: internal error)
+_CLOSE_CODE = 1011
 #: seconds between documents: the shortest, as while states change all the time, and the longest, while none does
 _INTERVALS = (0.2, 1.0)
 
@@ -56,6 +61,7 @@ class StatusFeed:
             watcher.show(self._document)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._on_done)
 
     def remove(self, watcher: EventsHandler) -> None:
         """Send to *watcher* no more."""
@@ -66,7 +72,7 @@ class StatusFeed:
         while self._watchers:
             try:
                 status = await self._ask()
-            except ExecutorUnavailable as error:
+            except SharedKernelError as error:
                 status = {"message": str(error), "reason": error.reason}
             self._document = Document(status)
             for watcher in list(self._watchers):
@@ -74,6 +80,16 @@ class StatusFeed:
             await asyncio.sleep(shortest)
             await self._wait_for_change(longest - shortest)
         self._task = self._document = None
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """Meet an error of ours: it is logged, and watchers are hung up on, so that who connects again begins anew."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("telling of the status ended unexpectedly", exc_info=error)
+        self._task = self._document = None
+        watchers, self._watchers = self._watchers, set()
+        for watcher in watchers:
+            watcher.close(_CLOSE_CODE, "the gateway met an error, see its log")
 
 
 class Document:
@@ -101,7 +117,7 @@ class Document:
 class EventsHandler(AnswersRefusals, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """``/sharedkernel/api/events``: pushes the status document, as its user may see it, whenever it has changed.
 
-    While no executor can be reached it pushes ``{"message", "reason"}`` instead.
+    While no executor can be reached, or says how it is, it pushes ``{"message", "reason"}`` instead.
     """
 
     auth_resource = "sharedkernel"
