@@ -479,7 +479,9 @@ class ExecutorService:
             return
         peer.role, peer.session = "session", process
         hello = self._believe(process, hello)
-        process.transport, process.connection = peer.transport, hello.connection
+        process.transport = peer.transport
+        if process.connection is None:  # later its user's code may say it, and gateways would connect to where it says
+            process.connection = hello.connection
         process.memory, process.data_bytes = hello.memory, hello.data_bytes
         peer.send(self._welcome())
         if not process.ready.done():

@@ -32,12 +32,12 @@ class Scene:
     mallory: Client
     kernel: str
 
-    async def record(self) -> SessionRecord:
-        """Return what the executor knows of grace's session, as only its own user may ask."""
+    async def record(self, kernel: str | None = None) -> SessionRecord:
+        """Return what the executor knows of a session, grace's if none is named, as only its own user may ask."""
         executor = ExecutorClient(self.stack.runtime_directory, role="command")
         await executor.connect()
         try:
-            return next(record for record in await executor.sessions() if record.session == self.kernel)
+            return next(record for record in await executor.sessions() if record.session == (kernel or self.kernel))
         finally:
             await executor.close()
 

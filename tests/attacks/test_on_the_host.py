@@ -20,6 +20,7 @@ from jupyter_client.session import Session as MessageSession
 import sharedkernel
 from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
 from tests.attacks.conftest import Scene
+from tests.fuzz.conftest import attached
 from tests.gateway.client import PATIENCE
 
 #: user id of nobody in particular
@@ -144,5 +145,37 @@ def test_peers_that_say_nothing_keep_nobody_waiting(scene: Scene) -> None:
             await scene.grace_still_works()
             for _ in range(2):  # more than there are spares
                 await scene.mallory.end(await scene.mallory.start())
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+
+
+#: a session's own code greets its executor in the session's name, with a connection that is somebody else's
+_GREET_AGAIN = """if True:
+    import os, socket
+    from sharedkernel import protocol
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect({path!r})
+    hello = protocol.SessionHello(version=protocol.PROTOCOL_VERSION, process={name!r}, pid=os.getpid(),
+                                  connection={connection!r}, memory=protocol.Memory(), data_bytes=0)
+    peer.sendall(protocol.encode(hello))
+    print(next(protocol.Decoder(protocol.ToSession).feed(peer.recv(65536))))
+    peer.close()
+"""
+
+
+def test_a_session_does_not_have_gateways_connect_to_another_one(scene: Scene) -> None:
+    """Where a session is reached was said before its user's code ran; what that code says of it does not count."""
+
+    async def scenario() -> None:
+        graces = await scene.record()
+        kernel = await scene.mallory.start()
+        own = await scene.record(kernel)
+        path = str(scene.stack.runtime_directory / EXECUTOR_SOCKET)
+        name = Path(own.connection["ip"]).name.removesuffix("-ipc")
+        async with attached(scene.mallory, kernel) as channels:
+            code = _GREET_AGAIN.format(path=path, name=name, connection={**graces.connection, "key": ""})
+            assert "Welcome" in (await channels.run(code))["text"]
+            assert (await scene.record(kernel)).connection == own.connection
+        await scene.mallory.end(kernel)
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
