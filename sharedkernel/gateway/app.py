@@ -8,13 +8,15 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_server.serverapp import ServerApp
 from tornado.httpserver import HTTPServer
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Enum, Float, Integer, Set, Unicode, default
+from traitlets import Bool, Enum, Float, Integer, Set, TraitError, Unicode, default
+from traitlets.config.loader import DeferredConfig
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError, SharedKernelError
@@ -37,10 +39,12 @@ from sharedkernel.gateway.metrics import watch_loop_lag
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
 from sharedkernel.gateway.settings import (
     CONFIG_NAME,
+    Settings,
     build_devices,
     build_placement,
     build_policy,
     build_quotas,
+    place,
     read_settings,
 )
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
@@ -421,9 +425,9 @@ class SharedKernelGateway(CommandApp, ServerApp):
         """Read quotas, groups, admins, placement and the certificate again; what cannot be used changes nothing."""
         try:
             settings = read_settings(self.config_file_paths, self.config_file)
-            section = settings.section()
+            section = self._section(settings)
             quotas = build_quotas(section.get("quotas", {}), section.get("groups", {}), settings.files)
-            admins = set(section.get("admins", ()))
+            admins = self._checked_admins(section.get("admins", set()), settings.files)
             placement = build_placement(section.get("placement", self.placement), settings.files)
             policy = build_policy(section.get("policy", ""), settings.files)
             devices = build_devices(section.get("executors", self.executors), settings.files)
@@ -441,6 +445,29 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.log.info("the configuration was read again")
         if list(devices) != list(self.executors):
             self.log.warning("executors are as they were at the start; restart the gateway, and sessions run on.")
+
+    def _section(self, settings: Settings) -> dict[str, Any]:
+        """Return the gateway's own settings of the files, under those of the command line, which hold until it ends."""
+        config = deepcopy(settings.config)
+        config.merge(self.cli_config)
+        traits = self.traits()
+        return {
+            name: value.get_value(traits[name]) if isinstance(value, DeferredConfig) and name in traits else value
+            for name, value in Settings(config, settings.files).section().items()
+        }
+
+    def _checked_admins(self, admins: Any, files: Sequence[Path]) -> set[str]:
+        """Return *admins* as a start would take them.
+
+        Raises
+        ------
+        ConfigError
+            When they are no set of names: of one that is written as text, each letter would be a name.
+        """
+        try:
+            return set(self.traits()["admins"]._validate(self, admins) or ())
+        except TraitError as error:
+            raise ConfigError(f"{place(files, 'SharedKernelGateway', 'admins')}{error}") from None
 
     async def cleanup_kernels(self) -> None:
         """Leave the executors; their sessions run on."""

@@ -1,4 +1,4 @@
-"""How many websockets a user may have open, and that each is closed when its token is no longer good."""
+"""How many websockets a user may have open, and that each is closed when its token no longer gives the right to it."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class OpenWebsockets:
                 del self._numbers[user]
 
     async def close_revoked(self) -> None:
-        """Look at the tokens of all open websockets again, and close those whose token lets their user in no more.
+        """Look at the tokens of all open websockets again, and close those that their token would no longer open.
 
+        So it is when the token is nobody's or another user's by now, and when its user was an admin and is none.
         Where the identity cannot be asked, they stay: nobody is thrown out on a guess.
         """
         for handler in list(self._handlers):
@@ -74,6 +75,14 @@ class OpenWebsockets:
                 found = await handler.identity_provider.identify(handler.identity_provider.get_token(handler))
             except Refused:
                 continue
-            if handler in self._handlers and (found is None or found.username != user.username):
-                log.info("closing a connection of %s: its token is no longer good", user.username)
-                handler.close(_CLOSE_CODE, "the token is no longer good")
+            if handler not in self._handlers:
+                continue
+            if found is None or found.username != user.username:
+                _close(handler, "the token is no longer good")
+            elif user.admin and not found.admin:
+                _close(handler, "its user is no admin any more")
+
+
+def _close(handler: Any, why: str) -> None:
+    log.info("closing a connection of %s: %s", handler.current_user.username, why)
+    handler.close(_CLOSE_CODE, why)

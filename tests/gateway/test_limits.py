@@ -127,5 +127,9 @@ def test_a_bad_file_is_refused_at_a_reload_and_the_old_one_stays(stack: Stack) -
         news = stack.reload("x = 1\nc.SharedKernelGateway.quotas = {'default': {'memory': '8 Gb'}}\n")
         assert f"not read again: {stack.config_path}, line 2: quotas['default']['memory']: '8 Gb' is not" in news
         assert asyncio.run(quotas()) == before
+        news = stack.reload("x = 1\nc.SharedKernelGateway.admins = 'grace'\n")
+        assert f"not read again: {stack.config_path}, line 2: The 'admins' trait" in news
+        put = asyncio.run(stack.client("ada").request("PUT", "/sharedkernel/api/quotas", {}))
+        assert put.status == 200
     finally:
         stack.reload(old)

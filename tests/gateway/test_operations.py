@@ -219,6 +219,38 @@ def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack
     run(scenario())
 
 
+def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_start_stays_one(changed: Stack) -> None:
+    """A reload takes rights from connections too, and those of the command line from nobody."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
+    written = changed.config_path.read_text()
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        ada, grace = changed.client("ada"), changed.client("grace")
+        kernel = await grace.start()
+        async with ada.attach(kernel) as admin, grace.attach(kernel) as own:
+            assert (await admin.run("1 + 1"))["text"] == "2"
+            assert "was read again" in changed.reload(f"{written}\nc.SharedKernelGateway.admins = set()\n")
+            while await admin.receive() is not None:
+                pass
+            assert (admin.socket.close_code, admin.socket.close_reason) == (1008, "its user is no admin any more")
+            assert (await own.run("2 + 2"))["text"] == "4"
+        arguments = changed.gateway.arguments
+        changed.gateway.stop()
+        changed.gateway.arguments = [*arguments, "--SharedKernelGateway.admins=linus"]
+        try:
+            changed.restart_gateway()
+            assert "was read again" in changed.reload(written)
+        finally:
+            changed.gateway.arguments = arguments
+        linus = changed.client("linus")
+        assert (await linus.request("PUT", "/sharedkernel/api/quotas", {})).status == 200
+        assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
+
+    run(scenario())
+
+
 def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
     """The queue of a session is bounded; the refusal is an error in the notebook."""
     with changed.config_path.open("a") as config:
