@@ -25,6 +25,9 @@ from sharedkernel.gateway.answers import finish_refused
 from sharedkernel.gateway.logins import LoginLimit, TooManyFailures
 from sharedkernel.gateway.tokens import TokenFile
 
+#: seconds after which a client should ask again when tokens cannot be read
+_TOKENS_RETRY = 10.0
+
 
 class IdentityUnavailable(Refused):
     """Who knows the users cannot be asked."""
@@ -112,7 +115,13 @@ class TokenOnlyIdentity(IdentityProvider):
         return None if name is None else GatewayUser(name, admin=self.is_admin(name))
 
     def name_for(self, token: str) -> str | None:
-        """Return the name of the user whose *token* this is, for identities that know at once; None: nobody's."""
+        """Return the name of the user whose *token* this is, for identities that know at once; None: nobody's.
+
+        Raises
+        ------
+        IdentityUnavailable
+            When that cannot be known now.
+        """
         raise NotImplementedError
 
     def is_admin(self, name: str) -> bool:
@@ -164,12 +173,22 @@ class TokenUsers(TokenOnlyIdentity):
         return ""  # there is no token for everybody
 
     def name_for(self, token: str) -> str | None:
-        """Return whose token the file says this is."""
+        """Return whose token the file says this is.
+
+        Raises
+        ------
+        IdentityUnavailable
+            When the file cannot be read: what it does not say is no guess at anybody's token.
+        """
         try:
             return self._file.user_for(token)
         except ConfigError as error:
             self.log.error("nobody can be let in: %s", error)
-            return None
+            raise IdentityUnavailable(
+                "the gateway cannot read its users' tokens, so it cannot check yours; your sessions run on, tell its "
+                "admin.",
+                retry_after=_TOKENS_RETRY,
+            ) from None
 
 
 class OwnerAuthorizer(Authorizer):

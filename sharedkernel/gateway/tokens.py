@@ -80,7 +80,7 @@ class TokenFile:
         Raises
         ------
         ConfigError
-            When the file cannot be read or is open to others.
+            As :meth:`tokens` does.
         """
         prefix, _, rest = token.partition("-")
         name, _, secret = rest.partition("-")
@@ -95,12 +95,16 @@ class TokenFile:
         Raises
         ------
         ConfigError
-            When the file cannot be read or is open to others.
+            When the file cannot be read, is open to others, or was there and is gone.
         """
         try:
             found = self.path.stat()
-        except FileNotFoundError:
-            return {}
+        except OSError as error:
+            # Before the first token there is no file. One that goes, as with the file system it is on, took nobody's
+            # rights away: tokens are removed from it.
+            if isinstance(error, FileNotFoundError) and self._seen is None:
+                return {}
+            raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error.strerror}).") from None
         seen = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
         if seen != self._seen:
             if stat.S_IMODE(found.st_mode) & 0o077:

@@ -188,6 +188,19 @@ def test_logs_for_machines_name_user_and_session(changed: Stack) -> None:
     run(scenario())
 
 
+async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, user: Client) -> None:
+    """Show that nobody is taken for somebody whose token was removed, and return once connections were looked at."""
+    tokens = file.path.read_text()
+    file.path.write_text(tokens[:-10])
+    answer = await user.request("GET", "/api/kernels")
+    assert (answer.status, answer.body["reason"]) == (503, "identity_unavailable")
+    seen = len(stack.gateway_log())
+    while "nobody can be let in" not in stack.gateway_log()[seen:]:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    file.path.write_text(tokens)
+    assert (await user.request("GET", "/api/kernels")).status == 200
+
+
 def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack) -> None:
     """Requests in parallel cannot slip past; a removed token's connection is closed, other users' go on."""
     with changed.config_path.open("a") as config:
@@ -203,6 +216,7 @@ def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack
         assert [answer.code for answer in refused] == [429] * 3
         assert json.loads(refused[0].response.body)["reason"] == "too_many_websockets"
         async with grace.attach(other) as channels:
+            await a_damaged_file_takes_no_rights_away(changed, file, grace)
             assert (await channels.run("1 + 1"))["text"] == "2"
             # Tokens of mary that were made for other tests must stay.
             tokens = json.loads(file.path.read_text())

@@ -67,6 +67,20 @@ def test_a_file_open_to_others_or_damaged_lets_nobody_in(tmp_path: Path) -> None
         TokenFile(path).user_for(token)
 
 
+def test_a_file_that_is_gone_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    """Before the first token there is none; later it went with its disk, say, and takes nobody's rights away."""
+    path = tmp_path / "tokens.json"
+    gateway = TokenFile(path)
+    assert gateway.tokens() == {}
+    token = TokenFile(path).add("ada")
+    assert gateway.user_for(token) == "ada"
+    path.rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match="No such file"):
+        gateway.user_for(token)
+    (tmp_path / "away").rename(path)
+    assert gateway.user_for(token) == "ada"
+
+
 @pytest.mark.parametrize("name", ["", "-ada", "a b", "ada\n", "x" * 65, "ädä"])
 def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str) -> None:
     """Names are short and plain: they stand in logs, status and metrics."""
