@@ -113,7 +113,7 @@ class ExecutorClient:
             raise ExecutorUnavailable(
                 f"no executor answers at {self.path} ({error.strerror}); start one with `{self._command}`."
             ) from None
-        decoder = protocol.Decoder(protocol.ToGateway)
+        decoder = protocol.Decoder(protocol.ToGateway, most=protocol.MAX_ANSWER_BYTES)
         writer.write(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=self.role)))
         messages: list[Any] = []
         while not messages:

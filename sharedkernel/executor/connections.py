@@ -79,6 +79,13 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def send(self, *messages: protocol.Message) -> None:
-        """Send *messages* in one piece."""
+        """Send *messages* in one piece.
+
+        Raises
+        ------
+        ProtocolError
+            When one is longer than :data:`~sharedkernel.protocol.MAX_ANSWER_BYTES`.
+        """
         if not self.transport.is_closing():
-            self.transport.write(b"".join(map(protocol.encode, messages)))
+            data = [protocol.encode(message, most=protocol.MAX_ANSWER_BYTES) for message in messages]
+            self.transport.write(b"".join(data))

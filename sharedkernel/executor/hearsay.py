@@ -4,6 +4,9 @@ A session's process is its user's, so all its figures may be made up. None of th
 no more than what the session could really take, and no figure is impossible. What it could take is its user's quota;
 what it has, the operating system or the driver sees from outside. Service is not among the figures: the executor
 measures it by its own clock.
+
+Nor may its texts: they are passed on to others and remembered, so they are one short line each, and a slug is one that
+is known.
 """
 
 from __future__ import annotations
@@ -20,10 +23,14 @@ _M = TypeVar("_M", bound=protocol.Message)
 
 #: figures of messages that are bytes, and may be as many as a user's quota
 _BYTES = ("live_bytes", "growth")
-#: figures that are only not negative
+#: figures that are only not negative, nor without end
 _NOT_NEGATIVE = ("iterations", "seconds")
-#: figures that are positive or not known
-_POSITIVE = ("remaining_iterations", "iteration_seconds", "iteration_flops", "iteration_bytes")
+#: figures that are not negative, or not known
+_KNOWN_OR_NOT = ("remaining_iterations", "iteration_seconds", "iteration_flops", "iteration_bytes")
+#: texts, and characters of each that count
+_TEXTS = {"message": 300, "kept": 300, "source": 100}
+#: why a session may decline to be offloaded; anything else counts as the last
+_REASONS = ("busy", "threads", "tasks", "nothing", "disk", "unsafe")
 #: more bytes than any machine has; what is added to them still fits into the system's own numbers
 MOST_BYTES = 1 << 50
 
@@ -52,9 +59,13 @@ def believe(message: _M, *, quota: int, seen: int) -> _M:
         elif name == "data_bytes":
             changes[name] = _within(value, MOST_BYTES)  # for its own limit only
         elif name in _NOT_NEGATIVE:
-            changes[name] = max(type(value)(0), value)
-        elif name in _POSITIVE and value is not None:
+            changes[name] = max(type(value)(0), value) if value < math.inf else type(value)(0)
+        elif name in _KNOWN_OR_NOT and value is not None:
             changes[name] = value if 0 <= value < math.inf else None
+        elif name in _TEXTS and value is not None:
+            changes[name] = "".join(letter if letter.isprintable() else " " for letter in value[: _TEXTS[name]])
+        elif name == "reason":
+            changes[name] = value if value in _REASONS else _REASONS[-1]
         elif name == "utilisation" and value is not None:
             changes[name] = min(1.0, max(0.0, value)) if value == value else None  # not for NaN
     return msgspec.structs.replace(message, **changes) if changes else message

@@ -44,7 +44,7 @@ from sharedkernel.executor.idle_watch import IdleWatch
 from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.packets import allow_many_descriptors
-from sharedkernel.executor.requests import check_start
+from sharedkernel.executor.requests import check_reclaim, check_start
 from sharedkernel.executor.sessions import SessionProcess, describe_end, real_user, start_time
 from sharedkernel.executor.shelves import Room, Shelves
 from sharedkernel.executor.spares import Spares
@@ -306,15 +306,14 @@ class ExecutorService:
 
     async def _answer(self, peer: Connection, message: Any) -> None:
         try:
-            answer = await self._carry_out(message)
+            peer.send(await self._carry_out(message))  # in here, since an answer may be too long to send
         except SharedKernelError as error:
             log.info("refused %s: %s", type(message).__name__, error)
-            answer = protocol.Failed(request=message.request, reason=error.reason, message=str(error))
+            peer.send(protocol.Failed(request=message.request, reason=error.reason, message=str(error)))
         except Exception:
             log.exception("%s failed", type(message).__name__)
             text = "the executor failed to do this; its log says why."
-            answer = protocol.Failed(request=message.request, reason="error", message=text)
-        peer.send(answer)
+            peer.send(protocol.Failed(request=message.request, reason="error", message=text))
 
     async def _carry_out(self, message: Any) -> protocol.Message:
         match message:
@@ -426,6 +425,7 @@ class ExecutorService:
         self._supervisor.keep(process)
 
     def _reclaim(self, message: protocol.ReclaimSession) -> SessionProcess:
+        check_reclaim(message)
         process = self._session(message.session)
         self._lingering.give_back(process)
         process.kernel, process.notebook, process.client_key = message.kernel, message.notebook, message.client_key

@@ -13,6 +13,8 @@ from sharedkernel.protocol.common import Message
 
 #: longest message accepted, in bytes; control messages are small, tensors and outputs never pass here
 MAX_MESSAGE_BYTES = 1 << 20
+#: the same for what an executor says, which is believed: a list of all sessions grows with them
+MAX_ANSWER_BYTES = 64 << 20
 
 #: what decoding raises: msgspec's own errors, which are ValueErrors, and others for text that is none and for nesting
 UNREADABLE = (ValueError, RecursionError)
@@ -21,16 +23,16 @@ _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, *, most: int = MAX_MESSAGE_BYTES) -> bytes:
     """Return *message* framed for the wire.
 
     Raises
     ------
     ProtocolError
-        When it is longer than :data:`MAX_MESSAGE_BYTES`.
+        When it is longer than *most* bytes.
     """
     body = _encoder.encode(message)
-    if len(body) > MAX_MESSAGE_BYTES:
+    if len(body) > most:
         raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is too long to send.")
     return _LENGTH.pack(len(body)) + body
 
@@ -42,9 +44,12 @@ class Decoder:
     ----------
     accepted
         A union of message types, such as :data:`ToExecutor`.
+    most
+        Bytes of the longest message accepted.
     """
 
-    def __init__(self, accepted: Any) -> None:
+    def __init__(self, accepted: Any, *, most: int = MAX_MESSAGE_BYTES) -> None:
+        self._most = most
         self._decoder = msgspec.msgpack.Decoder(accepted)
         self._buffer = bytearray()
 
@@ -59,8 +64,8 @@ class Decoder:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_MESSAGE_BYTES:
-                raise ProtocolError(f"a message of {length} bytes is longer than {MAX_MESSAGE_BYTES} bytes.")
+            if length > self._most:
+                raise ProtocolError(f"a message of {length} bytes is longer than {self._most} bytes.")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

@@ -108,7 +108,7 @@ class Link:
         return connection
 
     def _read(self, connection: socket.socket) -> None:
-        decoder = protocol.Decoder(protocol.ToSession)
+        decoder = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES)
         try:
             while data := connection.recv(65536):
                 for message in decoder.feed(data):

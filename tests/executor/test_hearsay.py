@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 
+import msgspec
 import pytest
 
 from sharedkernel import protocol
+from sharedkernel.errors import Refused
 from sharedkernel.executor.hearsay import MOST_BYTES, believe
 from sharedkernel.protocol import Limits, Memory
 from tests.executor.conftest import StartExecutor
-from tests.executor.harness import Executor, ExecutorProcess, until
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 MIB = 1 << 20
 
@@ -39,12 +41,82 @@ MIB = 1 << 20
             protocol.Foreseen(remaining_iterations=-1, iteration_seconds=math.inf, iteration_flops=5),
             protocol.Foreseen(iteration_flops=5),
         ),
+        (
+            protocol.Offloaded(memory=Memory(), offloaded_bytes=1, kept="a\nline\0" + "x" * 1000, seconds=math.inf),
+            protocol.Offloaded(memory=Memory(), offloaded_bytes=1, kept="a line " + "x" * 293),
+        ),
+        (
+            protocol.OffloadDeclined(reason="nothing", message="It keeps nothing."),
+            protocol.OffloadDeclined(reason="nothing", message="It keeps nothing."),
+        ),
+        (
+            protocol.OffloadDeclined(reason="x" * 1000, message="\x1b" * 1000),
+            protocol.OffloadDeclined(reason="unsafe", message=" " * 300),
+        ),
         (protocol.CellOpened(), protocol.CellOpened()),
     ],
 )
 def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed: protocol.Message) -> None:
     """A claim is worth what the session could take (its quota) or has (as seen from outside), and is never negative."""
     assert believe(said, quota=100, seen=300) == believed
+
+
+_SAY_MUCH = """if True:
+    from sharedkernel import protocol
+    from sharedkernel.session import view
+    view._view._link.send(protocol.OffloadDeclined(reason="x" * 1000, message="x" * 1_000_000))
+"""
+
+
+def test_a_session_that_says_much_costs_nobody_the_status(process: ExecutorProcess) -> None:
+    """Two of them would be more than a message can hold; of each, a line is passed on."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            for user in ("liar", "other-liar"):
+                notebook = await executor.notebook(user)
+                await notebook.run(_SAY_MUCH)
+
+                async def heard(notebook: Notebook = notebook) -> bool:
+                    return (await executor.session(notebook))["offload_note"] == "x" * 300
+
+                await until(heard, "a line of it is passed on")
+
+    asyncio.run(main())
+
+
+def test_what_a_session_starts_with_has_a_limit(process: ExecutorProcess) -> None:
+    """It is kept for the next executor and told in every list of sessions, so more is refused before anything is done.
+
+    What is within the limit outlives the executor.
+    """
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            with pytest.raises(Refused, match="more than the 49152") as refused:
+                await executor.notebook(env={"KERNEL_X": "x" * (48 << 10)})
+            assert refused.value.reason == "bad_request"
+            notebook = await executor.notebook(env={"KERNEL_X": "x" * (47 << 10)})
+            await executor.replace()
+            assert [record.session for record in await executor.client.sessions()] == [notebook.session]
+
+    asyncio.run(main())
+
+
+def test_an_answer_may_be_longer_than_a_request(start_executor: StartExecutor) -> None:
+    """Whoever asks for the status gets it however many users there are."""
+    process = start_executor("--spares", "0")
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            users = [f"user-{number}-{'x' * 100}" for number in range(6000)]
+            for part in (users[:3000], users[3000:]):
+                await executor.client.configure_users([Limits(user=user) for user in part])
+            status = await executor.client.status()
+            assert {user["name"] for user in status["users"]} >= set(users)
+            assert len(msgspec.msgpack.encode(status)) > protocol.MAX_MESSAGE_BYTES
+
+    asyncio.run(main())
 
 
 _SPOIL = """if True:
