@@ -516,8 +516,9 @@ class Grants:
 
     async def _send_views(self, process: SessionProcess, interval: float) -> None:
         while process.user is not None:
-            timeline = self._driver.timeline.recent(self._driver.now(), process.user)
-            process.send(protocol.View(status={**visible_to(self.status(), process.user), "timeline": timeline}))
+            if process.has_read_all:  # a view is worth nothing once there is a newer one
+                timeline = self._driver.timeline.recent(self._driver.now(), process.user)
+                process.send(protocol.View(status={**visible_to(self.status(), process.user), "timeline": timeline}))
             await asyncio.sleep(interval)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -20,6 +21,10 @@ from sharedkernel.executor.hearsay import MOST_BYTES
 from sharedkernel.protocol import Limits, Memory, SessionRecord
 from sharedkernel.session.page import Page, Word
 
+log = logging.getLogger(__name__)
+
+#: bytes that wait to be read by a session; it is hung up on when they are more, and greets again when it reads
+_MOST_UNREAD = 4 << 20
 #: waits remembered for the percentiles in status
 _WAITS_KEPT = 200
 
@@ -159,9 +164,21 @@ class SessionProcess:
         self.session = ""
 
     def send(self, *messages: protocol.Message) -> None:
-        """Send to the session, if it is connected."""
-        if self.transport is not None:
-            self.transport.write(b"".join(map(protocol.encode, messages)))
+        """Send to the session, if it is connected; one that has not read much of what it was sent is hung up on."""
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size() > _MOST_UNREAD:
+            log.warning("hung up on session %s of %s, which does not read what it is told", self.session, self.user)
+            self.transport.abort()
+            self.transport = None
+            return
+        data = [protocol.encode(message, most=protocol.MAX_ANSWER_BYTES) for message in messages]
+        self.transport.write(b"".join(data))
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether nothing that it was sent still waits for it to read on."""
+        return self.transport is None or self.transport.get_write_buffer_size() == 0
 
     def record(self) -> SessionRecord:
         """Return what a gateway needs to adopt it."""
