@@ -81,6 +81,12 @@ class ExecutorApp(CommandApp):
         help="NVIDIA's MPS, for lanes side by side on a GPU: `off`, `auto` (if it starts) or `require`. "
         "With it, one session's fatal fault on the GPU ends the others' work there.",
     ).tag(config=True)
+    start_timeout = Union(
+        [Float(), Unicode()],
+        default_value="50s",
+        help="How long a session may take until it is ready for its user, IPython startup files and all; then it is "
+        "ended, and the start refused.",
+    ).tag(config=True)
     overuse_patience = Union(
         [Float(), Unicode()],
         default_value="30s",
@@ -152,6 +158,7 @@ class ExecutorApp(CommandApp):
         "parallel-lanes": "ExecutorApp.parallel_lanes",
         "lane-sharing": "ExecutorApp.lane_sharing",
         "mps": "ExecutorApp.mps",
+        "start-timeout": "ExecutorApp.start_timeout",
         "overuse-patience": "ExecutorApp.overuse_patience",
         "environment": "ExecutorApp.environments",
         "isolate": "ExecutorApp.isolate",
@@ -195,6 +202,7 @@ class ExecutorApp(CommandApp):
         try:
             served = self._find_device()
             config = self._freeze(served.device)
+            start_timeout = parse_duration(self.start_timeout)
         except SharedKernelError as error:
             fail(str(error), status=2)
         parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
@@ -206,7 +214,7 @@ class ExecutorApp(CommandApp):
                 isolation.check_python(environment.python, environment.folders)
             if directory != parent:  # made on the way to the subdirectory, it would be open to others
                 make_private_directory(parent)
-            asyncio.run(self._serve(directory, served, config, isolation, environments))
+            asyncio.run(self._serve(directory, served, config, isolation, environments, start_timeout))
         except SharedKernelError as error:
             fail(str(error))
         except OSError as error:
@@ -261,9 +269,16 @@ class ExecutorApp(CommandApp):
         config: SchedulerConfig,
         isolation: Isolation,
         environments: Mapping[str, Environment],
+        start_timeout: float,
     ) -> None:
         service = ExecutorService(
-            directory, served, config, isolation=isolation, environments=environments, spares=self.spares
+            directory,
+            served,
+            config,
+            isolation=isolation,
+            environments=environments,
+            spares=self.spares,
+            start_timeout=start_timeout,
         )
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()

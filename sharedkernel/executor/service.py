@@ -59,6 +59,7 @@ from sharedkernel.paths import (
     make_private_directory,
 )
 from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class ExecutorService:
         Python environments that sessions can have, by name; None: the executor's own.
     spares
         Initialised sessions kept ready for the next users.
+    start_timeout
+        Seconds that a session may take to be ready for its user once it is given to them.
     """
 
     def __init__(
@@ -98,10 +101,12 @@ class ExecutorService:
         isolation: Isolation | None = None,
         environments: Mapping[str, Environment] | None = None,
         spares: int = 1,
+        start_timeout: float = 50.0,
     ) -> None:
         self.directory = runtime_directory
         self._served = served
         self._config = config
+        self._start_timeout = start_timeout
         self._isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
         self._shelves = Shelves(self._tell_keeper, self._shelf_room)
         self._environments = environments or {OWN: own_environment()}
@@ -411,7 +416,15 @@ class ExecutorService:
             )
         )
         try:
-            await process.assigned
+            async with asyncio.timeout(self._start_timeout):
+                await process.assigned
+        except TimeoutError:  # first, since it is an OSError; what hangs may be the user's own
+            self._spawn(self._supervisor.end(process))
+            raise Refused(
+                f"the session was not ready within {format_seconds(self._start_timeout)} and is ended; look for what "
+                "takes long in the IPython startup files in your home directory there, then try again.",
+                reason="start",
+            ) from None
         except OSError as error:
             raise Refused(f"the session did not start: {error}; try again.", reason="start") from None
         self._grants.update_limits()
