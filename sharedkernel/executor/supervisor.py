@@ -156,6 +156,7 @@ class Supervisor:
             used=kept.used,
             uid=kept.uid,
             environment=kept.environment,
+            isolation=kept.isolation,
         )
         process.ready.set_result(None)
         self.processes[process.process] = process

@@ -13,10 +13,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from sharedkernel import protocol
+from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.accounts import NUMBERS_FILE
+from sharedkernel.executor.packets import connect
+from sharedkernel.executor.sessions import KeptSession, start_time
+from sharedkernel.paths import KEEPER_SOCKET
+from sharedkernel.protocol import Limits
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
 from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
 from tests.executor.test_packages import make_wheel
@@ -308,6 +315,98 @@ def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> Non
         asyncio.run(main())
     finally:
         process.close()
+
+
+def kept_spares(process: ExecutorProcess) -> list[KeptSession]:
+    """Return the spares as the next executor would find them."""
+    keeper = connect(str(process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
+    keeper.send(protocol.GetAll())
+    found = []
+    while isinstance((answer := keeper.receive())[0], protocol.Kept):
+        for descriptor in answer[1]:
+            os.close(descriptor)
+        found.append(msgspec.msgpack.decode(answer[0].data, type=KeptSession))
+    keeper.close()
+    return [kept for kept in found if kept.session is None]
+
+
+async def a_spare(process: ExecutorProcess) -> KeptSession:
+    """Return a spare, once there is one."""
+
+    async def spare() -> KeptSession | None:
+        return next(iter(kept_spares(process)), None)
+
+    found: KeptSession = await until(spare, "there is a spare")
+    return found
+
+
+def test_spares_that_were_forked_for_users_outlive_the_executor(apart: ApartExecutor) -> None:
+    """The next executor keeps them: they were made ready for what it does with them."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            spare = await a_spare(apart)
+            await executor.replace()
+            await executor.notebook()
+            assert start_time(spare.pid) == spare.started
+
+    asyncio.run(main())
+
+
+def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
+    """The executor ended between giving a spare to a user and the spare's becoming the user: it still has rights."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            spare = await a_spare(apart)
+            os.kill(spare.pid, signal.SIGSTOP)  # it does not hear that it is given away
+            start = asyncio.create_task(executor.client.start_session("half-given", Limits(user="ada")))
+
+            async def is_given() -> bool:
+                return "half-given" in [record.session for record in await executor.client.sessions()]
+
+            await until(is_given, "the spare is given away")
+            await executor.replace()
+            with pytest.raises(ExecutorUnavailable):
+                await start
+            assert not await is_given()
+
+            async def is_gone() -> bool:
+                return start_time(spare.pid) != spare.started
+
+            await until(is_gone, "it is ended")
+            assert (await (await executor.notebook()).run("import os; os.getuid() >= 1000")).text == "True"
+
+    asyncio.run(main())
+
+
+def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor) -> None:
+    """It is refused with a sentence that says where to look, its process is ended, and a later start is another one."""
+    folder = ".ipython/profile_default/startup"
+    write = f"import os; os.makedirs({folder!r}, exist_ok=True); open({folder + '/00.py'!r}, 'w').write({{!r}})"
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            first = await executor.notebook("hedy")
+            await first.run(write.format("while True: pass"))
+            apart.options = ("--start-timeout", "1s")
+            try:
+                await executor.replace()
+                with pytest.raises(Refused, match="startup files") as refused:
+                    await executor.client.start_session("held-up", Limits(user="hedy"))
+                assert refused.value.reason == "start"
+
+                async def is_gone() -> bool:
+                    return [record.session for record in await executor.client.sessions()] == [first.session]
+
+                await until(is_gone, "its process is ended")
+            finally:
+                apart.options = ()
+            await first.run(write.format("held_up = False"))
+            await executor.replace()
+            assert (await (await executor.notebook("hedy")).run("held_up")).text == "False"
+
+    asyncio.run(main())
 
 
 def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
