@@ -204,6 +204,9 @@ class Grants:
         process.promised_bytes = process.growth = 0
         session = _id(process)
         self._let_go(process)
+        # Its answer to them may have been lost with its connection, and it does not know that they still wait.
+        lost = Refused("its connection was lost meanwhile; try again.", reason="busy")
+        _answer(process, None if hello.offloaded_bytes else lost)
         self._driver.handle(events.MemoryMeasured(session=session, memory=_profile(hello.memory)))
         process.offloaded_bytes = hello.offloaded_bytes
         if hello.offloaded_bytes:

@@ -6,14 +6,16 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from sharedkernel.errors import Refused
+from sharedkernel.paths import EXECUTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.units import format_bytes
-from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
 from tests.warm import take_place
 
 MIB = 1 << 20
@@ -258,3 +260,46 @@ def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
             assert sum(entry["restores"] for entry in entries) >= 5
 
     asyncio.run(check())
+
+
+_LOSE_THE_REQUEST = """if True:
+    import os, socket, threading
+    from sharedkernel import protocol
+
+    def greet():
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect({path!r})
+        peer.sendall(protocol.encode(protocol.SessionHello(
+            version=protocol.PROTOCOL_VERSION, process={name!r}, pid=os.getpid(), connection={{}},
+            memory=protocol.Memory(), data_bytes=0, cell_open=True)))
+        decoder = protocol.Decoder(protocol.ToSession)
+        while data := peer.recv(65536):
+            yield from decoder.feed(data)
+
+    first, second = greet(), greet()
+    next(first)  # the executor speaks to this one from now on
+
+    def lose():
+        while not isinstance(next(first), protocol.Offload):
+            pass
+        next(second)
+    threading.Thread(target=lose, daemon=True).start()
+"""
+
+
+def test_who_waits_for_a_session_that_greets_anew_is_answered(process: ExecutorProcess) -> None:
+    """It does not know of the request, so whoever asked is told so, and may ask again."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run(keep(1, 8))
+            path = str(process.runtime_directory / EXECUTOR_SOCKET)
+            name = Path(notebook.record.connection["ip"]).name.removesuffix("-ipc")
+            await notebook.run(_LOSE_THE_REQUEST.format(path=path, name=name))
+            await in_state(executor, notebook, "idle")
+            with pytest.raises(Refused, match="connection was lost") as refused:
+                await asyncio.wait_for(executor.client.offload_session(notebook.session), PATIENCE)
+            assert refused.value.reason == "busy"
+
+    asyncio.run(main())
