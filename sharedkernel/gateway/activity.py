@@ -12,6 +12,9 @@ from sharedkernel.relay.wire import read_object
 
 #: cells remembered that were sent and have not ended
 _MAX_ASKED = 10_000
+#: requests remembered that are being worked on, and the longest header, in bytes, of one that is: sessions can name any
+_MAX_RUNNING = 1000
+_MAX_HEADER = 16 * 1024
 
 
 class Activity:
@@ -83,15 +86,19 @@ class Activity:
         parent = read_object(parts[1])
         tracked = self._is_tracked(str(parent.get("msg_type")))
         if message_type == "status" and tracked:
-            self._hear_status(str(read_object(parts[3]).get("execution_state")), parent)
+            is_short = len(parts[1]) <= _MAX_HEADER
+            self._hear_status(str(read_object(parts[3]).get("execution_state")), parent, keep=is_short)
         if tracked or self._is_tracked(message_type) or self.state == "busy":
             self.last = datetime.datetime.now(datetime.UTC)
         return message_type
 
-    def _hear_status(self, state: str, parent: dict[str, Any]) -> None:
+    def _hear_status(self, state: str, parent: dict[str, Any], *, keep: bool) -> None:
         message_id = str(parent.get("msg_id"))
         if state == "busy":
-            self._running[message_id] = parent
+            if keep:
+                self._running[message_id] = parent
+            if len(self._running) > _MAX_RUNNING:
+                del self._running[next(iter(self._running))]
             if parent.get("msg_type") == "execute_request" and not parent.get("subshell_id"):
                 self.rest()  # cells run one at a time: the one before has ended, should nobody have heard of that
         elif state == "idle":

@@ -16,12 +16,15 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.relay.wire import read_object
 
+#: updates of one comm that are looked at for values that a later one sets again; earlier ones are kept as they are
+_MOST_UPDATES = 64
+
 #: the client is not known: the gateway found the session running, and whoever of its user comes first gets it all
 ANYBODY = ""
 
 
 class Backlog:
-    """Holds messages up to a limit; beyond it the oldest outputs go and are counted.
+    """Holds messages up to a limit; beyond it the oldest outputs go and are counted, and replies are read no more.
 
     Parameters
     ----------
@@ -30,7 +33,7 @@ class Backlog:
     channels
         The client's own sockets: replies to what it asked arrive there. Closed by :meth:`close`.
     limit_bytes
-        How much output is held.
+        How much output is held, and how much of replies is read.
     """
 
     def __init__(self, session_key: str, channels: Mapping[str, ZMQStream], *, limit_bytes: int) -> None:
@@ -38,15 +41,19 @@ class Backlog:
         self.channels = dict(channels)
         #: published messages by their number, oldest first, as zmq frames
         self.outputs: OrderedDict[int, list[bytes]] = OrderedDict()
-        #: (channel, zmq frames) of replies, oldest first; few and small, so never dropped
+        #: (channel, zmq frames) of replies, oldest first; usually few and small. Those beyond the limit wait in the
+        #: channels, for the client or for nobody
         self.replies: list[tuple[str, list[bytes]]] = []
         self.num_dropped = 0
         self._limit = limit_bytes
         self._bytes = 0
+        self._reply_bytes = 0
         self._numbers = itertools.count()
         #: by comm: the updates kept since it last said anything else, by their number, each with the names of the
         #: values that no later one has set
         self._updates: dict[str, dict[int, set[str]]] = {}
+        #: the comms of those updates, by their number
+        self._comms: dict[int, str] = {}
         for channel, stream in self.channels.items():
             stream.on_recv(partial(self._keep_reply, channel))
 
@@ -85,19 +92,28 @@ class Backlog:
         values = _values_set(content) if message_type == "comm_msg" and not has_buffers else None
         if values is None:
             # What comes before it must not move behind it.
-            self._updates.pop(comm, None)
+            for earlier in self._updates.pop(comm, {}):
+                del self._comms[earlier]
             return
-        updates = self._updates.setdefault(comm, {})
-        for earlier, left in list(updates.items()):
+        for earlier, left in list(self._updates.get(comm, {}).items()):
             left -= values
             if not left:
-                del updates[earlier]
-                if earlier in self.outputs:
-                    self._drop(earlier)
+                self._drop(earlier)
+        updates = self._updates.setdefault(comm, {})
         updates[number] = values
+        self._comms[number] = comm
+        if len(updates) > _MOST_UPDATES:
+            self._forget_update(next(iter(updates)))
 
     def _drop(self, number: int) -> None:
         self._bytes -= _size(self.outputs.pop(number))
+        self._forget_update(number)
+
+    def _forget_update(self, number: int) -> None:
+        if (comm := self._comms.pop(number, None)) is not None:
+            del self._updates[comm][number]
+            if not self._updates[comm]:
+                del self._updates[comm]
 
     def close(self) -> None:
         """Let go of the sockets: nobody will come."""
@@ -108,6 +124,10 @@ class Backlog:
 
     def _keep_reply(self, channel: str, frames: list[bytes]) -> None:
         self.replies.append((channel, frames))
+        self._reply_bytes += _size(frames)
+        if self._reply_bytes > self._limit:
+            for stream in self.channels.values():
+                stream.stop_on_recv()
 
 
 def _values_set(content: Mapping[str, Any]) -> set[str] | None:

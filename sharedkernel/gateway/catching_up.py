@@ -60,6 +60,16 @@ def in_order(missed: Iterable[Told], held: Sequence[Told]) -> list[Told]:
     return older + missed + newer
 
 
+def not_to_come(missed: Sequence[Told], held: Iterable[Told]) -> list[Told]:
+    """Return what of *missed* will not come by itself, where hearing stopped after *held* was heard.
+
+    What is published in between makes a gap if none of *missed* was heard: it comes first then, and *missed* after it.
+    """
+    heard = {message_id(frames) for _, frames in held}
+    overlaps = any(message_id(frames) in heard for channel, frames in missed if channel == "iopub")
+    return [(channel, frames) for channel, frames in missed if overlaps or channel != "iopub"]
+
+
 class Repeats:
     """What was told as missed and may yet come by itself.
 

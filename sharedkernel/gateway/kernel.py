@@ -374,8 +374,11 @@ class SessionKernel(ServerKernelManager):
         self._asking.add(answer)
         try:
             self.session.send(channel, REQUEST, {"seen": list(seen), "identity": client})
-            _, frames = self.session.feed_identities(await answer)
-            return read_missed(self.session.deserialize(frames))
+            answered = await answer
+            try:
+                return read_missed(self.session.deserialize(self.session.feed_identities(answered)[1]))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ProtocolError(f"what the session answered is no message: {error}.") from None
         finally:
             self._asking.discard(answer)
             channel.close()

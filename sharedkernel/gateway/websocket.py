@@ -25,7 +25,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.backlog import Backlog
-from sharedkernel.gateway.catching_up import Repeats, in_order, parse_seen
+from sharedkernel.gateway.catching_up import Repeats, in_order, not_to_come, parse_seen
 from sharedkernel.gateway.flow import Unread
 from sharedkernel.relay.wire import PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL, from_websocket, read_object
 from sharedkernel.session.outbox import Missed
@@ -66,6 +66,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     _unsent_bytes = 0
     #: while the client is told what it has missed: what comes from the session meanwhile, with its stream
     _held: list[tuple[Any, list[bytes]]] | None = None
+    _held_bytes = 0
     #: what it was told as missed
     _repeats = Repeats([])
     _told_of_buffers = Bool(False)
@@ -126,21 +127,18 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     async def _catch_up(self, seen: list[str]) -> None:
         """Tell the client what it has missed, then what was held back meanwhile."""
-        kernel = self.kernel_manager
-        asking = asyncio.ensure_future(kernel.missed(seen, self.session.session))
         missed = Missed([], is_cut=False)
         try:
-            # A session in the middle of compiled code can neither answer nor say anything.
-            while not (await asyncio.wait([asking], timeout=_CATCHING_UP_PATIENCE))[0] and not self._held:
-                pass
-            if asking.done():
-                missed = asking.result()
-                kernel.unheard = False
+            missed = await self._ask_for_missed(seen)
         except (SessionNotFound, ProtocolError) as error:
             self.log.info("a client of kernel %s may have missed something: %s", self.kernel_id, error)
-        finally:
-            asking.cancel()
-        held, self._held = self._held or [], None
+        except Exception:
+            self.log.exception("a client of kernel %s may have missed something", self.kernel_id)
+        kernel = self.kernel_manager
+        held = [(stream.channel, frames) for stream, frames in self._held or ()]
+        has_stopped = self._held_bytes > self.multi_kernel_manager.backlog_bytes
+        self._held = None
+        self._read_on()
         if self._closed:
             return
         if missed.is_cut:
@@ -150,16 +148,60 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 kernel.activity.running_cell,
             )
         streams = {**self.channels, "iopub": kernel.outputs}
-        for channel, frames in in_order(missed.messages, [(stream.channel, frames) for stream, frames in held]):
-            self.handle_outgoing_message(streams[channel], frames)
-        self._repeats = Repeats(missed.messages)
+        messages = not_to_come(missed.messages, held) if has_stopped else missed.messages
+        for channel, frames in in_order(messages, held):
+            try:
+                self.handle_outgoing_message(streams[channel], frames)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                self.log.info("session %s says to have said what is no message: %r", self.kernel_id, error)
+        self._repeats = Repeats(messages)
+
+    async def _ask_for_missed(self, seen: list[str]) -> Missed:
+        """Return what the session says that its client has missed; nothing if it says other things instead.
+
+        Raises
+        ------
+        SessionNotFound, ProtocolError
+            As :meth:`~sharedkernel.gateway.kernel.SessionKernel.missed` does.
+        """
+        kernel = self.kernel_manager
+        asking = asyncio.ensure_future(kernel.missed(seen, self.session.session))
+        try:
+            # A session in the middle of compiled code can neither answer nor say anything.
+            while not (await asyncio.wait([asking], timeout=_CATCHING_UP_PATIENCE))[0] and not self._held:
+                pass
+            if not asking.done():
+                return Missed([], is_cut=False)
+            missed: Missed = asking.result()
+            kernel.unheard = False
+            return missed
+        finally:
+            asking.cancel()
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
         """Pass a message of the session on to the client, or hold it back while the client is told of earlier ones."""
         if self._held is not None:
-            self._held.append((stream, outgoing_msg))
+            self._hold_back(stream, outgoing_msg)
         elif not (stream.channel == "iopub" and self._repeats.is_one(outgoing_msg)):
             super().handle_outgoing_message(stream, outgoing_msg)
+
+    def _hold_back(self, stream: Any, frames: list[bytes]) -> None:
+        assert self._held is not None
+        self._held.append((stream, frames))
+        self._held_bytes += sum(map(len, frames))
+        if self._held_bytes > self.multi_kernel_manager.backlog_bytes:
+            # More than the session itself keeps of what was missed: its answer is on the way, or never comes.
+            self.kernel_manager.flow.hold(self._catching_up)
+            for channel in self.channels.values():
+                channel.stop_on_recv()
+
+    def _read_on(self) -> None:
+        """Read again what was not read for what was held back."""
+        self._held_bytes = 0
+        self.kernel_manager.flow.release(self._catching_up)
+        if not self._closed:
+            for channel in self.channels.values():
+                channel.on_recv_stream(self.handle_outgoing_message)
 
     def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
         """Connect to the session's process (and no longer to the one before), over the sockets *kept* if any."""

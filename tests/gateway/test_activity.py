@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.activity import Activity
 from sharedkernel.gateway.backlog import ANYBODY, Backlog
+from tests.gateway.conftest import run
 
 
 def published(message_type: str, parent: dict[str, Any], **content: Any) -> list[bytes]:
@@ -85,3 +90,68 @@ def test_a_backlog_holds_the_newest_within_its_limit(messages: list[bytes], limi
     held = [frame for (frame,) in backlog.outputs.values()]
     assert backlog.num_dropped + len(held) == len(messages)
     assert held == messages[len(messages) - len(held) :]
+
+
+def update(comm: str, **state: Any) -> list[bytes]:
+    """Return the parts of a widget's update."""
+    return published("comm_msg", {}, comm_id=comm, data={"method": "update", "state": state})
+
+
+def test_a_backlog_forgets_the_updates_that_it_drops() -> None:
+    """However many values and comms a session names, it costs no more than what is kept."""
+    backlog = Backlog(ANYBODY, {}, limit_bytes=10_000)
+    tracemalloc.start()
+    try:
+        for number in range(3000):
+            parts = update(f"comm {number % 7 and number}", **{f"{number:01000d}": 0})
+            backlog.add(parts, "comm_msg", parts)
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+    assert backlog.num_dropped + len(backlog.outputs) == 3000
+
+
+def test_an_update_that_a_later_one_outdates_is_looked_for_among_the_newest() -> None:
+    """A session that sets another value each time does not make each update dearer than the one before."""
+    backlog = Backlog(ANYBODY, {}, limit_bytes=10**6)
+    names = ["far", *(f"value {number}" for number in range(100)), "near", "far", "near"]
+    for name in names:
+        parts = update("comm", **{name: 0})
+        backlog.add(parts, "comm_msg", parts)
+    kept = [next(iter(json.loads(parts[3])["data"]["state"])) for parts in backlog.outputs.values()]
+    assert kept == [name for place, name in enumerate(names) if place != names.index("near")]
+
+
+def test_replies_beyond_the_limit_wait_in_the_channel() -> None:
+    """The client that comes back gets all of them, in order; the gateway has held only so many."""
+
+    async def scenario() -> None:
+        with zmq.Context() as context, context.socket(zmq.PAIR) as session:
+            stream = ZMQStream(context.socket(zmq.PAIR))
+            session.bind("inproc://replies")
+            stream.socket.connect("inproc://replies")
+            backlog = Backlog("ada", {"shell": stream}, limit_bytes=10_000)
+            for number in range(100):
+                session.send(f"{number:01000d}".encode())
+            while stream.receiving():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            told = [int(frame) for _, (frame,) in backlog.replies]
+            assert told == list(range(11))
+            stream.on_recv(lambda frames: told.append(int(frames[0])))
+            while len(told) < 100:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert told == list(range(100))
+            backlog.close()
+
+    run(scenario())
+
+
+def test_requests_that_a_session_makes_up_are_forgotten() -> None:
+    """The earliest beyond a thousand, and headers that are no header's length at once."""
+    activity = new_activity()
+    for number in range(1500):
+        activity.hear(published("status", {**COMM, "msg_id": str(number)}, execution_state="busy"))
+    assert activity.running_cell["msg_id"] == "500"
+    activity.start()
+    activity.hear(published("status", {**COMM, "msg_id": "x" * 20_000}, execution_state="busy"))
+    assert (activity.running_cell, activity.state) == ({}, "idle")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import DELIM
 
-from sharedkernel.gateway.catching_up import Repeats, Told, in_order
+from sharedkernel.gateway.catching_up import Repeats, Told, in_order, not_to_come
 
 
 def published(number: int) -> Told:
@@ -25,3 +25,17 @@ def test_each_message_is_told_once_and_in_order(places: list[int]) -> None:
     repeats = Repeats(missed)
     told += [message for message in said[heard:] if not repeats.is_one(message[1])]
     assert told == said[first:]
+
+
+@given(st.lists(st.integers(0, 30), min_size=4, max_size=4).map(sorted), st.data())
+def test_so_it_is_where_hearing_stopped_meanwhile(places: list[int], data: st.DataObject) -> None:
+    """However much was published between what was heard and what the session still has."""
+    subscribed, stopped, answered, last = places
+    said = [published(number) for number in range(last)]
+    first = data.draw(st.integers(subscribed, answered))
+    held = said[subscribed:stopped]
+    missed = not_to_come(said[first:answered], held)
+    told = in_order(missed, held)
+    repeats = Repeats(missed)
+    told += [message for message in said[stopped:] if not repeats.is_one(message[1])]
+    assert told == said[subscribed:]

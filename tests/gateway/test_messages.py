@@ -196,6 +196,69 @@ def test_outputs_wait_for_the_client_that_comes_back(stack: Stack) -> None:
     run(scenario())
 
 
+def come_back(client: Client, kernel: str) -> Channels:
+    """Return the channels of a client that asks what it has missed."""
+    channels = client.attach(kernel)
+    channels._request.url += "&seen=nothing"
+    return channels
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "from sharedkernel.session.outbox import Missed\n"
+        "kernel.outbox.since = lambda *_: Missed([('nowhere', [b'?']), ('shell', [b'?'])], False)",
+        "serialize = kernel.session.serialize\n"
+        "def forged(message, *args, **options):\n"
+        "    frames = serialize(message, *args, **options)\n"
+        "    if message['header']['msg_type'] == 'missed_messages_reply':\n"
+        "        frames[frames.index(b'<IDS|MSG>') + 1] = b'0' * 64\n"
+        "    return frames\n"
+        "kernel.session.serialize = forged",
+    ],
+    ids=["content", "signature"],
+)
+def test_a_session_that_lies_of_what_was_missed_is_heard_all_the_same(stack: Stack, lie: str) -> None:
+    """Nothing of what it says afterwards is held back for that."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run(f"kernel = get_ipython().kernel\n{lie}"))["status"] == "ok"
+        async with come_back(grace, kernel) as channels:
+            assert (await channels.run("6 * 7"))["text"] == "42"
+
+    said = len(stack.gateway_log())
+    run(scenario())
+    assert "no message" in stack.gateway_log()[said:]
+
+
+def test_a_flood_before_it_is_known_what_was_missed_is_told_in_order(stack: Stack) -> None:
+    """The gateway holds some of it back and reads no more; the session keeps the end of it, which is told once."""
+    late = (
+        "import sys, threading\n"
+        "kernel, answer = get_ipython().kernel, threading.Event()\n"
+        "since = kernel.outbox.since\n"
+        "kernel.outbox.since = lambda *asked: answer.wait() and since(*asked)"
+    )
+    flood = "for n in range(40):\n    print(f'{n:02d}' + 'x' * 2**20); sys.stdout.flush()\nanswer.set()"
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run(late))["status"] == "ok"
+        async with come_back(grace, kernel) as channels:
+            await channels.send("execute_request", {"code": flood, "silent": False})
+            messages = await channels.until("status", execution_state="idle")
+            text = "".join(message["content"]["text"] for message in messages if message["type"] == "stream")
+            printed = [line[:2] for line in text.splitlines() if line.endswith("xxx")]
+            assert printed == [f"{number:02d}" for number in range(40)]
+
+    run(scenario())
+
+
 def test_a_flood_of_output_while_away_is_bounded_and_said(stack: Stack) -> None:
     """The oldest goes, with a sentence; the newest is there."""
 
