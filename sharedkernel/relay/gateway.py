@@ -1,7 +1,7 @@
 """The gateway's side: a session asked for, ended, and reached over one websocket.
 
 Plain requests through tornado's client; every failure becomes one of two errors with a sentence for the notebook.
-Covers a single attempt each: when to try again is `app.py`'s business.
+Covers a single attempt each: when to try again is `relay.py`'s business.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tornado.httpclient import HTTPClientError, HTTPRequest, HTTPResponse
-from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
 
 from sharedkernel.errors import Refused, SharedKernelError
@@ -30,6 +30,8 @@ CONNECT_TIMEOUT = 10.0
 REQUEST_TIMEOUT = 60.0
 #: seconds between pings; an answer may take as long, after that the connection counts as lost
 PING_INTERVAL = 30.0
+#: what tornado says of a request that got no answer in time, once a connection was there
+_CONNECTED_TIMEOUT = "Timeout during request"
 
 
 def kernel_of(environment: str) -> str:
@@ -203,6 +205,11 @@ class Gateway:
                 f"{CA_VARIABLE}.",
                 status=495,
                 reason="certificate",
+            )
+        if isinstance(error, HTTPTimeoutError) and error.message == _CONNECTED_TIMEOUT:
+            return GatewayUnreachable(
+                f"the gateway at {self.url} is there but took too long to answer; try again, and if it stays so, ask "
+                "its admin to look at its log and at its executors'."
             )
         # 599 is tornado's own: there was no answer
         if not isinstance(error, HTTPClientError) or error.code == 599:

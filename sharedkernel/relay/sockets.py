@@ -1,6 +1,6 @@
 """The client's side: the zmq sockets that a Jupyter client expects of its kernel.
 
-Covers binding, signatures, the heartbeat and the welcome on iopub; who gets which message is `app.py`'s business.
+Covers binding, signatures, the heartbeat and the welcome on iopub; who gets which message is `relay.py`'s business.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How Jupyter messages look on both wires, as bytes: nothing is decoded that need not be.
 
 A message's *parts* are its header, parent header, metadata and content (JSON) and any number of binary buffers. They
-pass as they are, so that what one end signed or encoded the other end reads. Only headers are ever parsed.
+pass as they are, so that what one end signed or encoded the other end reads. Headers are parsed, and the contents of
+those few messages that the relay acts on or answers itself.
 
 `jupyter_client.session` does the same for the zmq side, but it decodes and encodes every part and its import brings
 the whole package: another 50 ms and 6 MB for each notebook, where these few lines are enough.
@@ -19,11 +20,11 @@ from typing import Any
 
 from sharedkernel.errors import ConfigError, ProtocolError
 
-#: the gateway's framing of messages on the websocket
 #: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas
 SEEN = "seen"
 #: header of the answer to a websocket's request: names the session's process, so that a client notices another one
 PROCESS_HEADER = "X-SharedKernel-Process"
+#: the gateway's framing of messages on the websocket
 WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
 #: version of Jupyter's messaging protocol that messages of our own follow
 MESSAGING_VERSION = "5.4"
