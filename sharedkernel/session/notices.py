@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from sharedkernel import protocol
+from sharedkernel.session.outputs import out_of_turn
 from sharedkernel.session.wait_line import Wait, WaitLine, restore_line
 
 #: a wait shorter than this is not worth a line in the notebook, in seconds
@@ -128,9 +129,9 @@ class WaitNotice:
         self._sent = data
         kernel = self._kernel
         content = {"data": data, "metadata": {}, "transient": {"display_id": self._display_id}}
-        kernel.session.send(
-            kernel.iopub_socket, kind, content, parent=self._parent, ident=f"kernel.{kernel.ident}.{kind}".encode()
-        )
+        ident = f"kernel.{kernel.ident}.{kind}".encode()
+        with out_of_turn():  # the thread that hears the executor waits for the lock
+            kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=ident)
 
 
 class Progress:

@@ -5,13 +5,16 @@ Here the queue on the way out is short and loses nothing; while it is full the m
 displays, so that a flood slows down its own session and fills nobody's memory. Nothing waits while no gateway is there,
 and nothing waits for ever: after :data:`PATIENCE` a message is queued nevertheless.
 
-Only the main thread waits, and whoever prints: the threads that serve interrupts and the executor never do.
+Only the main thread waits, and whoever prints: the threads that serve interrupts and the executor never do. Nor does
+the line under a waiting cell (:func:`out_of_turn`), which the main thread shares with the one that serves the executor.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import zmq
@@ -28,6 +31,18 @@ _MOST_CHARACTERS = 1 << 20
 PATIENCE = 10.0
 #: seconds after which a send that had to wait may have swallowed news of listeners
 _LONG = 0.05
+
+_this_thread = threading.local()
+
+
+@contextmanager
+def out_of_turn() -> Iterator[None]:
+    """Let what this thread says within it wait for nothing that was said before; for little, and seldom."""
+    _this_thread.is_out_of_turn = True
+    try:
+        yield
+    finally:
+        _this_thread.is_out_of_turn = False
 
 
 class PacedStream(OutStream):
@@ -64,9 +79,16 @@ class SessionApp(IPKernelApp):
 
 
 class Pace:
-    """Has the main thread wait while much of what it said is not sent yet."""
+    """Has the main thread wait while much of what it said is not sent yet.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    patience
+        Seconds that it waits for one message at most.
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._sent = threading.Condition()
         self._messages = self._bytes = 0
 
@@ -76,7 +98,8 @@ class Pace:
         schedule, send = outputs.send_multipart, outputs._really_send
 
         def wait_and_schedule(frames: Any, *args: Any, **kwargs: Any) -> None:
-            if threading.current_thread() is threading.main_thread():
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and not getattr(_this_thread, "is_out_of_turn", False):
                 self._wait(outputs)
             self._count(1, frames)
             schedule(frames, *args, **kwargs)
@@ -104,4 +127,4 @@ class Pace:
 
         if not has_room():
             with self._sent:
-                self._sent.wait_for(lambda: has_room() or not outputs.thread.is_alive(), PATIENCE)
+                self._sent.wait_for(lambda: has_room() or not outputs.thread.is_alive(), self._patience)
