@@ -58,9 +58,11 @@ class Link:
 
     def send(self, *messages: protocol.Message) -> None:
         """Send *messages* in one piece; forgotten while no executor is there, since the next greeting covers them."""
+        if os.getpid() != self._pid:  # in a forked child another thread may have held the lock for ever
+            return
         data = b"".join(map(protocol.encode, messages))
         with self.lock:
-            if self._socket is None or os.getpid() != self._pid:
+            if self._socket is None:
                 return
             try:
                 self._socket.sendall(data)
