@@ -7,8 +7,10 @@ of it it ends. Anything that runs in it starts this anew.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sharedkernel.errors import SharedKernelError
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from sharedkernel.gateway.kernels import SessionKernels
 
 log = logging.getLogger(__name__)
+
+#: seconds that what is done about a session may take
+_PATIENCE = 60.0
 
 
 class Stage(IntEnum):
@@ -54,9 +59,11 @@ class Culling:
         self._kernels = kernels
         #: what was done about each session since it last ran something, by its name
         self._done: dict[str, Stage] = {}
+        #: what is being done, by session: one that does not react is nobody else's business
+        self._acts: dict[str, asyncio.Task[None]] = {}
 
     async def look(self) -> None:
-        """Do what is due for each session; those of executors that do not answer wait."""
+        """Begin to do what is due for each session; those of executors that do not answer wait."""
         try:
             document = await self._kernels.status()
         except SharedKernelError:
@@ -66,21 +73,37 @@ class Culling:
             del self._done[session]
         for kernel in self._kernels.all():
             if (entry := entries.get(kernel.session_id)) is not None and not kernel.is_changing:
-                await self._meet(kernel, entry)
+                self._meet(kernel, entry)
 
-    async def _meet(self, kernel: SessionKernel, entry: dict[str, Any]) -> None:
-        after = self._kernels.quotas.cull_after(kernel.user)
+    def _meet(self, kernel: SessionKernel, entry: dict[str, Any]) -> None:
+        session, after = kernel.session_id, self._kernels.quotas.cull_after(kernel.user)
         idle = entry["idle_seconds"]
         due = stage(idle, after)
-        if due <= self._done.get(kernel.session_id, Stage.NONE):
+        if due <= self._done.get(session, Stage.NONE):
             if due is Stage.NONE:
-                self._done.pop(kernel.session_id, None)
+                self._done.pop(session, None)
             return
-        self._done[kernel.session_id] = due
+        self._done[session] = due
+        if session in self._acts:
+            self._acts[session].cancel()
+        task = self._acts[session] = asyncio.create_task(self._act_in_time(kernel, due, idle, after or 0.0))
+        task.add_done_callback(partial(self._on_acted, session))
+
+    def _on_acted(self, session: str, task: asyncio.Task[None]) -> None:
+        if self._acts.get(session) is task:
+            del self._acts[session]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("looking after session %s: unexpected %s", session, type(error).__name__, exc_info=error)
+
+    async def _act_in_time(self, kernel: SessionKernel, due: Stage, idle: float, after: float) -> None:
+        session = kernel.session_id
         try:
-            await self._act(kernel, due, idle, after or 0.0)
-        except SharedKernelError as error:
-            log.info("session %s, idle for %.0f s: %s", kernel.session_id, idle, error)
+            async with asyncio.timeout(_PATIENCE):
+                await self._act(kernel, due, idle, after)
+        except (SharedKernelError, TimeoutError) as error:
+            log.info("session %s, idle for %.0f s: %s", session, idle, str(error) or f"no answer in {_PATIENCE:g} s")
+            if due is Stage.ENDED and self._done.get(session) is due:
+                self._done[session] = Stage.OFFLOADED  # the next look tries it again
 
     async def _act(self, kernel: SessionKernel, due: Stage, idle: float, after: float) -> None:
         if due is Stage.WARNED:
@@ -93,6 +116,6 @@ class Culling:
             await kernel.offload()
         else:
             log.info("ending session %s of %s: idle for more than %g s", kernel.session_id, kernel.user, after)
-            kernel.tell(f"This session was ended: nothing has run in it for {format_seconds(idle)}.")
-            await self._kernels.shut_down(str(kernel.kernel_id), linger=0)
+            farewell = f"This session was ended: nothing has run in it for {format_seconds(idle)}."
+            await self._kernels.shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
             self._kernels.audit_log.record("cull session", session=kernel.kernel_id, owner=kernel.user)

@@ -378,7 +378,7 @@ class SessionKernels(AsyncMappingKernelManager):
         """Shut a session down; it lingers if its user's sessions do (not with *now*)."""
         await self.shut_down(kernel_id, linger=0.0 if now or restart else None)
 
-    async def shut_down(self, kernel_id: str, *, linger: float | None = None) -> None:
+    async def shut_down(self, kernel_id: str, *, linger: float | None = None, farewell: str | None = None) -> None:
         """Shut a session down, or end one that lingers.
 
         Parameters
@@ -388,6 +388,8 @@ class SessionKernels(AsyncMappingKernelManager):
         linger
             Seconds that it stays, at most as many as its user's quota says (None), if it is a notebook's, whose next
             session may ask for it; 0: it ends, and this returns once its process is reaped.
+        farewell
+            Told to its clients when that is so.
 
         Raises
         ------
@@ -415,6 +417,8 @@ class SessionKernels(AsyncMappingKernelManager):
                 raise
         else:
             await kernel.shutdown_kernel()
+        if farewell is not None:
+            kernel.tell(farewell)
         self.drop(kernel)
         self.last_kernel_activity = utcnow()
 

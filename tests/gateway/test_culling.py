@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import psutil
 import pytest
 
 from sharedkernel.gateway.culling import Stage, stage
@@ -49,6 +50,32 @@ def test_idle_means_that_nothing_runs(stack: Stack) -> None:
             await page.until("status", execution_state="dead")
             kernels = {kernel["id"] for kernel in (await mary.request("GET", "/api/kernels")).body}
             assert kernels == {background, busy}
+
+    old = stack.config_path.read_text()
+    try:
+        run(scenario())
+    finally:
+        stack.reload(old)  # without what was PUT
+
+
+def test_one_that_does_not_react_keeps_no_other_from_its_end(stack: Stack) -> None:
+    """Nor itself: the offload that it never answers is not waited for when it is time to end it."""
+
+    async def scenario() -> None:
+        mary, admin = stack.client("mary"), stack.client("ada")
+        stuck, other = [await mary.start() for _ in range(2)]
+        async with mary.attach(stuck) as deaf, mary.attach(other) as page:
+            process = psutil.Process(
+                int((await deaf.run("import torch, os; x = torch.ones(2**20); os.getpid()"))["text"])
+            )
+            await page.run("import torch; x = torch.ones(2**20)")
+            process.suspend()
+            put = {"users": {"mary": {"cull_after": "3s"}}}
+            assert (await admin.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+            told = await page.until("status", execution_state="dead")
+            texts = [message["content"]["text"] for message in told if message["type"] == "stream"]
+            assert texts[-1].startswith("This session was ended: nothing has run in it for")
+            await deaf.until("status", execution_state="dead")
 
     old = stack.config_path.read_text()
     try:
