@@ -249,12 +249,23 @@ class ExecutorClient:
         await self._ask(lambda number: protocol.LingerSession(request=number, session=session, seconds=seconds))
 
     async def reclaim_session(
-        self, session: str, *, kernel: str, notebook: str | None, client_key: str | None
+        self, session: str, *, kernel: str, notebook: str | None, client_key: str | None, if_lingering: bool = False
     ) -> SessionRecord:
-        """Give a session to the client of *kernel*, and return it."""
+        """Give a session to the client of *kernel*, and return it.
+
+        Raises
+        ------
+        Refused
+            With *if_lingering*, when it has been given to another client meanwhile.
+        """
         answer = await self._ask(
             lambda number: protocol.ReclaimSession(
-                request=number, session=session, kernel=kernel, notebook=notebook, client_key=client_key
+                request=number,
+                session=session,
+                kernel=kernel,
+                notebook=notebook,
+                client_key=client_key,
+                if_lingering=if_lingering,
             )
         )
         record: SessionRecord = answer.record

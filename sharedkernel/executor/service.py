@@ -440,6 +440,9 @@ class ExecutorService:
     def _reclaim(self, message: protocol.ReclaimSession) -> SessionProcess:
         check_reclaim(message)
         process = self._session(message.session)
+        is_given_away = process.lingers_until is None and process.kernel != message.kernel
+        if message.if_lingering and is_given_away:
+            raise Refused("another notebook has it already.", reason="exists")
         self._lingering.give_back(process)
         process.kernel, process.notebook, process.client_key = message.kernel, message.notebook, message.client_key
         self._supervisor.keep(process)

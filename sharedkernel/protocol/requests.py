@@ -66,6 +66,8 @@ class ReclaimSession(Message, frozen=True, kw_only=True):
     kernel: str
     notebook: str | None = None
     client_key: str | None = None
+    #: refuse unless it lingers: another client may have been quicker
+    if_lingering: bool = False
 
 
 class NotifySession(Message, frozen=True, kw_only=True):

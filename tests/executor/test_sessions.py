@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from sharedkernel.errors import SessionNotFound
+from sharedkernel.errors import Refused, SessionNotFound
 from sharedkernel.protocol import Limits
 from tests.executor.harness import PATIENCE, SECRET, Executor, ExecutorProcess, Notebook, until
 
@@ -287,5 +287,30 @@ def test_sessions_are_separate(process: ExecutorProcess, tmp_path_factory: pytes
             told = await outcome.run("import os; os.getcwd() == os.path.expanduser('~')")
             assert "/no/such/folder is not on the machine" in told.text
             assert told.text.endswith("True")
+
+    asyncio.run(main())
+
+
+def test_a_lingering_session_is_given_back_once(process: ExecutorProcess) -> None:
+    """Whoever comes second is told so, unless it takes what its client has left; who asks twice has it anyway."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run("kept = 1")
+            await executor.client.linger_session(notebook.session, 3600.0)
+
+            async def take(kernel: str, *, if_lingering: bool = True) -> str | None:
+                record = await executor.client.reclaim_session(
+                    notebook.session, kernel=kernel, notebook=None, client_key=None, if_lingering=if_lingering
+                )
+                assert record.lingers is None
+                return record.kernel
+
+            assert await take("first") == "first"
+            with pytest.raises(Refused, match="another notebook"):
+                await take("second")
+            assert await take("first") == "first"
+            assert await take("second", if_lingering=False) == "second"
 
     asyncio.run(main())
