@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from sharedkernel.errors import SessionNotFound, SharedKernelError
@@ -57,6 +58,8 @@ class Lingering:
         self._kernels = kernels
         #: by session, in the order in which they were shut down
         self._sessions: dict[str, Earlier] = {}
+        #: sessions that are just being put in another one's place: nobody else gets them
+        self._promised: set[str] = set()
 
     def add(self, session: str, *, device: str, user: str, notebook: str | None, seconds: float) -> None:
         """Take note that a session was shut down, and stays for *seconds*."""
@@ -95,9 +98,8 @@ class Lingering:
         if notebook is None:
             return None
         candidates = [found for found in self._sessions.values() if (found.user, found.notebook) == (user, notebook)]
-        if candidates:
-            return candidates[-1]
-        return next(self._left(user, notebook, besides), None)
+        found = chain(reversed(candidates), self._left(user, notebook, besides))
+        return next((earlier for earlier in found if earlier.session not in self._promised), None)
 
     def _left(self, user: str, notebook: str, besides: SessionKernel | None) -> Iterator[Earlier]:
         for kernel in sorted(self._kernels.all(), key=lambda kernel: kernel.incarnation, reverse=True):
@@ -131,12 +133,22 @@ class Lingering:
         await kernel.notify("The earlier session takes the place of this one as soon as this cell has ended.")
         while kernel.execution_state == "busy" and kernel.has_kernel:  # noqa: ASYNC110 (it ends, or its process does)
             await asyncio.sleep(_CELL_INTERVAL)
+        if kernel.session_id == earlier.session:
+            return  # it was asked for twice, and is there
+        # The cell may have taken long, and another page has the earlier session by now.
+        earlier = self.find(kernel.user, kernel.notebook, besides=kernel)
+        if earlier is None:
+            kernel.tell("The earlier session could not be brought back: another page has it by now, or it has ended.")
+            return
         clean = kernel.session_id
+        self._promised.add(earlier.session)
         try:
             end_clean = await kernel.become(earlier)
         except SharedKernelError as error:
             kernel.tell(f"The earlier session could not be brought back: {error}")
             raise
+        finally:
+            self._promised.discard(earlier.session)
         self.forget(earlier.session)
         if earlier.kernel is not None:
             self._kernels.drop(earlier.kernel)

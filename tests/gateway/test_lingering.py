@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,6 +155,32 @@ def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: St
             assert (await channels.run("x + 1"))["text"] == "42"
             assert (await ada.request("POST", f"/api/kernels/{new}/restart")).status == 200
             assert (await channels.run("'x' in globals()"))["text"] == "False"
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: Stack, tmp_path: Path) -> None:
+    """A cell that asks and runs on finds out at its end; each page keeps the session that it has."""
+    ada = own_stack.client("ada")
+    go_on = tmp_path / "go on"
+    code = f"%shared attach\nimport os, time\ny = 1\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
+
+    async def scenario() -> None:
+        await leave(ada, "x = 41")
+        slow, quick = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in ("here", "there")]
+        async with ada.attach(slow) as waiting, ada.attach(quick) as channels:
+            await waiting.send("execute_request", {"code": code, "silent": False})
+            told = ""
+            while "takes the place of this one" not in told:
+                told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
+            await attach(channels)
+            await has_given_way(ada, quick)
+            go_on.touch()
+            while "another page has it by now" not in told:
+                told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
+            assert (await channels.run("x + 1"))["text"] == "42"
+            assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
         await end_at_once(ada)
 
     run(scenario())
