@@ -31,9 +31,6 @@ class Held:
         self._messages: deque[HeldMessage] = deque()
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._messages)
-
     def add(self, message: HeldMessage) -> bool:
         """Keep *message* unless that would exceed a bound; return whether it is kept."""
         size = _size(message)

@@ -22,7 +22,7 @@ def test_messages_are_taken_in_their_order() -> None:
     taken = next(held.take())
     held.put_back(taken)
     assert list(held.take()) == [first, second, third]
-    assert len(held) == 0
+    assert list(held.take()) == []
 
 
 def test_what_exceeds_a_bound_is_not_kept() -> None:
