@@ -263,6 +263,11 @@ class CudaMeter:
         """Take note that other code may run now."""
         self._quiet_looks = 0
 
+    def forget_peak(self) -> None:
+        """Forget what iterations have needed: the next one is measured anew."""
+        self._ephemeral = 0
+        self._words[Word.EPHEMERAL] = 0
+
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""
         now = self.cuda.look()

@@ -225,6 +225,11 @@ class HostMeter:
         """Sample often again: other code may run now."""
         self._quiet_samples = 0
 
+    def forget_peak(self) -> None:
+        """Forget what iterations have needed: the next one is measured anew."""
+        self._ephemeral = 0
+        self._words[Word.EPHEMERAL] = 0
+
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""
         self._interrupted_peak = 0

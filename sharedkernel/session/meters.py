@@ -65,6 +65,9 @@ class Meter(Protocol):
     def look_closely(self) -> None:
         """Take note that other code may run now."""
 
+    def forget_peak(self) -> None:
+        """Forget what iterations have needed: the next one is measured anew."""
+
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""
 

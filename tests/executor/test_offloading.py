@@ -237,6 +237,23 @@ def test_what_can_never_fit_is_refused_with_who_holds_what() -> None:
     asyncio.run(check())
 
 
+def test_what_an_earlier_cell_needed_keeps_no_other_cell_out() -> None:
+    """Beside what is kept by now it would not fit; the next cell is not refused for it, but measured anew."""
+
+    async def check() -> None:
+        async with small_device("800MiB") as executor:
+            notebook = await executor.notebook("ada")
+            await notebook.run("import torch; float((torch.ones(200 << 18) + 1).sum())")
+            kept = await notebook.run(keep(10, 500))
+            outcome = await notebook.run("print(total())")
+            assert outcome.text == kept.text, outcome.message
+            outcome = await notebook.run("float((torch.ones(200 << 18) + 1).sum())")
+            assert outcome.error == "OutOfMemoryError"
+            assert (await notebook.run("print(total())")).text == kept.text
+
+    asyncio.run(check())
+
+
 def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
     """Six of them, each several cells long and half of the device large: nobody sees an error, nothing changes."""
 
