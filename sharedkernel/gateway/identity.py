@@ -22,7 +22,7 @@ from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.answers import finish_refused
-from sharedkernel.gateway.logins import LoginLimit, TooManyFailures
+from sharedkernel.gateway.logins import LoginLimit, TooManyAtOnce, TooManyFailures
 from sharedkernel.gateway.tokens import TokenFile
 
 #: seconds after which a client should ask again when tokens cannot be read
@@ -82,12 +82,13 @@ class TokenOnlyIdentity(IdentityProvider):
             return None
         address = handler.request.remote_ip or ""
         try:
-            is_new = self._limit.attempt(address, token, now=time.monotonic())
-            user = await self.identify(token)
+            async with self._limit.turn(address, token):
+                is_new = self._limit.attempt(address, token, now=time.monotonic())
+                user = await self.identify(token)
         except IdentityUnavailable as refusal:
             self._limit.withdraw(address, token)
             self._refuse(handler, refusal)
-        except TooManyFailures as refusal:
+        except (TooManyFailures, TooManyAtOnce) as refusal:
             self._refuse(handler, refusal)
         if user is None:
             self._limit.failed(token)

@@ -1,16 +1,23 @@
-"""A limit on wrong tokens by address, which nobody pays for but who guesses. Pure.
+"""A limit on wrong tokens by address, which nobody pays for but who guesses.
 
 An address that has shown too many *different* wrong tokens gets no further one looked at for a while. What was right
 before is still right: the others behind the same address (a classroom, a proxy) go on working. And one wrong token
 shown again and again is one guess: a forgotten notebook with an old token locks nobody out.
+
+What is being looked at may be wrong, so it counts as that until it is known. A classroom whose notebooks all come back
+at once is no crowd of guessers, though: only some of an address's tokens are looked at at a time, and the others wait.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 import os
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from weakref import WeakValueDictionary
 
 from sharedkernel.errors import Refused
 
@@ -18,6 +25,14 @@ from sharedkernel.errors import Refused
 _MOST_REMEMBERED = 10_000
 #: wrong tokens of one address that are remembered where any number is allowed
 _MOST_UNLIMITED = 1000
+#: seconds that a token may wait for its turn
+_PATIENCE = 30.0
+
+
+class TooManyAtOnce(Refused):
+    """An address shows more tokens at once than can be looked at soon."""
+
+    reason = "identity_unavailable"
 
 
 class TooManyFailures(Refused):
@@ -45,6 +60,35 @@ class LoginLimit:
         self._failures: OrderedDict[str, dict[bytes, float]] = OrderedDict()
         #: fingerprints of tokens that were right
         self._right: OrderedDict[bytes, None] = OrderedDict()
+        #: with as many permits as tokens of an address are looked at at a time, by address, while any is: few enough
+        #: that they alone never reach the limit
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, address: str, token: str) -> AsyncIterator[None]:
+        """Wait until *token*, shown from *address*, may be attempted; keep the context open until that is over.
+
+        Raises
+        ------
+        TooManyAtOnce
+            When that takes too long.
+        """
+        if not self._max or self._fingerprint(token) in self._right:
+            yield
+            return
+        turns = self._turns.setdefault(_network(address), asyncio.Semaphore(max(1, self._max // 3)))
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await turns.acquire()
+        except TimeoutError:
+            raise TooManyAtOnce(
+                f"too many tokens that came from {address} are being checked; yours was not looked at, try again soon.",
+                retry_after=_PATIENCE,
+            ) from None
+        try:
+            yield
+        finally:
+            turns.release()
 
     def attempt(self, address: str, token: str, *, now: float) -> bool:
         """Return if *token*, shown from *address* at *now* (seconds), may be looked at: whether for the first time.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tornado.httpclient import AsyncHTTPClient
 
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, end_all, run
@@ -106,6 +107,21 @@ def test_an_admin_is_one_by_scope(stack: HubStack) -> None:
         assert len((await rosa.request("GET", "/api/kernels")).body) == 1
         lesser = Client(stack.gateway_url, stack.hub.token("rosa", scopes=[f"access:services!service={SERVICE}"]))
         assert (await lesser.request("GET", "/api/kernels")).body == []
+
+    run(scenario())
+
+
+def test_a_classroom_that_comes_back_at_once_is_let_in(stack: HubStack) -> None:
+    """A gateway that knows none of its tokens yet does not take those that it is asking the hub about for guesses."""
+    tokens = [stack.hub.token("emil") for _ in range(40)]
+    stack.gateway.stop()
+    stack.restart_gateway()
+
+    async def scenario() -> None:
+        AsyncHTTPClient(max_clients=len(tokens))  # this event loop's: usually ten requests at a time
+        clients = [Client(stack.gateway_url, token) for token in tokens]
+        answers = await asyncio.gather(*(client.request("GET", "/api/me") for client in clients))
+        assert [answer.status for answer in answers] == [200] * len(tokens)
 
     run(scenario())
 

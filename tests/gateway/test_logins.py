@@ -74,6 +74,33 @@ def test_never_more_different_wrong_tokens_than_allowed_in_any_window(shown: lis
         assert len({token for when, token in looked_at if end - 60 < when <= end}) <= 3
 
 
+def test_those_who_come_at_once_wait_for_each_other_and_are_no_guessers() -> None:
+    """However slowly it is found out that a token is right; one that is known does not wait."""
+
+    async def scenario() -> None:
+        limit, may_end = LoginLimit(6, 60), asyncio.Event()
+        under_way: set[str] = set()
+
+        async def come(token: str) -> None:
+            async with limit.turn("10.0.0.1", token):
+                limit.attempt("10.0.0.1", token, now=0.0)
+                under_way.add(token)
+                await may_end.wait()
+                limit.succeeded("10.0.0.1", token)
+
+        limit.succeeded("10.0.0.1", "known")
+        coming = [asyncio.create_task(come(f"t{number}")) for number in range(20)]
+        coming.append(asyncio.create_task(come("known")))
+        while "known" not in under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert under_way == {"t0", "t1", "known"}
+        may_end.set()
+        await asyncio.gather(*coming)
+        assert len(under_way) == 21
+
+    run(scenario())
+
+
 def test_a_guesser_is_stopped_and_users_at_the_same_address_are_not(stack: Stack) -> None:
     """Many guesses at once are refused with 429 and when to try again; known tokens go on working."""
 
