@@ -177,8 +177,8 @@ class SessionProcess:
 
     @property
     def has_read_all(self) -> bool:
-        """Whether nothing that it was sent still waits for it to read on."""
-        return self.transport is None or self.transport.get_write_buffer_size() == 0
+        """Whether it is connected, and nothing that it was sent still waits for it to read on."""
+        return self.transport is not None and self.transport.get_write_buffer_size() == 0
 
     def record(self) -> SessionRecord:
         """Return what a gateway needs to adopt it."""
