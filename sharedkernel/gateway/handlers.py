@@ -125,11 +125,34 @@ class NotebookSessionsHandler(ReadsNotebookSession, Audited, sessions.SessionRoo
 
     acts: ClassVar[dict[str, str]] = {"POST": "start notebook session"}
 
+    def record_act(self, act: str, **details: Any) -> None:
+        """Write down *act*, done to the kernel of the notebook session that was started or found."""
+        manager: Any = self.session_manager
+        self.acted_on = manager.kernel_of(self._headers.get("Location", "").rpartition("/")[2])
+        super().record_act(act, **details)
+
 
 class NotebookSessionHandler(ReadsNotebookSession, Audited, sessions.SessionHandler):
     """``/api/sessions/ID``."""
 
     acts: ClassVar[dict[str, str]] = {"PATCH": "change notebook session", "DELETE": "end notebook session"}
+
+    async def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Note which kernel it has: afterwards it may be gone."""
+        self.acted_on = self._kernel()
+        await super().prepare(*args, **kwargs)
+
+    def record_act(self, act: str, **details: Any) -> None:
+        """Write down *act*, done to the notebook session's kernel: the one it has now, should it be another one."""
+        if (kernel := self._kernel()) not in (None, self.acted_on):
+            details["replaced"] = self.acted_on
+            self.acted_on, self._owner = kernel, None
+        super().record_act(act, **details)
+
+    def _kernel(self) -> str | None:
+        manager: Any = self.session_manager
+        kernel: str | None = manager.kernel_of(self.path_kwargs["session_id"])
+        return kernel
 
 
 class GatewayHandler(AnswersRefusals, Audited, APIHandler):

@@ -139,8 +139,8 @@ class SessionKernels(AsyncMappingKernelManager):
         return next(found, None)
 
     def owner(self, kernel_id: str) -> str | None:
-        """Return whose kernel it is; None when there is no such kernel."""
-        kernel = self._kernels.get(kernel_id)
+        """Return whose kernel, or lingering session, it is; None when there is none."""
+        kernel = self._kernels.get(kernel_id) or self.lingering.get(kernel_id)
         return None if kernel is None else kernel.user
 
     def owners(self) -> set[str]:

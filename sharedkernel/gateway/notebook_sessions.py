@@ -58,6 +58,11 @@ class OwnNotebookSessions(SessionManager):
         model: dict[str, Any] | None = await super().row_to_model(row, tolerate_culled)
         return model
 
+    def kernel_of(self, session_id: str) -> str | None:
+        """Return the kernel of a notebook session, whosever it is; None when there is no such session."""
+        row = self.cursor.execute("SELECT kernel_id FROM session WHERE session_id=?", (session_id,)).fetchone()
+        return None if row is None else str(row["kernel_id"])
+
     def get_kernel_env(self, path: str | None, name: str | None = None) -> dict[str, str]:
         """Return what a new kernel's environment gets: the notebook's path, and nothing of the gateway's own."""
         return {"KERNEL_NOTEBOOK": path} if path else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,5 +285,12 @@ def test_lingering_sessions_give_way_and_end(own_stack: Stack) -> None:
         assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=soon")).status == 400
         assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=0")).status == 204
         assert await sessions(grace) == {}
+        entries = map(json.loads, (own_stack.runtime_directory / "audit.jsonl").read_text().splitlines())
+        about = [
+            (entry["user"], entry["status"])
+            for entry in entries
+            if entry["session"] == second and entry["owner"] == "grace" and entry["action"] == "end session"
+        ]
+        assert about[-3:] == [("mary", 404), ("grace", 400), ("grace", 204)]
 
     run(scenario())

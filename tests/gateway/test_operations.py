@@ -158,6 +158,34 @@ def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     assert "1" * 64 not in text
 
 
+def test_the_audit_log_knows_the_sessions_of_notebooks(stack: Stack) -> None:
+    """Whose kernel it is that somebody starts, replaces or ends by way of `/api/sessions`, allowed or not."""
+    told: list[str] = []
+
+    async def scenario() -> None:
+        ada, grace, linus = map(stack.client, ("ada", "grace", "linus"))
+        body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+        started = (await grace.request("POST", "/api/sessions", body)).body
+        path = f"/api/sessions/{started['id']}"
+        assert (await linus.request("DELETE", path)).status == 404
+        changed = (await grace.request("PATCH", path, {"kernel": {"name": "shared-gpu"}})).body
+        assert (await ada.request("DELETE", path)).status == 204
+        told.extend((started["kernel"]["id"], changed["kernel"]["id"]))
+
+    path = stack.runtime_directory / "audit.jsonl"
+    before = len(audit(stack)) if path.exists() else 0
+    run(scenario())
+    first, second = told
+    entries = [entry for entry in audit(stack)[before:] if "notebook" in entry["action"]]
+    keys = ("user", "action", "session", "owner", "replaced", "status")
+    assert [tuple(entry.get(key) for key in keys) for entry in entries] == [
+        ("grace", "start notebook session", first, "grace", None, 201),
+        ("linus", "end notebook session", first, "grace", None, 404),
+        ("grace", "change notebook session", second, "grace", first, 200),
+        ("ada", "end notebook session", second, "grace", None, 204),
+    ]
+
+
 @pytest.fixture
 def changed(stack: Stack) -> Iterator[Stack]:
     """Return the stack with a gateway that was stopped; it is as it was afterwards."""
