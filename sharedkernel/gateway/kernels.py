@@ -45,6 +45,8 @@ _ENVIRONMENT_SIZE = 16 * 1024
 _LATELY = timedelta(minutes=10)
 #: seconds after this gateway's start in which requests wait for those of several executors that are not there yet
 _GATHERING_PATIENCE = 3.0
+#: seconds for which requests wait for what an executor that was just met has to say
+_ADOPTING_PATIENCE = 5.0
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0
 
@@ -81,8 +83,10 @@ class SessionKernels(AsyncMappingKernelManager):
         self.draining = False
         #: devices whose executors were reached since this gateway started: before, no id can be called unknown
         self._adopted: set[str] = set()
-        #: those that were just reached, whose sessions are being asked for
-        self._adopting: dict[str, asyncio.Future[None]] = {}
+        #: those whose sessions are being asked for
+        self._meeting: dict[str, asyncio.Future[None]] = {}
+        #: the same of those that were just reached: requests wait for that
+        self._adopting: dict[str, asyncio.Future[Any]] = {}
         #: set once that is all of them, or they were waited for long enough
         self._gathered = asyncio.Event()
         #: sessions being started, by user
@@ -299,6 +303,12 @@ class SessionKernels(AsyncMappingKernelManager):
                 await asyncio.wait([self._adopting[device]])
             if (there := self._of_client(user, session["client_key"])) is not None:
                 return there
+            if device in self._meeting:
+                refusals[device] = ExecutorUnavailable(
+                    f"{self.executors.describe([device])} does not say which sessions it has; its log may say why, try "
+                    "again."
+                )
+                continue
             # Without a pause from here: the next one to be placed sees this one.
             try:
                 return await self._start_on(device, user=user, notebook=notebook, **session)
@@ -521,8 +531,11 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def on_connected(self, device: str) -> None:
         """Meet the executor of *device*, or meet it again."""
-        adoption = self._adopting[device] = self._spawn(self._adopt_all(device))
-        adoption.add_done_callback(lambda done: self._adopting.get(device) is done and self._adopting.pop(device))
+        adoption = self._meeting[device] = self._spawn(self._adopt_all(device))
+        adoption.add_done_callback(partial(_forget, self._meeting, device))
+        # One that greets and then hangs is not waited for by requests that other executors can answer.
+        awaited = self._adopting[device] = asyncio.ensure_future(asyncio.wait([adoption], timeout=_ADOPTING_PATIENCE))
+        awaited.add_done_callback(partial(_forget, self._adopting, device))
 
     async def _adopt_all(self, device: str) -> None:
         executor = self.executors[device]
@@ -644,3 +657,9 @@ class SessionKernels(AsyncMappingKernelManager):
     def start_culling(self) -> None:
         """Look from now on, every `cull_interval` seconds, for sessions idle for longer than their users may."""
         PeriodicCallback(Culling(self).look, 1000 * self.cull_interval).start()
+
+
+def _forget(tasks: dict[str, asyncio.Future[Any]], device: str, done: asyncio.Future[Any]) -> None:
+    """Take *done* out of *tasks*, unless there is a later one of *device*."""
+    if tasks.get(device) is done:
+        del tasks[device]

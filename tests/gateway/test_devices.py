@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from sharedkernel import protocol
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.gateway.executors import parse_devices
@@ -286,6 +287,42 @@ def test_an_executor_that_is_away_concerns_its_own_sessions_only(devices: Stack)
         await until(lambda: is_available(devices))
         assert await devices_of(devices, lost) == ["host:1"]
         assert await execute(grace, lost, "print(os.getpid(), x + 1)") == f"{pid} 42"
+
+    run(scenario())
+
+
+def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(devices: Stack) -> None:
+    """Sessions are started on the other one; which sessions it has, it may say later."""
+    grace = devices.client("grace")
+    executor = devices.executors["host:1"]
+    path = device_directory(devices.runtime_directory, "host:1") / EXECUTOR_SOCKET
+    device = protocol.Device(name="host:1", kind="host", capacity_bytes=1 << 30, reserve_bytes=0)
+    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid())
+
+    async def scenario() -> None:
+        asked, writers = asyncio.Event(), []
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            await reader.read(65536)
+            writer.write(protocol.encode(welcome))
+            while await reader.read(65536):
+                asked.set()
+
+        executor.kill()
+        await until(lambda: is_away(devices))
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(greet, path)
+        try:
+            await asked.wait()
+            kernels = await asyncio.gather(grace.start(KERNEL_CLIENT_KEY="place"), grace.start())
+            assert await devices_of(devices, *kernels) == ["host", "host"]
+        finally:
+            server.close()
+            for writer in writers:
+                writer.close()
+                await writer.wait_closed()
+            path.unlink(missing_ok=True)
 
     run(scenario())
 
