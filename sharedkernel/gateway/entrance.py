@@ -74,7 +74,10 @@ def hide_token(request: HTTPServerRequest) -> None:
                 arguments.pop(_TOKEN, None)
             request.headers["Authorization"] = f"token {tokens[-1]}"
     if referrer := request.headers.get("Referer"):
-        request.headers["Referer"] = urlsplit(referrer)._replace(query="", fragment="").geturl()
+        try:
+            request.headers["Referer"] = urlsplit(referrer)._replace(query="", fragment="").geturl()
+        except ValueError:  # such as "http://[": no page's address, and nobody else needs to stumble over it
+            del request.headers["Referer"]
 
 
 class _WrongHost(RequestHandler):

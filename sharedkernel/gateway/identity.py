@@ -2,7 +2,8 @@
 
 The user comes from the token alone. No cookie is set or read: a token that is taken away stops working with the next
 request, and a page on another site cannot act in anybody's name. Whose a kernel is, the kernel manager knows; this
-module turns that into yes or "there is no such kernel" for every route, so that nobody learns which ids exist.
+module turns that into yes or "there is no such kernel" for every route. Ids are no secrets, since the status lists
+everybody's sessions; they open nothing.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def _offload_after(value: Any) -> float | str:
     return NEVER if value == NEVER else parse_duration(value)
 
 
-#: how each key's value is checked and turned into what is kept; None always means "not limited"
+#: how each key's value is checked and turned into what is kept; None in an entry stands for what is built in, and is
+#: kept only by keys for which there is no limit then
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "memory": _memory,
     "share": _share,

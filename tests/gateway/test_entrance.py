@@ -59,6 +59,20 @@ def test_a_token_in_the_address_counts_more_than_one_in_the_headers() -> None:
     assert request.arguments == request.query_arguments == {"b": [b"& x"], "c": [b""]}
 
 
+def test_a_referrer_that_is_no_address_is_left_out(stack: Stack) -> None:
+    """Such a request is answered as any other."""
+
+    async def scenario() -> None:
+        client = stack.client("grace")
+        client.headers["Referer"] = "http://["
+        assert (await client.request("GET", "/api/kernels")).status == 200
+        assert (await client.request("GET", "/nowhere")).status == 404
+
+    before = len(stack.gateway_log())
+    run(scenario())
+    assert "Traceback" not in stack.gateway_log()[before:]
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
