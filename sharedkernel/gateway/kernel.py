@@ -255,7 +255,11 @@ class SessionKernel(ServerKernelManager):
                 return None  # it was asked for twice, and is there
             end_clean = partial(self._executor.end_session, self.session_id)
             record = await self._sessions.executors[earlier.device].reclaim_session(
-                earlier.session, kernel=self.kernel_id, notebook=self.notebook, client_key=self.client_key
+                earlier.session,
+                kernel=self.kernel_id,
+                notebook=self.notebook,
+                client_key=self.client_key,
+                if_lingering=earlier.kernel is None,
             )
             self.device, self.session_id = earlier.device, earlier.session
             self.stop_restarter()
