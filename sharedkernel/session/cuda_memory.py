@@ -92,7 +92,7 @@ class ExecutorSupplier:
         try:
             for part in _parts(sizes):
                 message = protocol.WantPrivateUnits(request=self._channel.number(), sizes=list(part))
-                given += self._receive(message)
+                self._receive(message, given)
         except BaseException:
             for unit in given:
                 os.close(unit.descriptor)
@@ -110,7 +110,7 @@ class ExecutorSupplier:
         try:
             for part in _parts(units):
                 message = protocol.FetchUnits(request=self._channel.number(), units=list(part))
-                given += self._receive(message)
+                self._receive(message, given)
         except BaseException:
             for unit in given:
                 os.close(unit.descriptor)
@@ -122,18 +122,25 @@ class ExecutorSupplier:
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
 
-    def _receive(self, message: Any) -> list[GivenUnit]:
-        coming = self._channel.start(message)
+    def _receive(self, message: Any, given: list[GivenUnit]) -> None:
+        """Ask for units and add them to *given*; an interrupt ends the wait, wherever it comes, and loses none."""
+        coming: Future[Any] | None = None
+        is_over = False
         try:
-            answer, descriptors = coming.result()
+            with uninterrupted():
+                coming = self._channel.start(message)
+            coming.result()
+            with uninterrupted():
+                answer, descriptors = coming.result()
+                given += [
+                    GivenUnit(unit, size, os.dup(descriptor.fileno()))
+                    for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
+                ]
+                is_over = True
         except KeyboardInterrupt:
-            coming.add_done_callback(self._let_go_unheeded)
+            if coming is not None and not is_over:
+                coming.add_done_callback(self._let_go_unheeded)
             raise
-        with uninterrupted():
-            return [
-                GivenUnit(unit, size, os.dup(descriptor.fileno()))
-                for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
-            ]
 
     def _let_go_unheeded(self, coming: Future[Any]) -> None:
         """Let go of units that came after their wait was interrupted; of a lane's units none is lost by that."""

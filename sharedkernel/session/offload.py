@@ -106,22 +106,23 @@ class Away:
             When the file cannot be read or the system has no memory.
         """
         done = 0
-        try:
-            with _unlimited():
+        with _unlimited():
+            try:
                 for piece, offset in self._pieces():
                     pause(done)
                     self._bring_back(piece, offset)
                     done += piece.size
-        except BaseException as error:
-            self._send_away(done + PIECE_BYTES)
-            if isinstance(error, OSError):
-                reason = error.strerror or error
-                raise RestoreFailed(
-                    f"{format_bytes(self.size)} of this notebook's memory could not be brought back from the disk: "
-                    f"{reason}. It is still there: run the cell again, or ask who runs the server to look at the disk."
-                ) from error
-            raise
-        _close_meanwhile(self._descriptor)
+            except BaseException as error:
+                self._send_away(done + PIECE_BYTES)
+                if isinstance(error, OSError):
+                    reason = error.strerror or error
+                    raise RestoreFailed(
+                        f"{format_bytes(self.size)} of this notebook's memory could not be brought back from the disk: "
+                        f"{reason}. It is still there: run the cell again, or ask who runs the server to look at the "
+                        "disk."
+                    ) from error
+                raise
+            _close_meanwhile(self._descriptor)
 
     def _pieces(self) -> Iterator[tuple[Region, int]]:
         """Yield each piece and where it is in the file."""
@@ -271,11 +272,13 @@ def _unlinked_file(directory: Path) -> int:
 def _close_meanwhile(descriptor: int) -> None:
     """Close a large file that has no name without waiting for it: the system frees its pages, which takes long.
 
-    (150 to 220 ms for 512 MiB, half as long as reading them: a third of what restoring took.)
+    (150 to 220 ms for 512 MiB, half as long as reading them: a third of what restoring took.) Called while memory is
+    not limited: a thread that finds none for its first steps never says that it has begun, and its starter waits for
+    that.
     """
     try:
         threading.Thread(target=os.close, args=(descriptor,), name="sharedkernel-offload", daemon=True).start()
-    except RuntimeError:  # the limit on this process's memory has no room for a thread's stack
+    except RuntimeError:  # the system has no room for one more thread
         os.close(descriptor)
 
 

@@ -293,17 +293,15 @@ def test_an_interrupt_ends_the_wait_for_memory(process: LaneProcess, tmp_path: P
         async with Executor(process) as executor:
             notebook = await prepared(executor)
             await notebook.run(
-                f"import time; from pathlib import Path; go, asks = Path('{tmp_path}/go'), Path('{tmp_path}/asks')"
+                "import time; from pathlib import Path\n"
+                f"holds, go, asks = [Path('{tmp_path}') / name for name in ('holds', 'go', 'asks')]"
             )
             wait = "while not go.exists(): time.sleep(0.01)"
             running = asyncio.create_task(
-                notebook.run(f"gpu.operate()\n{wait}\nasks.touch()\nBuffer(100 * MIB)\nprint('never')")
+                notebook.run(f"gpu.operate(); holds.touch()\n{wait}\nasks.touch()\nBuffer(100 * MIB)\nprint('never')")
             )
-
-            async def holds() -> bool:
-                return bool((await executor.session(notebook))["state"] == "running")
-
-            await until(holds, "it holds a grant")
+            # A grant alone is not enough: the session has its lane from the executor, too.
+            await until(lambda: asyncio.to_thread((tmp_path / "holds").exists), "it has a grant and its lane")
             process.process.send_signal(signal.SIGSTOP)
             (tmp_path / "go").touch()
             asks = tmp_path / "asks"

@@ -55,8 +55,14 @@ def wait_once(
     session.say(protocol.Waiting(reason="lane", position=1, holder=holder, expected_seconds=500.0))
     shown.append(next_display(session, "place 1"))
     session.page.words[Word.PREEMPT] = is_preempted  # until the session has given the device back
-    if not is_preempted:  # a loop that is slow enough gives the device back by itself; then it is to go on
-        session.on_wanted = lambda wanted: session.say(protocol.Granted())
+
+    def let_go_on(_wanted: protocol.DeviceWanted) -> None:
+        """Grant it to a loop that is so slow that it gives the device back by itself, or within an iteration."""
+        released = [message for message in session.heard[since:] if isinstance(message, protocol.GrantReleased)]
+        if not is_preempted or all(message.at != "boundary" for message in released):
+            session.say(protocol.Granted())
+
+    session.on_wanted = let_go_on
     session.say(protocol.Granted())
     shown.append(next_display(session, ""))
     return shown

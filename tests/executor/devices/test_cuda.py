@@ -251,6 +251,9 @@ def test_allowances_are_told_when_they_change() -> None:
         def write(self, data: bytes) -> None:
             self.append(data)
 
+        def get_write_buffer_size(self) -> int:
+            return 0
+
     async def scenario() -> None:
         device, process = make_device(), make_process(limits=Limits(user="ada", quota_bytes=8 * GIB))
         process.transport = sent = Sent()  # type: ignore[assignment]
