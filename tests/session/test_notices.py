@@ -60,6 +60,7 @@ def wait_once(
         """Grant it to a loop that is so slow that it gives the device back by itself, or within an iteration."""
         released = [message for message in session.heard[since:] if isinstance(message, protocol.GrantReleased)]
         if not is_preempted or all(message.at != "boundary" for message in released):
+            session.page.words[Word.PREEMPT] = is_preempted
             session.say(protocol.Granted())
 
     session.on_wanted = let_go_on
