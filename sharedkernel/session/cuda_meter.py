@@ -263,10 +263,12 @@ class CudaMeter:
         """Take note that other code may run now."""
         self._quiet_looks = 0
 
-    def forget_peak(self) -> None:
-        """Forget what iterations have needed: the next one is measured anew."""
+    def forget_peak(self) -> bool:
+        """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything."""
+        needed = bool(self._ephemeral)
         self._ephemeral = 0
         self._words[Word.EPHEMERAL] = 0
+        return needed
 
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""

@@ -424,12 +424,11 @@ class Gate:
             self._main_waits = False
             self._decline_offload("busy", "Its code runs.")
         if self._refusal is not None:
-            if growth or not self._meter.memory.ephemeral:
-                raise torch.OutOfMemoryError(self._refusal.message)
-            # What earlier code needed does not fit beside what is kept by now. What runs next may need less; if it does
+            # What earlier code needed may not fit beside what is kept by now. What runs next may need less; if it does
             # not, it is refused when it grows.
-            self._meter.forget_peak()
-            return self._acquire(spare=spare)
+            if not growth and self._meter.forget_peak():
+                return self._acquire(spare=spare)
+            raise torch.OutOfMemoryError(self._refusal.message)
         if self._lanes is not None and threading.get_ident() == self._main:
             self._lanes.turn_began()
 

@@ -65,8 +65,11 @@ class Meter(Protocol):
     def look_closely(self) -> None:
         """Take note that other code may run now."""
 
-    def forget_peak(self) -> None:
-        """Forget what iterations have needed: the next one is measured anew."""
+    def forget_peak(self) -> bool:
+        """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything.
+
+        What an interrupted one has stays.
+        """
 
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""

@@ -278,7 +278,7 @@ def _close_meanwhile(descriptor: int) -> None:
     """
     try:
         threading.Thread(target=os.close, args=(descriptor,), name="sharedkernel-offload", daemon=True).start()
-    except RuntimeError:  # the system has no room for one more thread
+    except (RuntimeError, MemoryError):  # the system has no room for one more thread
         os.close(descriptor)
 
 

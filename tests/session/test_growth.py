@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.session.page import Word
+from sharedkernel.session.page import FORCE_SIGNAL, Word
 from tests.session.harness import GIB, SessionUnderTest
 
 MIB = 1 << 20
@@ -68,6 +69,38 @@ def test_a_refusal_is_the_users_error(session: SessionUnderTest) -> None:
         "print(int(torch.ones(3).sum()))"
     )
     assert reply["text"] == "grace holds 7 GiB of 8.\n3\n"
+
+
+def refuse_all(session: SessionUnderTest) -> None:
+    session.on_wanted = lambda wanted: session.say(protocol.RefusedGrant(reason="memory", message="full"))
+
+
+def test_what_earlier_code_needed_is_forgotten_once_it_is_refused(session: SessionUnderTest) -> None:
+    """What runs now may need less, so it is asked for once more, without."""
+    session.run("float((torch.ones(10 << 20) + 1).sum())")
+    since = session.mark
+    refuse_all(session)
+    reply = session.run("torch.ones(3)")
+    assert (reply["ename"], reply["evalue"]) == ("OutOfMemoryError", "full")
+    needs = [wanted.memory.ephemeral for wanted in session.heard[since:] if isinstance(wanted, protocol.DeviceWanted)]
+    assert len(needs) == 2
+    assert needs[0] > 10 * MIB
+    assert not needs[1]
+
+
+def test_what_an_interrupted_iteration_has_is_not_forgotten(session: SessionUnderTest) -> None:
+    """A refusal in its middle is the user's error, as what it needs is no guess."""
+    session.run("float((torch.ones(10 << 20) + 1).sum())")
+    since = session.mark
+    request = session.client.execute("a = torch.ones(10 << 20)\nprint('runs', flush=True)\nwhile True: b = a + 1")
+    session.wait_for(protocol.DeviceWanted, since)
+    while "runs" not in session.client.get_iopub_msg(timeout=30)["content"].get("text", ""):
+        pass
+    refuse_all(session)
+    session.page.words[Word.PREEMPT] = 1
+    os.kill(session.process.pid, FORCE_SIGNAL)
+    assert session.wait_for(protocol.GrantReleased, since).at == "yield"
+    assert session.reply(request)["ename"] == "OutOfMemoryError"
 
 
 def test_a_wait_for_more_can_be_interrupted(session: SessionUnderTest) -> None:
