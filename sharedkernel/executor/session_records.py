@@ -21,6 +21,9 @@ from sharedkernel.protocol import UNREADABLE
 
 log = logging.getLogger(__name__)
 
+#: of a record that is not whole yet
+_NEW = ".new"
+
 
 class SessionRecords:
     """One file for each session's process.
@@ -46,7 +49,7 @@ class SessionRecords:
         if self._written.get(kept.process) == data:
             return
         path = self._directory / kept.process
-        new = path.with_suffix(".new")
+        new = path.with_suffix(_NEW)
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(data)
@@ -69,6 +72,9 @@ class SessionRecords:
         """
         for path in list(self._directory.iterdir()):
             if path.name in known:
+                continue
+            if path.suffix == _NEW:  # the executor ended while it wrote this
+                path.unlink(missing_ok=True)
                 continue
             try:
                 kept = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)

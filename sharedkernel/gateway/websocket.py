@@ -5,7 +5,8 @@ per client, so that a cell can be sent as soon as the websocket is open: nothing
 What does not understand binary frames (`jupyter lab --gateway-url`) is sent none. And what cannot be understood is
 answered, and disturbs nobody.
 
-A client that comes back is told first what it has missed (`catching_up.py`).
+A client that comes back is told first what it has missed (`catching_up.py`). One that means a certain process is heard
+for that one only: what was asked of a process that is gone must not run in the next.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         "more are refused with an error in the notebook.",
     ).tag(config=True)
 
+    #: what its client means with all that it says; None: whichever process the session has
+    _process: str | None = None
+    _told_of_restart = Bool(False)
     _closed = Bool(False)
     _unsent_bytes = 0
     #: while the client is told what it has missed: what comes from the session meanwhile, with its stream
@@ -82,6 +86,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         await self._register_session()
         await self.kernel_manager.wait_until_settled()
         self.websocket_handler.set_header(PROCESS_HEADER, self.kernel_manager.process)
+        if PROCESS_HEADER in self.websocket_handler.request.headers:
+            self._process = self.kernel_manager.process
 
     def connect(self) -> asyncio.Future[None]:  # type: ignore[override]
         """Attach to the session; no message of the client is read before the result is there."""
@@ -205,6 +211,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
         """Connect to the session's process (and no longer to the one before), over the sockets *kept* if any."""
+        if self._is_outdated:
+            self.on_kernel_restarted()
         for stream in self.channels.values():
             stream.close()
         self.session.key = self.kernel_manager.session.key
@@ -217,6 +225,17 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 self.channels[channel].channel = channel
                 self.channels[channel].unread = Unread(self.channels[channel])
             self.channels[channel].on_recv_stream(self.handle_outgoing_message)
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether what its client says is for a process that the session no longer has."""
+        return self._process not in (None, self.kernel_manager.process)
+
+    def on_kernel_restarted(self) -> None:
+        """Tell the client; one that means a certain process once, as it connects anew for the next."""
+        if self._process is None or not self._told_of_restart:
+            super().on_kernel_restarted()  # type: ignore[no-untyped-call]
+        self._told_of_restart = True
 
     def say_goodbye(self) -> None:
         """Tell the client that the session is gone for good, and close."""
@@ -236,6 +255,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         """Pass a message on to the session, or answer why not."""
         try:
             channel, header = self._check(incoming_msg)
+            if self._is_outdated:  # as the client has been told
+                return
             if len(incoming_msg) > self.max_message_bytes:
                 self._refuse(
                     channel,

@@ -18,7 +18,7 @@ from tornado.websocket import WebSocketClientConnection, WebSocketError, websock
 
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.relay.credentials import CA_VARIABLE, Credentials
-from sharedkernel.relay.wire import SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.relay.wire import PROCESS_HEADER, SAME_PROCESS, SEEN, WEBSOCKET_PROTOCOL
 
 #: what sessions are called on every gateway, whatever the local kernelspec's name
 KERNEL_NAME = "shared-gpu"
@@ -120,7 +120,7 @@ class Gateway:
         *,
         seen: Sequence[str] = (),
     ) -> WebSocketClientConnection:
-        """Open a session's websocket.
+        """Open a websocket to the process that a session has now; another one needs another websocket.
 
         Parameters
         ----------
@@ -138,6 +138,7 @@ class Gateway:
             path += f"&{SEEN}={quote(','.join(seen), safe='')}"
         # "http" becomes "ws", "https" becomes "wss"
         request = self._request("ws" + self.url.removeprefix("http") + path, timeout=REQUEST_TIMEOUT)
+        request.headers[PROCESS_HEADER] = SAME_PROCESS
         try:
             websocket = await websocket_connect(
                 request,

@@ -17,7 +17,7 @@ from sharedkernel import protocol
 from sharedkernel.executor.packets import connect
 from sharedkernel.executor.sessions import KeptSession
 from sharedkernel.executor.totals import JOURNAL_NAME
-from sharedkernel.paths import KEEPER_SOCKET, WARM_PARENT_SOCKET
+from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.test_sessions import FOREVER, TRAIN
 
@@ -174,6 +174,26 @@ def test_sessions_outlive_an_executor_and_its_keeper(fifo_process: ExecutorProce
                 assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
                 assert (await notebook.run("float(x.sum())")).text == "15.0"
                 await executor.replace()
+
+    asyncio.run(main())
+
+
+def test_a_record_that_was_being_written_is_no_other_session(fifo_process: ExecutorProcess) -> None:
+    """The executor was killed after it had written the file, before it gave it its name."""
+
+    async def main() -> None:
+        async with Executor(fifo_process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run("import torch; x = torch.arange(6.)")
+            await asyncio.to_thread(executor.process.kill)
+            records = executor.process.runtime_directory / RECORDS_DIRECTORY
+            for record in list(records.iterdir()):
+                record.with_suffix(".new").write_bytes(record.read_bytes())
+            await asyncio.to_thread(executor.process.start)
+            await executor.connect()
+            assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
+            assert (await notebook.run("float(x.sum())")).text == "15.0"
+            assert not list(records.glob("*.new"))
 
     asyncio.run(main())
 

@@ -50,8 +50,12 @@ KINDS = {"gateway": 2, "executor": 2, "warm parent": 1, "keeper": 1, "session": 
 _SERVICES = ("gateway", "executor")
 #: how likely such a one is not killed before its last end is overcome; others are killed meanwhile
 _PATIENT = 0.7
+#: what a clean report has nothing of, beside what was left
+BAD = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "grown", "failures")
 #: descriptors of a kind that a process may open only when it first needs them: sockets of threads that publish
 _LATE = 2
+#: characters that are shown of a line of a log
+_LINE = 250
 _SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
@@ -461,13 +465,13 @@ def run_campaign(
 
 def _say_logs(stack: FaultStack, say: Callable[[str], None]) -> None:
     for service in (stack.gateway, stack.executor):
-        say(f"--- {service.log_path.name}\n{service.log_path.read_text()}")
+        lines = service.log_path.read_text().splitlines()
+        say("\n".join([f"--- {service.log_path.name}", *(line[:_LINE] for line in lines)]))
 
 
 def is_clean(report: dict[str, Any]) -> bool:
     """Whether nothing was lost, wrong or left."""
-    bad = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "grown", "failures")
-    return not (any(report[name] for name in bad) or any(report["left"].values()))
+    return not (any(report[name] for name in BAD) or any(report["left"].values()))
 
 
 def main() -> None:

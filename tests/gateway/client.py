@@ -12,7 +12,14 @@ from typing import Any, Self
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from sharedkernel.relay.wire import WEBSOCKET_PROTOCOL, from_websocket, new_message, to_websocket
+from sharedkernel.relay.wire import (
+    PROCESS_HEADER,
+    SAME_PROCESS,
+    WEBSOCKET_PROTOCOL,
+    from_websocket,
+    new_message,
+    to_websocket,
+)
 
 #: seconds that anything may take; far more than it does
 PATIENCE = 60.0
@@ -63,18 +70,24 @@ class Client:
     async def end(self, kernel_id: str) -> None:
         assert (await self.request("DELETE", f"/api/kernels/{kernel_id}")).status == 204
 
-    def attach(self, kernel_id: str, session_id: str | None = None, *, legacy: bool = False) -> Channels:
-        return Channels(self, kernel_id, session_id or uuid.uuid4().hex, legacy=legacy)
+    def attach(self, kernel_id: str, session_id: str | None = None, **options: bool) -> Channels:
+        return Channels(self, kernel_id, session_id or uuid.uuid4().hex, **options)
 
 
 class Channels:
-    """A kernel's websocket; `async with` opens and closes it."""
+    """A kernel's websocket; `async with` opens and closes it.
 
-    def __init__(self, client: Client, kernel_id: str, session_id: str, *, legacy: bool) -> None:
+    As of a browser (*legacy*: an old one), or of a relay, which means the *same_process* with all that it says.
+    """
+
+    def __init__(
+        self, client: Client, kernel_id: str, session_id: str, *, legacy: bool = False, same_process: bool = False
+    ) -> None:
         self.session_id = session_id
+        headers = client.headers | ({PROCESS_HEADER: SAME_PROCESS} if same_process else {})
         path = f"/api/kernels/{kernel_id}/channels?session_id={session_id}"
         self._request = HTTPRequest(
-            "ws" + client.url.removeprefix("http") + path, headers=client.headers, request_timeout=PATIENCE
+            "ws" + client.url.removeprefix("http") + path, headers=headers, request_timeout=PATIENCE
         )
         self._protocols = [] if legacy else [WEBSOCKET_PROTOCOL]
         self.socket: WebSocketClientConnection

@@ -106,6 +106,28 @@ def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack
     run(scenario())
 
 
+@pytest.mark.parametrize("same_process", [True, False])
+def test_what_was_asked_of_a_process_does_not_run_in_the_next(own_stack: Stack, same_process: bool) -> None:
+    """A relay hears of the other process, and what it has sent meanwhile is gone; a browser's cell runs in any."""
+    grace = own_stack.client("grace")
+
+    async def scenario() -> None:
+        kernel = await grace.start()
+        async with grace.attach(kernel, same_process=same_process) as channels:
+            await channels.run("x = 41")
+            assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
+            if same_process:
+                await channels.send("execute_request", {"code": "y = x", "silent": False})
+                await channels.until("status", execution_state="restarting")
+            else:
+                assert (await channels.run("y = x"))["ename"] == "NameError"
+        async with grace.attach(kernel, same_process=same_process) as channels:
+            assert (await channels.run("In[1:-1]"))["text"] == ("[]" if same_process else "['y = x']")
+        await grace.end(kernel)
+
+    run(scenario())
+
+
 def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own_stack: Stack) -> None:
     """What is printed after the new gateway came waits for the user; the session is not taken for idle."""
     grace = own_stack.client("grace")
