@@ -221,6 +221,9 @@ def _growth(growth: Growth) -> list[Result]:
     results = []
     for name, samples in growth.samples.items():
         first, last = samples[0], samples[-1]
+        quarters = [
+            format_bytes(round(growth.bytes_per_hour(name, number / 4, (number + 1) / 4))) for number in range(4)
+        ]
         how = f"Slope over the last three quarters of {brief(last.at - first.at)} with {len(samples)} samples; "
         results.append(
             Result(
@@ -229,7 +232,7 @@ def _growth(growth: Growth) -> list[Result]:
                 unit="bytes",
                 target=Target("<=", _MOST_GROWTH),
                 how=f"{how}it had {format_bytes(first.anonymous_bytes)} at first, "
-                f"{format_bytes(last.anonymous_bytes)} at last.",
+                f"{format_bytes(last.anonymous_bytes)} at last; quarter by quarter {', '.join(quarters)} per hour.",
             )
         )
         results.append(

@@ -18,7 +18,7 @@ from sharedkernel.local_stack import LocalStack
 
 _HOUR = 3600.0
 #: share of a soak that is not looked at: caches and heaps fill first
-_WARM_UP = 0.25
+WARM_UP = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,16 @@ class Growth:
                     self.samples[name].append(Sample(time.monotonic(), _memory_bytes(pid, "Anonymous"), descriptors))
             await asyncio.sleep(self._interval)
 
-    def bytes_per_hour(self, name: str) -> float:
-        """Return what a process's memory grows by, in bytes per hour."""
-        return self._slope(name, [sample.anonymous_bytes for sample in self.samples[name]])
+    def bytes_per_hour(self, name: str, since: float = WARM_UP, until: float = 1.0) -> float:
+        """Return what a process's memory grows by, in bytes per hour, between two parts of the time (0 to 1)."""
+        return self._slope(name, [sample.anonymous_bytes for sample in self.samples[name]], since, until)
 
     def descriptors_per_hour(self, name: str) -> float:
         """Return how many descriptors more a process has each hour."""
-        return self._slope(name, [sample.num_descriptors for sample in self.samples[name]])
+        return self._slope(name, [sample.num_descriptors for sample in self.samples[name]], WARM_UP, 1.0)
 
-    def _slope(self, name: str, values: Sequence[float]) -> float:
-        first = int(_WARM_UP * len(values))
-        times = [sample.at for sample in self.samples[name]][first:]
+    def _slope(self, name: str, values: Sequence[float], since: float, until: float) -> float:
+        part = slice(int(since * len(values)), int(until * len(values)))
+        times = [sample.at for sample in self.samples[name]][part]
         # the median of all pairs' slopes: one garbage collection does not tilt it
-        return float(theilslopes(values[first:], times).slope) * _HOUR
+        return float(theilslopes(values[part], times).slope) * _HOUR
