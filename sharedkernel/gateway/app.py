@@ -294,7 +294,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             devices,
             placement,
             on_died=manager.on_died,
-            on_connected=manager.on_connected,
+            on_connected=manager.adoption.meet,
             on_earlier_wanted=manager.on_earlier_wanted,
         )
         self.tornado_settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)

@@ -41,7 +41,7 @@ class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
     async def get(self) -> None:
         """List the kernels, once those that outlived an earlier gateway are known: nobody takes them for gone."""
         manager: Any = self.kernel_manager
-        await manager.gathered()
+        await manager.adoption.gathered()
         await cast("Awaitable[None]", super().get())
 
     @web.authenticated

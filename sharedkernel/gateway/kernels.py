@@ -1,7 +1,8 @@
 """Which sessions there are, whose they are, and how many a user may have.
 
 Every kernel here is a session that an executor has. The gateway keeps nothing of its own: when it starts, and when
-an executor comes back, it asks which sessions live and adopts them under their old ids. When it stops, they run on.
+an executor comes back, it asks which sessions live and adopts them under their old ids (`adoption.py`). When it stops,
+they run on.
 
 With several executors a session is one's for good: while that one is away its sessions can't be restarted or ended,
 and all others can. How many sessions a user may have is counted over all; how much memory, each device counts alone.
@@ -26,15 +27,16 @@ from tornado.web import HTTPError
 from traitlets import Float, Instance, Integer, default
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.gateway.adoption import Adoption
 from sharedkernel.gateway.audit import AuditLog
-from sharedkernel.gateway.backlog import ANYBODY, Backlog
+from sharedkernel.gateway.backlog import Backlog
 from sharedkernel.gateway.culling import Culling
 from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.identity import GatewayUser, requesting_user
-from sharedkernel.gateway.kernel import IDLE_STATES, SessionKernel
+from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.lingering import Earlier, Lingering
 from sharedkernel.gateway.quotas import Quotas
-from sharedkernel.protocol import Limits, SessionDied, SessionRecord
+from sharedkernel.protocol import Limits, SessionDied
 from sharedkernel.relay.gateway import KERNEL_NAME, environment_of, kernel_of
 
 #: only these variables of a client's environment reach a session
@@ -43,10 +45,6 @@ _ENVIRONMENT_PREFIX = "KERNEL_"
 _ENVIRONMENT_SIZE = 16 * 1024
 #: time since its last activity for which an idle session still counts as in use when a new one is placed
 _LATELY = timedelta(minutes=10)
-#: seconds after this gateway's start in which requests wait for those of several executors that are not there yet
-_GATHERING_PATIENCE = 3.0
-#: seconds for which requests wait for what an executor that was just met has to say
-_ADOPTING_PATIENCE = 5.0
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0
 
@@ -72,6 +70,7 @@ class SessionKernels(AsyncMappingKernelManager):
     #: ranks on every executor; "": what each was started with
     policy = ""
     lingering: Any = Instance(Lingering)
+    adoption: Any = Instance(Adoption)
 
     _kernels: dict[str, SessionKernel]
 
@@ -81,22 +80,12 @@ class SessionKernels(AsyncMappingKernelManager):
         self.audit_log = AuditLog(None)
         #: whether this gateway is about to stop, and starts no sessions any more
         self.draining = False
-        #: devices whose executors were reached since this gateway started: before, no id can be called unknown
-        self._adopted: set[str] = set()
-        #: those whose sessions are being asked for
-        self._meeting: dict[str, asyncio.Future[None]] = {}
-        #: the same of those that were just reached: requests wait for that
-        self._adopting: dict[str, asyncio.Future[Any]] = {}
-        #: set once that is all of them, or they were waited for long enough
-        self._gathered = asyncio.Event()
         #: sessions being started, by user
         self._num_starting: Counter[str] = Counter()
         #: the same by device
         self._num_starting_on: Counter[str] = Counter()
         #: ids of those
         self._starting_ids: set[str] = set()
-        #: devices of sessions whose executor went away before it said whether they started, by id: they are nobody's
-        self._abandoned: dict[str, str] = {}
         #: starts under way that name a client's place, by (user, client key)
         self._starting: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._tasks: set[asyncio.Future[None]] = set()
@@ -112,6 +101,10 @@ class SessionKernels(AsyncMappingKernelManager):
     @default("lingering")
     def _default_lingering(self) -> Lingering:
         return Lingering(self)
+
+    @default("adoption")
+    def _default_adoption(self) -> Adoption:
+        return Adoption(self)
 
     @default("cull_interval")
     def _default_cull_interval(self) -> int:
@@ -142,6 +135,14 @@ class SessionKernels(AsyncMappingKernelManager):
         found = (kernel for kernel in self._kernels.values() if (kernel.session_id, kernel.device) == (session, device))
         return next(found, None)
 
+    def find(self, kernel_id: str) -> SessionKernel | None:
+        """Return the kernel of this id; None if there is none."""
+        return self._kernels.get(kernel_id)
+
+    def is_starting(self, session: str) -> bool:
+        """Whether the session of this name is being started, and has no kernel yet."""
+        return session in self._starting_ids
+
     def owner(self, kernel_id: str) -> str | None:
         """Return whose kernel, or lingering session, it is; None when there is none."""
         kernel = self._kernels.get(kernel_id) or self.lingering.get(kernel_id)
@@ -156,16 +157,12 @@ class SessionKernels(AsyncMappingKernelManager):
             self._raise_unknown(kernel_id)
 
     def _raise_unknown(self, kernel_id: str) -> None:
-        if missing := [device for device in self.executors if device not in self._adopted]:
+        if missing := self.adoption.missing():
             raise ExecutorUnavailable(
                 f"the gateway has not reached {self.executors.describe(missing)} yet, so it does not know the running "
                 "sessions; try again."
             )
         raise HTTPError(404, f"Kernel does not exist: {kernel_id}")
-
-    async def gathered(self) -> None:
-        """Wait until all executors have told which sessions they have, or have had their time for it."""
-        await self._gathered.wait()
 
     def list_kernels(self) -> list[dict[str, Any]]:
         """Return the kernels that the requesting user may see."""
@@ -223,11 +220,8 @@ class SessionKernels(AsyncMappingKernelManager):
                 reason="bad_request",
             )
         client_key = env.get("KERNEL_CLIENT_KEY")
-        while self._adopting:  # or a client whose session is there would be given another one
-            await asyncio.wait(self._adopting.values())
-        if self.executors.several:
-            # Or a client would be given another session than its own, and a user more than they may have.
-            await self._gathered.wait()
+        # Or a client whose session is there would be given another one, and a user more than they may have.
+        await self.adoption.wait()
         start = partial(
             self._start,
             user=user.username,
@@ -299,11 +293,10 @@ class SessionKernels(AsyncMappingKernelManager):
                 if refusals:
                     raise next(iter(refusals.values())) from None
                 raise
-            while device in self._adopting:  # it was met just now, and may have this client's session
-                await asyncio.wait([self._adopting[device]])
+            await self.adoption.wait_for(device)  # it may have this client's session
             if (there := self._of_client(user, session["client_key"])) is not None:
                 return there
-            if device in self._meeting:
+            if self.adoption.is_meeting(device):
                 refusals[device] = ExecutorUnavailable(
                     f"{self.executors.describe([device])} does not say which sessions it has; its log may say why, try "
                     "again."
@@ -322,11 +315,11 @@ class SessionKernels(AsyncMappingKernelManager):
         self._starting_ids.add(kernel_id)
         try:
             notice = self.lingering.describe(self.lingering.find(user, session["notebook"]))
-            kernel = self._make_kernel(kernel_id, user=user, device=device, notice=notice, **session)
+            kernel = self.make_kernel(kernel_id, user=user, device=device, notice=notice, **session)
             await kernel.start_kernel()
-            self._register(kernel)
+            self.register(kernel)
         except ExecutorUnavailable:
-            self._abandoned[kernel_id] = device
+            self.adoption.abandon(kernel_id, device)
             raise
         finally:
             self._num_starting_on[device] -= 1
@@ -366,7 +359,8 @@ class SessionKernels(AsyncMappingKernelManager):
         with contextlib.suppress(SessionNotFound):
             await self.executors[earlier.device].end_session(earlier.session)
 
-    def _make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
+    def make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
+        """Return a kernel for a session that is there or is to be started; nobody sees it before :meth:`register`."""
         kernel: SessionKernel = self.kernel_manager_factory(
             parent=self,
             log=self.log,
@@ -378,7 +372,8 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel.kernel_id = kernel_id
         return kernel
 
-    def _register(self, kernel: SessionKernel) -> None:
+    def register(self, kernel: SessionKernel) -> None:
+        """Have *kernel* among those that users can see."""
         self._kernels[kernel.kernel_id] = kernel
         self._kernel_connections[kernel.kernel_id] = 0
         kernel.add_restart_callback(lambda: self._handle_kernel_died(kernel.kernel_id), "dead")
@@ -466,7 +461,7 @@ class SessionKernels(AsyncMappingKernelManager):
     def connect(self) -> None:
         """Connect to the executors, now that there is an event loop, and keep connected."""
         self.executors.keep_connected()
-        asyncio.get_running_loop().call_later(_GATHERING_PATIENCE, self._gathered.set)
+        self.adoption.begin()
 
     async def status(self) -> dict[str, Any]:
         """Return the status document of all devices, nothing hidden.
@@ -500,8 +495,8 @@ class SessionKernels(AsyncMappingKernelManager):
         devices = self.executors.connected()
         if not devices:
             raise self.executors.unavailable()
-        for device in devices:
-            await self.executors[device].set_policy(policy)
+        # at once: one that hangs keeps it from no other
+        await asyncio.gather(*(self.executors[device].set_policy(policy) for device in devices))
 
     def limits(self, user: str, device: str) -> Limits:
         """Return *user*'s limits on *device*, as its executor needs them."""
@@ -512,107 +507,31 @@ class SessionKernels(AsyncMappingKernelManager):
         """Let *policy* rank from now on, on executors that come later too; "": leave each with its own."""
         self.policy = policy
         if policy and self.executors.connected():
-            self._spawn(self.set_policy(policy))
+            self.spawn(self.set_policy(policy))
 
     def replace_quotas(self, quotas: Quotas) -> None:
         """Let *quotas* hold from now on, for running sessions too."""
         self.quotas = quotas
-        self._spawn(self.configure_users())
+        self.spawn(self.configure_users())
 
     async def configure_users(self) -> None:
         """Tell the executors what everybody may use; those that are away are told when they come back."""
-        for device in self.executors.connected():
-            with contextlib.suppress(ExecutorUnavailable):
-                await self._configure_users_of(device)
 
-    async def _configure_users_of(self, device: str) -> None:
+        async def configure(device: str) -> None:
+            with contextlib.suppress(ExecutorUnavailable):
+                await self.configure_users_of(device)
+
+        await asyncio.gather(*map(configure, self.executors.connected()))
+
+    async def configure_users_of(self, device: str) -> None:
+        """Tell the executor of *device* what everybody may use."""
         users = self.quotas.known_users() | self.owners()
         await self.executors[device].configure_users([self.limits(user, device) for user in sorted(users)])
-
-    def on_connected(self, device: str) -> None:
-        """Meet the executor of *device*, or meet it again."""
-        adoption = self._meeting[device] = self._spawn(self._adopt_all(device))
-        adoption.add_done_callback(partial(_forget, self._meeting, device))
-        # One that greets and then hangs is not waited for by requests that other executors can answer.
-        awaited = self._adopting[device] = asyncio.ensure_future(asyncio.wait([adoption], timeout=_ADOPTING_PATIENCE))
-        awaited.add_done_callback(partial(_forget, self._adopting, device))
-
-    async def _adopt_all(self, device: str) -> None:
-        executor = self.executors[device]
-        try:
-            await self._configure_users_of(device)
-            if self.policy:
-                await executor.set_policy(self.policy)
-            states = {session["id"]: session["state"] for session in (await executor.status())["sessions"]}
-            records = {record.session: record for record in await executor.sessions()}
-        except SharedKernelError as error:
-            self.log.warning("sessions could not be adopted: %s", error)
-            return
-        # Without a pause from here: what the executor said is still true.
-        for kernel_id in [kernel_id for kernel_id, where in self._abandoned.items() if where == device]:
-            del self._abandoned[kernel_id]
-            if records.pop(kernel_id, None) is not None:
-                self.log.info("ending session %s: it started when nobody waited for it any longer", kernel_id)
-                self._spawn(executor.end_session(kernel_id))
-        self.lingering.adopt(device, [record for record in records.values() if record.lingers is not None])
-        for session, record in records.items():
-            if record.lingers is None:
-                self._adopt(record, device, busy=states.get(session, "idle") not in IDLE_STATES)
-        own = {kernel.session_id: kernel for kernel in self._kernels.values() if kernel.device == device}
-        for session, kernel in own.items():
-            if session not in records and not kernel.is_changing:
-                self._spawn(kernel.died("Your session ended while the gateway and the executor were apart."))
-        self._adopted.add(device)
-        if len(self._adopted) == len(list(self.executors)):
-            self._gathered.set()
-        self.log.info("connected to the executor (%s); %d sessions", executor.device.name, len(own.keys() | records))
-
-    def _adopt(self, record: SessionRecord, device: str, *, busy: bool) -> None:
-        kernel_id = record.kernel or record.session
-        kernel = self._kernels.get(kernel_id)
-        if kernel is not None and not kernel.is_changing and kernel.session_id != record.session:
-            self._settle(kernel, record, device, busy=busy)
-            return
-        if kernel is not None:
-            if not kernel.is_changing and kernel.incarnation != record.incarnation:
-                # As when an executor ended between starting a process and saying so. Clients that came meanwhile have
-                # spoken to the one before.
-                kernel.follow(record, busy=busy)
-                kernel.tell_of_restart()
-            return
-        if record.session in self._starting_ids:
-            return
-        kernel = self._make_kernel(
-            kernel_id,
-            session_id=record.session,
-            user=record.user,
-            device=device,
-            notebook=record.notebook,
-            client_key=record.client_key,
-            cwd=record.cwd,
-            env=record.env,
-            environment=record.environment,
-        )
-        kernel.follow(record, busy=busy)
-        kernel.unheard = True
-        self._register(kernel)
-        kernel.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self.backlog_bytes))
-        self.log.info("adopted kernel %s of %s", kernel_id, record.user)
-
-    def _settle(self, kernel: SessionKernel, record: SessionRecord, device: str, *, busy: bool) -> None:
-        """Choose between two sessions of one kernel: whoever put an earlier one in its place did not end the other."""
-        if record.session == kernel.kernel_id:
-            self._spawn(self.executors[device].end_session(record.session))
-            return
-        self._spawn(self.executors[kernel.device].end_session(kernel.session_id))
-        kernel.device, kernel.session_id = device, record.session
-        kernel.follow(record, busy=busy)
-        kernel.tell_of_restart()
 
     def on_earlier_wanted(self, device: str, session: str) -> None:
         """Put the earlier session of the same notebook in a session's place."""
         if (kernel := self._of_session(session, device)) is not None:
-            self._spawn(self.lingering.bring_back(kernel))
+            self.spawn(self.lingering.bring_back(kernel))
 
     def on_died(self, device: str, news: SessionDied) -> None:
         """Meet the end of a session's process: unless it was asked for, another one is started."""
@@ -625,9 +544,10 @@ class SessionKernels(AsyncMappingKernelManager):
             kernel.reason = news.message
             self.drop(kernel)
         else:
-            self._spawn(kernel.died(news.message))
+            self.spawn(kernel.died(news.message))
 
-    def _spawn(self, work: Any) -> asyncio.Future[None]:
+    def spawn(self, work: Any) -> asyncio.Future[None]:
+        """Do *work* besides; what goes wrong is logged."""
         task: asyncio.Future[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -657,9 +577,3 @@ class SessionKernels(AsyncMappingKernelManager):
     def start_culling(self) -> None:
         """Look from now on, every `cull_interval` seconds, for sessions idle for longer than their users may."""
         PeriodicCallback(Culling(self).look, 1000 * self.cull_interval).start()
-
-
-def _forget(tasks: dict[str, asyncio.Future[Any]], device: str, done: asyncio.Future[Any]) -> None:
-    """Take *done* out of *tasks*, unless there is a later one of *device*."""
-    if tasks.get(device) is done:
-        del tasks[device]
