@@ -131,6 +131,8 @@ class HostLimits:
 
     @staticmethod
     def _tell(session: SessionProcess, allowance: Allowance) -> None:
+        if session.transport is None and not session.data_limit:
+            return  # just adopted: until it greets, nobody knows what it needs, and its last limit holds
         limit = session.data_bytes + allowance.limit_bytes + SLACK_BYTES
         told = session.told_allowance
         if (
