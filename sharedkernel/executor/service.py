@@ -30,6 +30,7 @@ from sharedkernel.errors import (
     SessionNotFound,
     SharedKernelError,
 )
+from sharedkernel.executor.adoption import Adoption
 from sharedkernel.executor.connections import Connection
 from sharedkernel.executor.descriptor_channel import DescriptorChannel
 from sharedkernel.executor.devices import ServedDevice
@@ -65,8 +66,6 @@ log = logging.getLogger(__name__)
 
 _M = TypeVar("_M", bound=protocol.Message)
 
-#: seconds that adopted sessions get to say where they stand before anybody is granted anything
-_ADOPTION_GRACE = 2.0
 #: seconds between what the keeper is told about attained service
 _KEEP_INTERVAL = 2.0
 
@@ -127,12 +126,11 @@ class ExecutorService:
         #: the newest of all sessions: one count for each would stay for every session that there ever was
         self._incarnation = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._adopting: dict[str, Connection | None] = {}
-        self._hellos: list[tuple[Connection, protocol.SessionHello]] = []
         self._lock_descriptor = -1
         #: set when the service should end
         self.stopped = asyncio.Event()
         self._grants: Grants
+        self._adoption: Adoption
         self._server: asyncio.Server
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -160,6 +158,7 @@ class ExecutorService:
         events = EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl")
         foresight = Foresight(self.directory, self._served.device.kind)
         self._grants = Grants(self._served, self._config, events, foresight)
+        self._adoption = Adoption(self._grants.take_over, self._hear_session)
         path = self.directory / EXECUTOR_SOCKET
         path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
@@ -178,8 +177,7 @@ class ExecutorService:
         self._server = await loop.create_unix_server(lambda: Connection(self), str(path))
         path.chmod(self._socket_mode)
         (self.directory / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
-        if self._adopting:
-            loop.call_later(_ADOPTION_GRACE, self._finish_adoption)
+        self._adoption.begin()
         self._spares.want()
         self._idle_watch = IdleWatch(self._grants.sessions)
         self._spawn(self._keep_service())
@@ -195,6 +193,11 @@ class ExecutorService:
             task.cancel()
         if not end_sessions:
             self._keep_all()
+            log.info(
+                "stopping; %d sessions and the warm parent run on: the next executor adopts them, "
+                "and with --end-sessions-on-exit it ends them when it stops",
+                len(self._grants.sessions),
+            )
         await self._supervisor.stop(end_sessions=end_sessions)
         self._shelves.close()
         if self._isolation.cgroups is not None:
@@ -236,18 +239,11 @@ class ExecutorService:
         if self._served.lane_desk is not None:
             self._served.lane_desk.adopted(process)
         self._incarnation = max(self._incarnation, process.incarnation)
-        self._adopting[process.process] = None
+        self._adoption.expect(process)
         self._grants.add(process, attained)
         if process.lingers_until is not None:
             self._lingering.resume(process)
         log.info("adopted session %s of %s", process.session, process.user)
-
-    def _finish_adoption(self) -> None:
-        """Hear the greetings of adopted sessions, holders first."""
-        self._adopting.clear()
-        hellos, self._hellos = self._hellos, []
-        for peer, hello in sorted(hellos, key=lambda entry: not entry[1].holding):
-            self._grants.take_over(peer.session, hello)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -503,18 +499,11 @@ class ExecutorService:
         if not process.ready.done():
             process.ready.set_result(None)
             self._supervisor.keep(process)
-        if not process.session:
-            return
-        if process.process in self._adopting:
-            self._hellos.append((peer, hello))
-            self._adopting.pop(process.process)
-            if not self._adopting:
-                self._finish_adoption()
-        else:
-            self._grants.take_over(peer.session, hello)
+        if process.session:
+            self._adoption.greeted(peer, hello)
 
     def _hear_session(self, process: SessionProcess, message: Any) -> None:
-        if process.ended.is_set():
+        if process.ended.is_set() or self._adoption.puts_by(process, message):
             return
         if isinstance(message, protocol.Assigned):
             if process.assigned is not None and not process.assigned.done():
