@@ -436,6 +436,8 @@ class ExecutorService:
     def _reclaim(self, message: protocol.ReclaimSession) -> SessionProcess:
         check_reclaim(message)
         process = self._session(message.session)
+        if process.end_asked:
+            raise SessionNotFound("it is just ending.")
         is_given_away = process.lingers_until is None and process.kernel != message.kernel
         if message.if_lingering and is_given_away:
             raise Refused("another notebook has it already.", reason="exists")

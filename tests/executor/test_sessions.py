@@ -314,3 +314,21 @@ def test_a_lingering_session_is_given_back_once(process: ExecutorProcess) -> Non
             assert await take("second", if_lingering=False) == "second"
 
     asyncio.run(main())
+
+
+def test_a_session_that_is_ending_is_not_given_back(process: ExecutorProcess) -> None:
+    """Its time is over, and it may only take a while to go: whoever got it would lose it, and their own for it."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+            ending = asyncio.create_task(executor.client.end_session(notebook.session))
+            await asyncio.sleep(0)  # it is asked for first
+            with pytest.raises(SessionNotFound, match="ending"):
+                await executor.client.reclaim_session(
+                    notebook.session, kernel="another", notebook=None, client_key=None
+                )
+            await ending
+
+    asyncio.run(main())
