@@ -12,10 +12,19 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
-from sharedkernel.paths import EXECUTOR_SOCKET, device_directory, only_executor_directory, subdirectories_served
+from sharedkernel.paths import (
+    EXECUTOR_SOCKET,
+    default_runtime_directory,
+    device_directory,
+    only_executor_directory,
+    subdirectories_served,
+)
 from sharedkernel.protocol import Limits, SessionRecord
 
 log = logging.getLogger(__name__)
+
+#: what is left to those who cannot start an executor
+ELSEWHERE = "if this is not your machine, tell whoever runs it"
 
 #: refusals that have a class of their own, by reason
 _REFUSALS: dict[str, Callable[[str], Exception]] = {
@@ -81,19 +90,26 @@ class ExecutorClient:
 
     @property
     def _command(self) -> str:
-        return "sharedkernel executor" + ("" if self._served is None else f" --device {self._served}")
+        words = ["sharedkernel executor"]
+        if self._served is not None:
+            words.append(f"--device {self._served}")
+        if self._runtime_directory != default_runtime_directory():
+            words.append(f"--runtime-dir {self._runtime_directory}")
+        return " ".join(words)
 
-    def unavailable(self) -> ExecutorUnavailable:
-        """Return the error that says where nobody answers and what to do."""
+    def absence(self) -> str:
+        """Return the sentence that says where nobody answers and what to do, for those who run this machine."""
         others = subdirectories_served(self._runtime_directory)
         if self._served is None and self.device is None and len(others) > 1:
-            return ExecutorUnavailable(
+            return (
                 f"no executor answers at {self.path}, and several beside it ({', '.join(map(str, others))}); "
                 "name their devices in c.SharedKernelGateway.executors."
             )
-        return ExecutorUnavailable(
-            f"no executor answers at {self.path}; start one with `{self._command}`, or wait for it."
-        )
+        return f"no executor answers at {self.path}; start one with `{self._command}`, or wait for it."
+
+    def unavailable(self) -> ExecutorUnavailable:
+        """Return the error that says the same to anybody, since users are elsewhere as a rule."""
+        return ExecutorUnavailable(f"{self.absence().rstrip('.')}; {ELSEWHERE}.")
 
     async def connect(self) -> None:
         """Open the connection now.

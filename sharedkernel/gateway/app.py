@@ -23,7 +23,7 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.gateway import logs
 from sharedkernel.gateway.audit import AuditLog
-from sharedkernel.gateway.config_check import report_faults
+from sharedkernel.gateway.config_check import Fault, find_unusable, report_faults, without
 from sharedkernel.gateway.connections import OpenWebsockets
 from sharedkernel.gateway.drain import DRAIN_SIGNAL, Presence, ask_to_drain, until_cells_end
 from sharedkernel.gateway.entrance import Entrance
@@ -53,6 +53,8 @@ from sharedkernel.gateway.websocket import SessionWebsocket
 from sharedkernel.paths import default_runtime_directory, make_private_directory
 
 DEFAULT_PORT = 8585
+#: seconds until an absent executor is told of; one that was started together with the gateway imports torch first
+_EXECUTOR_PATIENCE = 10.0
 #: longest headers of a request
 _MAX_HEADER_BYTES = 64 * 1024
 
@@ -103,6 +105,8 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     kernel_manager: SessionKernels
 
+    #: what no trait takes of the configuration files
+    _unusable: Sequence[Fault] = ()
     _presence: Presence | None = None
     _watching: Sequence[asyncio.Task[None]] = ()
 
@@ -267,7 +271,14 @@ class SharedKernelGateway(CommandApp, ServerApp):
             When it is not.
         """
         self._settings = read_settings(self.config_file_paths, self.config_file)
-        self.update_config(self._settings.config)
+        self._unusable = list(find_unusable(self, self._settings))
+        refused = next((fault for fault in self._unusable if fault.is_refused), None)
+        if self.check_config:  # whatever else is wrong shall be said, too
+            self.update_config(without(self._settings.config, self._unusable))
+        elif refused is not None:
+            raise ConfigError(refused.sentence)
+        else:
+            self.update_config(self._settings.config)
 
     def init_configurables(self) -> None:
         """Make the managers and connect them to the executors."""
@@ -356,7 +367,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             When there is no gateway to drain.
         """
         if self.check_config:
-            sys.exit(report_faults(self, self._settings))
+            sys.exit(report_faults(self, self._settings, self._unusable))
         if self.drain:
             ask_to_drain(Path(self.runtime_dir), self.port)
             sys.exit(0)
@@ -393,8 +404,18 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.kernel_manager.connect()
         self.kernel_manager.start_culling()
         self._presence = Presence(Path(self.runtime_dir), self.port)
-        self._watching = [asyncio.create_task(watch_loop_lag()), asyncio.create_task(self._close_revoked())]
+        self._watching = [
+            asyncio.create_task(watch_loop_lag()),
+            asyncio.create_task(self._close_revoked()),
+            asyncio.create_task(self._tell_of_absent_executors()),
+        ]
         self._announce()
+
+    async def _tell_of_absent_executors(self) -> None:
+        """Say it once: those who start a gateway alone would take it for all there is to start."""
+        await asyncio.sleep(_EXECUTOR_PATIENCE)
+        for sentence in self.kernel_manager.executors.absences():
+            self.log.warning("no notebook can start there yet: %s", sentence)
 
     async def _close_revoked(self) -> None:
         while True:

@@ -6,16 +6,26 @@ A gateway that starts stops at the first fault, and only warns of names that not
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traitlets import TraitError
+from traitlets import Enum, TraitError
 from traitlets.config import Config
 from traitlets.config.loader import LazyConfigValue
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.settings import Settings, build_devices, build_placement, build_policy, build_quotas, place
+from sharedkernel.gateway.settings import (
+    Settings,
+    build_devices,
+    build_placement,
+    build_policy,
+    check_groups,
+    check_quotas,
+    place,
+)
 from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.gateway.tokens import TokenFile
 
@@ -23,9 +33,32 @@ if TYPE_CHECKING:
     from sharedkernel.gateway.app import SharedKernelGateway
 
 
-def report_faults(app: SharedKernelGateway, settings: Settings) -> int:
-    """Print what is wrong with *settings*, as *app* has read them, and return the command's exit code."""
-    faults = list(find_faults(app, settings))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something in a configuration file that no trait takes."""
+
+    #: what is wrong, and where
+    sentence: str
+    #: the names in ``c.SECTION.NAME``; an empty name means the whole section
+    section: str
+    name: str = ""
+    #: whether a gateway does not start with it; else it warns at most
+    is_refused: bool = False
+
+
+def report_faults(app: SharedKernelGateway, settings: Settings, unusable: Iterable[Fault]) -> int:
+    """Print what is wrong with *settings*, as *app* has read them, and return the command's exit code.
+
+    Parameters
+    ----------
+    app
+        Has all values but the *unusable* ones.
+    settings
+        What the files say.
+    unusable
+        What :func:`find_unusable` found.
+    """
+    faults = [*(fault.sentence for fault in unusable), *_find_faults(app, settings)]
     for fault in faults:
         print(f"sharedkernel: {fault}", file=sys.stderr)  # noqa: T201
     if not faults:
@@ -34,13 +67,12 @@ def report_faults(app: SharedKernelGateway, settings: Settings) -> int:
     return 1 if faults else 0
 
 
-def find_faults(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
-    """Yield one sentence for each fault."""
-    yield from _unknown_names(app, settings)
+def _find_faults(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
+    """Yield one sentence for each value that its trait takes and that makes no sense all the same."""
     files = settings.files
+    yield from check_quotas(app.quotas, files)
+    yield from check_groups(app.groups, files)
     checks: list[Callable[[], Any]] = [
-        lambda: build_quotas(app.quotas, {}, files),
-        lambda: build_quotas({}, app.groups, files),
         lambda: build_devices(app.executors, files),
         lambda: build_placement(app.placement, files),
         lambda: build_policy(app.policy, files),
@@ -59,24 +91,58 @@ def find_faults(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
             yield str(error)
 
 
-def _unknown_names(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
+def find_unusable(app: SharedKernelGateway, settings: Settings) -> Iterator[Fault]:
     """Yield what is set and known to nothing, and what has a value that it cannot have."""
     classes = {cls.__name__: cls for known in (type(app), *app.classes) for cls in known.__mro__}
     for section, values in settings.config.items():
+        where = place(settings.files, section, "")
         if not isinstance(values, Config):
-            yield f"{place(settings.files, section, '')}c.{section} is no section; write c.SECTION.NAME = VALUE."
-            continue
-        if section not in classes:
-            if section != "HubAuth":  # the jupyterhub package's, which need not be there
-                yield f"{place(settings.files, section, '')}there is nothing called {section} here; check the name."
-            continue
-        traits: dict[str, Any] = getattr(classes[section], "class_traits", dict)(config=True)
-        for name, value in values.items():
-            where = place(settings.files, section, name)
-            if name not in traits:
-                yield f"{where}{section} has no setting {name!r}; see the administrator's guide for those there are."
-            elif not isinstance(value, LazyConfigValue):
-                try:
-                    traits[name]._validate(app, value)
-                except TraitError as error:
-                    yield f"{where}{error}"
+            yield Fault(
+                sentence=f"{where}c.{section} is no section; write c.SECTION.NAME = VALUE.", section=section
+            )  # fmt: skip
+        elif section in classes:
+            traits = getattr(classes[section], "class_traits", dict)(config=True)
+            yield from _unusable_values(app, settings, section, traits)
+        elif section != "HubAuth":  # the jupyterhub package's, which need not be there
+            yield Fault(sentence=f"{where}there is nothing called {section} here; check the name.", section=section)
+
+
+def _unusable_values(
+    app: SharedKernelGateway, settings: Settings, section: str, traits: dict[str, Any]
+) -> Iterator[Fault]:
+    for name, value in settings.config[section].items():
+        where = place(settings.files, section, name)
+        if name not in traits:
+            text = f"{section} has no setting {name!r}; see the administrator's guide for those there are."
+            yield Fault(sentence=f"{where}{text}", section=section, name=name)
+        elif not isinstance(value, LazyConfigValue):
+            try:
+                traits[name]._validate(app, value)
+            except TraitError as error:
+                text = _wanted(app, traits[name], value) or f"{str(error).rstrip('.')}."
+                yield Fault(sentence=f"{where}{text}", section=section, name=name, is_refused=True)
+
+
+def _wanted(app: SharedKernelGateway, trait: Any, value: Any) -> str | None:
+    """Return what a trait takes instead of *value*; None where it is a validator that does not take it."""
+    if isinstance(trait, Enum):
+        return f"{trait.name} is {value!r}; write one of {', '.join(map(repr, trait.values or ()))}."
+    least = getattr(trait, "min", None)
+    if least is not None and type(value) in (int, float) and value < least:
+        return f"{trait.name} is {value!r}; write a number from {least}."
+    try:
+        trait.validate(app, value)
+    except TraitError:
+        return f"{trait.name} is {value!r}; it has to be {trait.info()}."
+    return None
+
+
+def without(config: Config, faults: Iterable[Fault]) -> Config:
+    """Return *config* without what has *faults*."""
+    usable = deepcopy(config)
+    for fault in faults:
+        if fault.name:
+            del usable[fault.section][fault.name]
+        else:
+            del usable[fault.section]
+    return usable

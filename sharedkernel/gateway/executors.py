@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.executor.client import ELSEWHERE, ExecutorClient
 from sharedkernel.gateway.overview import away_entry, merge
 from sharedkernel.gateway.placing import Experience, choose, has_shelf
 from sharedkernel.paths import FIRST_DEVICES, LONGEST_RUNTIME_DIRECTORY, device_directory
@@ -123,6 +123,10 @@ class Executors:
     def connected(self) -> list[str]:
         """Return the devices whose executors are there right now."""
         return [name for name, client in self._clients.items() if client.connected]
+
+    def absences(self) -> list[str]:
+        """Return a sentence for each executor that is not there right now, for those who run this machine."""
+        return [client.absence() for client in self._clients.values() if not client.connected]
 
     def environments(self) -> list[str]:
         """Return the Python environments that sessions can have on any device, besides the executors' own."""
@@ -235,7 +239,7 @@ class Executors:
     def _none_answers(self, names: Collection[str]) -> ExecutorUnavailable:
         return ExecutorUnavailable(
             f"none of {self.describe(names)} answers; start one with `sharedkernel executor --device NAME`, "
-            "or wait for them."
+            f"or wait for them; {ELSEWHERE}."
         )
 
     # --- where to -----------------------------------------------------------------------------------------------------

@@ -84,20 +84,22 @@ class QuotaError(ConfigError):
         self.path = path
 
 
-def _check(path: tuple[str, ...], entry: Any) -> dict[str, Any]:
-    """Return one entry's values, checked."""
+def _check(path: tuple[str, ...], entry: Any, faults: list[QuotaError]) -> dict[str, Any]:
+    """Return one entry's values that can be used, and add to *faults* those that cannot."""
     where = "".join(f"[{part!r}]" for part in path)
     if not isinstance(entry, Mapping):
-        raise QuotaError(f"quotas{where} is {entry!r}; write a dictionary such as {{'memory': '8GiB'}}.", path)
+        faults.append(QuotaError(f"quotas{where} is {entry!r}; write a dictionary such as {{'memory': '8GiB'}}.", path))
+        return {}
     checked = {}
     for key, value in entry.items():
         if key not in _KEYS:
-            known = ", ".join(_KEYS)
-            raise QuotaError(f"quotas{where} has an unknown key {key!r}; the keys are {known}.", (*path, str(key)))
+            text = f"quotas{where} has an unknown key {key!r}; the keys are {', '.join(_KEYS)}."
+            faults.append(QuotaError(text, (*path, str(key))))
+            continue
         try:
             checked[key] = _DEFAULTS[key] if value is None else _KEYS[key](value)
         except ConfigError as error:
-            raise QuotaError(f"quotas{where}[{key!r}]: {error}", (*path, key)) from None
+            faults.append(QuotaError(f"quotas{where}[{key!r}]: {error}", (*path, key)))
     return checked
 
 
@@ -118,20 +120,33 @@ class Level:
         Raises
         ------
         QuotaError
-            With a sentence that says where and what is wrong.
+            With a sentence that says where and what is wrong first.
         """
+        level, faults = cls.read(origin, quotas)
+        if faults:
+            raise faults[0]
+        return level
+
+    @classmethod
+    def read(cls, origin: str, quotas: Any) -> tuple[Level, list[QuotaError]]:
+        """Return what can be used of *quotas* as they are written, and everything that cannot."""
         if not isinstance(quotas, Mapping):
-            raise QuotaError(f"quotas is {quotas!r}; write a dictionary with default, groups and users.", ())
-        for key in quotas:
-            if key not in ("default", "groups", "users"):
-                raise QuotaError(f"quotas has an unknown key {key!r}; it has default, groups and users.", (str(key),))
+            error = QuotaError(f"quotas is {quotas!r}; write a dictionary with default, groups and users.", ())
+            return cls(origin=origin), [error]
+        faults = [
+            QuotaError(f"quotas has an unknown key {key!r}; it has default, groups and users.", (str(key),))
+            for key in quotas
+            if key not in ("default", "groups", "users")
+        ]
         named: dict[str, dict[str, dict[str, Any]]] = {}
         for kind in ("groups", "users"):
             entries = quotas.get(kind, {})
             if not isinstance(entries, Mapping):
-                raise QuotaError(f"quotas[{kind!r}] is {entries!r}; write a dictionary by name.", (kind,))
-            named[kind] = {str(name): _check((kind, str(name)), entry) for name, entry in entries.items()}
-        return cls(origin=origin, default=_check(("default",), quotas.get("default", {})), **named)
+                faults.append(QuotaError(f"quotas[{kind!r}] is {entries!r}; write a dictionary by name.", (kind,)))
+                continue
+            named[kind] = {str(name): _check((kind, str(name)), entry, faults) for name, entry in entries.items()}
+        default = _check(("default",), quotas.get("default", {}), faults)
+        return cls(origin=origin, default=default, **named), faults
 
     def merged(self, newer: Level) -> Level:
         """Return this level with *newer*'s values over its own, key by key."""
@@ -155,14 +170,19 @@ def parse_groups(groups: Any) -> dict[str, list[str]]:
     ConfigError
         When it is no dictionary of lists of names.
     """
+    for sentence in find_group_faults(groups):
+        raise ConfigError(sentence)
+    return {str(name): list(members) for name, members in groups.items()}
+
+
+def find_group_faults(groups: Any) -> Iterator[str]:
+    """Yield a sentence for each thing in *groups* that cannot be used."""
     if not isinstance(groups, Mapping):
-        raise ConfigError(f"groups is {groups!r}; write a dictionary such as {{'students': ['ada']}}.")
-    checked = {}
+        yield f"groups is {groups!r}; write a dictionary such as {{'students': ['ada']}}."
+        return
     for name, members in groups.items():
         if not isinstance(members, list | tuple | set) or not all(isinstance(member, str) for member in members):
-            raise ConfigError(f"groups[{name!r}] is {members!r}; write a list of users' names.")
-        checked[str(name)] = list(members)
-    return checked
+            yield f"groups[{name!r}] is {members!r}; write a list of users' names."
 
 
 class Quotas:

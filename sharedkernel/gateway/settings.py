@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, La
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.executors import parse_devices
 from sharedkernel.gateway.placing import check_rule
-from sharedkernel.gateway.quotas import QuotaError, Quotas
+from sharedkernel.gateway.quotas import Level, QuotaError, Quotas, find_group_faults
 from sharedkernel.scheduling.model import PolicyName
 
 CONFIG_NAME = "jupyter_sharedkernel_config"
@@ -105,6 +105,18 @@ def build_quotas(quotas: Any, groups: Any, files: Sequence[Path]) -> Quotas:
         raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
     except ConfigError as error:
         raise ConfigError(f"{_place(files, 'groups', ())}{error}") from None
+
+
+def check_quotas(quotas: Any, files: Sequence[Path]) -> Iterator[str]:
+    """Yield one sentence for each fault of the setting `quotas`, with its line."""
+    for error in Level.read("config", quotas or {})[1]:
+        yield f"{_place(files, 'quotas', error.path)}{error}"
+
+
+def check_groups(groups: Any, files: Sequence[Path]) -> Iterator[str]:
+    """Yield one sentence for each fault of the setting `groups`, with its line."""
+    for sentence in find_group_faults(groups or {}):
+        yield f"{_place(files, 'groups', ())}{sentence}"
 
 
 def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import signal
 import socket
@@ -17,6 +18,7 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from tornado.httpclient import AsyncHTTPClient
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway import app as gateway_app
 from sharedkernel.gateway.app import SharedKernelGateway
 from tests.gateway.client import Client
 from tests.gateway.conftest import run
@@ -59,6 +61,8 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         ("c.SharedKernelGateway.groups = {'x': 'ada'}", "line 1: groups['x'] is 'ada'; write a list"),
         ("c.IdentityProvider.token = ''", "an empty token would let anybody in"),
         ("c.SharedKernelGateway.quotas = {", "line 1: '{' was never closed"),
+        ("c.SharedKernelGateway.identity = 'token'", "line 1: identity is 'token'; write one of 'single', 'tokens'"),
+        ("c.SharedKernelGateway.admins = 'ada'", "line 1: admins is 'ada'; it has to be a set."),
         ("c.SharedKernelGateway.tokens_file = '/'\nc.SharedKernelGateway.identity = 'tokens'", "open to other users"),
     ],
 )
@@ -128,6 +132,26 @@ def test_a_single_user_gets_a_token_and_what_to_do_with_it(tmp_path: Path) -> No
         log.close()
     assert token not in (tmp_path / "log").read_text()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["audit.jsonl"]
+
+
+def test_an_absent_executor_is_told_of_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with the command that starts it; a user, who is elsewhere, is told whom to ask."""
+    monkeypatch.setattr(gateway_app, "_EXECUTOR_PATIENCE", 0.0)
+
+    with in_process(directory=tmp_path) as (gateway, loop):
+        gateway.log.propagate = True
+        with caplog.at_level(logging.WARNING):
+            loop.run(gateway._tell_of_absent_executors())
+        directory = tmp_path / "run"
+        nobody = f"no executor answers at {directory}/executor.sock; "
+        remedy = f"start one with `sharedkernel executor --runtime-dir {directory}`, or wait for it"
+        assert [record.getMessage() for record in caplog.records] == [
+            f"no notebook can start there yet: {nobody}{remedy}."
+        ]
+        told = str(gateway.kernel_manager.executors.unavailable())
+        assert told == f"{nobody}{remedy}; if this is not your machine, tell whoever runs it."
 
 
 def test_every_route_needs_a_token(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import HTTPClientError
 
+from sharedkernel.gateway.executors import Executors
 from sharedkernel.gateway.tokens import TokenFile
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run, wait_for
@@ -351,6 +352,27 @@ def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(changed: S
     run(scenario())
 
 
+def test_an_executor_that_answers_is_not_called_absent(stack: Stack) -> None:
+    """What a gateway would warn of is over once its executor is there."""
+
+    async def scenario() -> None:
+        executors = Executors(
+            stack.runtime_directory,
+            (),
+            "least-loaded",
+            on_died=lambda *_: None,
+            on_connected=lambda _: None,
+            on_earlier_wanted=lambda *_: None,
+        )
+        assert len(executors.absences()) == 1
+        executors.keep_connected()
+        while executors.absences():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await executors.close()
+
+    run(scenario())
+
+
 def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path: Path) -> None:
     """All faults at once, each with its line; nothing is started."""
     path = tmp_path / "config.py"
@@ -369,11 +391,13 @@ def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path:
         "c.SharedKernelGatewai.admins = set()\n"
         "c.ServerApp.ip = '0.0.0.0'\n"
         "c.SharedKernelGateway.quotas = {\n"
-        "    'default': {'memory': '8 Gb'},\n"
+        "    'user': {}, 'default': {'memory': '8 Gb', 'sessions': 'many'},\n"
         "}\n"
         "c.SharedKernelGateway.placement = 'best'\n"
         "c.SessionKernels.backlog_bytes = 'many'\n"
-        "c.SharedKernelGateway.groups = {'x': 'ada'}\n"
+        "c.SharedKernelGateway.groups = {'x': 'ada', 'y': 3}\n"
+        "c.SharedKernelGateway.identity = 'token'\n"
+        "c.SharedKernelGateway.max_websockets = 0\n"
     )
     checked = check()
     assert checked.returncode == 1
@@ -381,11 +405,17 @@ def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path:
     for line, sentence in (
         (1, "SharedKernelGateway has no setting 'quotass'"),
         (2, "there is nothing called SharedKernelGatewai"),
+        (5, "quotas has an unknown key 'user'"),
         (5, "quotas['default']['memory']: '8 Gb' is not an amount of memory"),
+        (5, "quotas['default']['sessions']: 'many' is not a number of sessions"),
         (7, "placement is 'best'"),
-        (8, "backlog_bytes"),
+        (8, "backlog_bytes is 'many'; it has to be an int"),
         (9, "groups['x'] is 'ada'"),
+        (9, "groups['y'] is 3"),
+        (10, "identity is 'token'; write one of 'single', 'tokens', 'jupyterhub'."),
+        (11, "max_websockets is 0; write a number from 1."),
     ):
         place = f"sharedkernel: {path}, line {line}: "
         assert any(fault.startswith(place) and sentence in fault for fault in faults), (line, checked.stderr)
+    assert len(faults) == 12, checked.stderr  # each is said once, and by nobody else
     assert any("without encryption" in fault for fault in faults)
