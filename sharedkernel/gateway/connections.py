@@ -1,4 +1,7 @@
-"""How many websockets a user may have open, and that each is closed when its token no longer gives the right to it."""
+"""How many websockets a user may have open, and that each is closed when its token no longer gives the right to it.
+
+Also that their clients are asked for signs of life once, not twice.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,21 @@ class TooManyWebsockets(Refused):
     """A user has as many websockets open as they may."""
 
     reason = "too_many_websockets"
+
+
+class PingedByJupyter:
+    """Goes before a handler of a websocket: Jupyter pings its client every 30 s, and waits 90 s for an answer.
+
+    tornado would do the same with the same two numbers, but takes Jupyter's milliseconds for seconds, and complains of
+    a timeout above the interval.
+    """
+
+    def get_websocket_protocol(self) -> Any:
+        """Return what speaks with the client; it does not ping by itself."""
+        protocol = super().get_websocket_protocol()  # type: ignore[misc]
+        if protocol is not None:
+            protocol.params.ping_interval = protocol.params.ping_timeout = None
+        return protocol
 
 
 class OpenWebsockets:

@@ -21,6 +21,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.answers import AnswersRefusals
+from sharedkernel.gateway.connections import PingedByJupyter
 from sharedkernel.gateway.identity import GatewayUser
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class Document:
         return self._texts[name]
 
 
-class EventsHandler(AnswersRefusals, WebSocketMixin, WebSocketHandler, JupyterHandler):
+class EventsHandler(AnswersRefusals, PingedByJupyter, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """``/sharedkernel/api/events``: pushes the status document, as its user may see it, whenever it has changed.
 
     While no executor can be reached, or says how it is, it pushes ``{"message", "reason"}`` instead.

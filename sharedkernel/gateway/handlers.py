@@ -25,6 +25,7 @@ from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway import operations
 from sharedkernel.gateway.answers import AnswersRefusals
 from sharedkernel.gateway.audit import Audited
+from sharedkernel.gateway.connections import PingedByJupyter
 from sharedkernel.gateway.events import EventsHandler
 from sharedkernel.gateway.quotas import QuotaError
 from sharedkernel.scheduling.policies import POLICIES
@@ -85,7 +86,7 @@ class KernelActionHandler(AnswersRefusals, Audited, kernels.KernelActionHandler)
     acts: ClassVar[dict[str, str]] = {"POST": "{action} session"}
 
 
-class KernelChannelsHandler(AnswersRefusals, Audited, KernelWebsocketHandler):
+class KernelChannelsHandler(AnswersRefusals, Audited, PingedByJupyter, KernelWebsocketHandler):
     """``/api/kernels/ID/channels``: the websocket that carries a session's messages."""
 
     @ws_authenticated

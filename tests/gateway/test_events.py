@@ -42,8 +42,11 @@ def test_watchers_are_told_what_they_may_see(stack: Stack) -> None:
             seen.append([(session["kernel_id"], session["notebook"]) for session in document["sessions"]])
             socket.close()
         assert seen == [[(kernel, "secret.ipynb")], [(None, None)]]
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("1"))["text"] == "1"
 
     run(scenario())
+    assert "websocket_ping" not in stack.gateway_log()  # tornado has nothing to say of Jupyter's intervals
 
 
 def test_a_watcher_needs_a_token(stack: Stack) -> None:
