@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -123,8 +124,9 @@ class ExecutorService:
         self._lingering = Lingering(self.offload, lambda process: self._spawn(self._supervisor.end(process)))
         self._totals = Totals(runtime_directory)
         self._gateways: set[Connection] = set()
-        #: the newest of all sessions: one count for each would stay for every session that there ever was
-        self._incarnation = 0
+        #: the newest of all sessions: one count for each would stay for every session that there ever was. It begins
+        #: at the time in microseconds, or a number could be given again of which only an earlier executor knew
+        self._incarnation = time.time_ns() // 1000
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock_descriptor = -1
         #: set when the service should end
@@ -385,11 +387,10 @@ class ExecutorService:
         if message.session in self._grants.sessions:  # another start of the same session was quicker
             process.session = None
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
-        self._incarnation += 1
         process.session, process.user = message.session, message.limits.user
         process.notebook, process.client_key = message.notebook, message.client_key
         process.cwd, process.env, process.kernel = message.cwd, message.env, message.kernel
-        process.incarnation, process.limits = self._incarnation, message.limits
+        process.incarnation, process.limits = self._next_incarnation(), message.limits
         if account is not None and account.uid is not None:
             process.uid = account.uid
             if self._isolation.cgroups is not None:
@@ -443,8 +444,14 @@ class ExecutorService:
             raise Refused("another notebook has it already.", reason="exists")
         self._lingering.give_back(process)
         process.kernel, process.notebook, process.client_key = message.kernel, message.notebook, message.client_key
+        # Of two sessions of one kernel, which a gateway may leave when it is killed, the one it took last is meant.
+        process.incarnation = self._next_incarnation()
         self._supervisor.keep(process)
         return process
+
+    def _next_incarnation(self) -> int:
+        self._incarnation += 1
+        return self._incarnation
 
     def _want_earlier(self, process: SessionProcess) -> None:
         assert process.session is not None

@@ -156,6 +156,22 @@ def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess)
     asyncio.run(main())
 
 
+def test_no_executor_counts_as_one_before_it_did(process: ExecutorProcess) -> None:
+    """A gateway tells two processes of one session by their numbers, also when no executor saw both."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            first = await executor.notebook()
+            await asyncio.to_thread(executor.process.kill)
+            os.kill(first.record.pid, signal.SIGKILL)
+            await asyncio.to_thread(executor.process.start)
+            await executor.connect()
+            second = await executor.notebook(session=first.session)
+            assert first.record.incarnation < second.record.incarnation < 1 << 53  # which JSON has exactly
+
+    asyncio.run(main())
+
+
 def test_sessions_outlive_an_executor_and_its_keeper(fifo_process: ExecutorProcess) -> None:
     """Their records are on disk, their pages open in themselves: the next executor has them, and the one after it."""
 

@@ -300,11 +300,14 @@ def test_a_lingering_session_is_given_back_once(process: ExecutorProcess) -> Non
             await notebook.run("kept = 1")
             await executor.client.linger_session(notebook.session, 3600.0)
 
+            incarnations = [notebook.record.incarnation]
+
             async def take(kernel: str, *, if_lingering: bool = True) -> str | None:
                 record = await executor.client.reclaim_session(
                     notebook.session, kernel=kernel, notebook=None, client_key=None, if_lingering=if_lingering
                 )
                 assert record.lingers is None
+                incarnations.append(record.incarnation)
                 return record.kernel
 
             assert await take("first") == "first"
@@ -312,6 +315,9 @@ def test_a_lingering_session_is_given_back_once(process: ExecutorProcess) -> Non
                 await take("second")
             assert await take("first") == "first"
             assert await take("second", if_lingering=False) == "second"
+            assert incarnations == sorted(set(incarnations))  # the last is told from what was there before
+            (record,) = await executor.client.sessions()
+            assert record.incarnation == incarnations[-1]
 
     asyncio.run(main())
 
