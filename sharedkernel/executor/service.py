@@ -309,7 +309,7 @@ class ExecutorService:
 
     async def _answer(self, peer: Connection, message: Any) -> None:
         try:
-            peer.send(await self._carry_out(message))  # in here, since an answer may be too long to send
+            peer.send(await self._carry_out(peer, message))  # in here, since an answer may be too long to send
         except SharedKernelError as error:
             log.info("refused %s: %s", type(message).__name__, error)
             peer.send(protocol.Failed(request=message.request, reason=error.reason, message=str(error)))
@@ -318,10 +318,10 @@ class ExecutorService:
             text = "the executor failed to do this; its log says why."
             peer.send(protocol.Failed(request=message.request, reason="error", message=text))
 
-    async def _carry_out(self, message: Any) -> protocol.Message:
+    async def _carry_out(self, peer: Connection, message: Any) -> protocol.Message:
         match message:
             case protocol.StartSession():
-                process = await self._start_session(message)
+                process = await self._start_session(peer, message)
                 return protocol.SessionReady(request=message.request, record=process.record())
             case protocol.EndSession():
                 await self._supervisor.end(self._session(message.session))
@@ -372,7 +372,7 @@ class ExecutorService:
             raise SessionNotFound(f"there is no session {session} on this executor; it may have ended.")
         return process
 
-    async def _start_session(self, message: protocol.StartSession) -> SessionProcess:
+    async def _start_session(self, peer: Connection, message: protocol.StartSession) -> SessionProcess:
         check_start(message)
         if message.session in self._grants.sessions:
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
@@ -384,6 +384,12 @@ class ExecutorService:
             )
         account = await asyncio.to_thread(self._isolation.find, message.limits.user)
         process = await self._spares.take(message.environment)
+        if process.ended.is_set():
+            raise Refused("the session did not start: its process has ended; try again.", reason="start")
+        if peer.transport.is_closing():
+            # The next gateway may have asked already which sessions there are, and would never know of this one.
+            process.session = None
+            raise Refused("whoever asked for it is gone.", reason="start")
         if message.session in self._grants.sessions:  # another start of the same session was quicker
             process.session = None
             raise Refused(f"session {message.session} is there already; end it first.", reason="exists")
@@ -424,6 +430,8 @@ class ExecutorService:
             ) from None
         except OSError as error:
             raise Refused(f"the session did not start: {error}; try again.", reason="start") from None
+        if process.ended.is_set():  # between saying so and now
+            raise Refused("the session ended as soon as it had started; try again.", reason="start")
         self._grants.update_limits()
         return process
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import msgspec
 import psutil
+import pytest
 
 from sharedkernel import protocol
+from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.packets import connect
 from sharedkernel.executor.sessions import KeptSession
 from sharedkernel.executor.totals import JOURNAL_NAME
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.test_sessions import FOREVER, TRAIN
 
@@ -152,6 +155,34 @@ def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess)
             await asyncio.to_thread(executor.process.start)
             await executor.connect()
             assert await executor.client.sessions() == []
+
+    asyncio.run(main())
+
+
+def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_started(start_executor: StartExecutor) -> None:
+    """The next gateway may have asked already which sessions there are; it would be nobody's for ever."""
+
+    async def main() -> None:
+        async with Executor(start_executor("--spares", "0")) as executor:
+            (warm_parent,) = owners(executor.process.runtime_directory / WARM_PARENT_SOCKET)
+            warm_parent.suspend()
+            try:
+                start = asyncio.create_task(executor.client.start_session("lost", protocol.Limits(user="ada")))
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(start), 1.0)
+                await executor.connect()  # anew
+                with pytest.raises(ExecutorUnavailable):
+                    await start
+                assert await executor.client.sessions() == []
+            finally:
+                warm_parent.resume()
+
+            async def is_given_up() -> bool:
+                return "whoever asked for it is gone" in executor.process.log()
+
+            await until(is_given_up, "the start is given up")
+            notebook = await executor.notebook()  # of the process that was forked for the other
+            assert [record.session for record in await executor.client.sessions()] == [notebook.session]
 
     asyncio.run(main())
 
