@@ -55,6 +55,11 @@ class Activity:
         """How many cells were sent that have not ended."""
         return len(self._asked)
 
+    def has_ended(self, cell: dict[str, Any]) -> bool:
+        """Whether nothing is left to hear of the cell with this header: not its beginning, and not its end."""
+        message_id = str(cell.get("msg_id"))
+        return message_id not in self._running and message_id not in self._asked
+
     def ask(self, header: dict[str, Any]) -> None:
         """Take note that a client has sent a cell."""
         self._asked[str(header.get("msg_id"))] = header

@@ -65,8 +65,10 @@ class SessionKernel(ServerKernelManager):
         self.record: SessionRecord | None = None
         #: websockets of its clients
         self.attached: set[SessionWebsocket] = set()
-        #: what the gateway has to say to the next client
-        self.untold: list[str] = []
+        #: what the gateway has to say to the next client, as :meth:`tell` takes it
+        self.untold: list[tuple[str, dict[str, Any] | None, str]] = []
+        #: an earlier session is just taking this one's place: what clients take for a restart is none
+        self.is_attaching = False
         #: what nobody has heard yet
         self.backlog: Backlog | None = None
         self.activity = Activity(self._sessions.track_message_type)
@@ -263,10 +265,15 @@ class SessionKernel(ServerKernelManager):
             )
             self.device, self.session_id = earlier.device, earlier.session
             self.stop_restarter()
-            self.follow(record, busy=True)
-            self.unheard = True
-        # At once: a client that is told late has sent cells to the earlier session by then, and takes them for lost.
-        self.tell_of_restart()
+            self.is_attaching = True
+            try:
+                self.follow(record, busy=True)
+                self.unheard = True
+                # At once: a client that is told late has sent cells to the earlier session by then, and takes them for
+                # lost.
+                self.tell_of_restart()
+            finally:
+                self.is_attaching = False
         return end_clean
 
     async def learn_whether_it_rests(self) -> None:
@@ -430,15 +437,23 @@ class SessionKernel(ServerKernelManager):
         self.last_activity = self.activity.last
         self.execution_state = self.activity.state
 
-    def tell(self, sentence: str) -> None:
-        """Show *sentence* in the running cell, or wherever its clients show what belongs to no cell.
+    def tell(self, sentence: str, cell: dict[str, Any] | None = None, stream: str = "stderr") -> None:
+        """Show *sentence* to its clients; while nobody is attached it waits for the next one.
 
-        While nobody is attached it waits for the next client.
+        Parameters
+        ----------
+        sentence
+            What to show.
+        cell
+            Header of the cell to show it in, which may have ended; None: the running one, or wherever clients show what
+            belongs to no cell.
+        stream
+            ``"stdout"`` for good news: what is on the other looks like an error.
         """
         for websocket in list(self.attached):
-            websocket.write_stderr(sentence, self.activity.running_cell)
+            websocket.write_stream(stream, sentence, cell or self.activity.running_cell)
         if not self.attached:
-            self.untold.append(sentence)
+            self.untold.append((sentence, cell, stream))
 
     def keep_backlog(self, backlog: Backlog) -> None:
         """Keep what is published from now on, while nobody is attached."""

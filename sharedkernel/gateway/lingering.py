@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sharedkernel.errors import SessionNotFound, SharedKernelError
 from sharedkernel.protocol import SessionRecord
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between looks at whether the cell that asked for the earlier session has ended
 _CELL_INTERVAL = 0.05
+
+_NOT_BACK = "The earlier session could not be brought back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,28 +126,29 @@ class Lingering:
     async def bring_back(self, kernel: SessionKernel) -> None:
         """Put what *kernel*'s user left of the same notebook in *kernel*'s place, once its cell has ended.
 
-        What comes of it is told in the notebook.
+        What comes of it is told in the notebook: at first by the session, whose cell waits for that, then from here.
         """
         earlier = self.find(kernel.user, kernel.notebook, besides=kernel)
         if earlier is None:
             await kernel.notify("There is no earlier session of this notebook: it has ended, or there was none.")
             return
         await kernel.notify("The earlier session takes the place of this one as soon as this cell has ended.")
-        while kernel.execution_state == "busy" and kernel.has_kernel:  # noqa: ASYNC110 (it ends, or its process does)
+        while kernel.has_kernel and not _rests(kernel, cell):  # noqa: ASYNC110 (it does, or its process ends)
             await asyncio.sleep(_CELL_INTERVAL)
+        cell = kernel.activity.running_cell
         if kernel.session_id == earlier.session:
             return  # it was asked for twice, and is there
         # The cell may have taken long, and another page has the earlier session by now.
         earlier = self.find(kernel.user, kernel.notebook, besides=kernel)
         if earlier is None:
-            kernel.tell("The earlier session could not be brought back: another page has it by now, or it has ended.")
+            kernel.tell(f"{_NOT_BACK}: another page has it by now, or it has ended.", cell)
             return
         clean = kernel.session_id
         self._promised.add(earlier.session)
         try:
             end_clean = await kernel.become(earlier)
         except SharedKernelError as error:
-            kernel.tell(f"The earlier session could not be brought back: {error}")
+            kernel.tell(f"{_NOT_BACK}: {error}", cell)
             raise
         finally:
             self._promised.discard(earlier.session)
@@ -156,5 +159,11 @@ class Lingering:
             # Should its executor be away now, it is ended when it is back.
             with contextlib.suppress(SessionNotFound):
                 await end_clean()
+        kernel.tell("The earlier session of this notebook is back, with its variables.", cell, "stdout")
             log.info("session %s of %s ended: %s is in its place", clean, kernel.user, earlier.session)
             await kernel.learn_whether_it_rests()
+
+
+def _rests(kernel: SessionKernel, cell: dict[str, Any]) -> bool:
+    """Whether *kernel* runs nothing, and *cell* has ended: that it has begun may not have been heard yet."""
+    return kernel.execution_state != "busy" and kernel.activity.has_ended(cell)

@@ -28,7 +28,7 @@ from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.backlog import Backlog
 from sharedkernel.gateway.catching_up import Repeats, in_order, not_to_come, parse_seen
 from sharedkernel.gateway.flow import Unread
-from sharedkernel.relay.wire import PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL, from_websocket, read_object
+from sharedkernel.relay.wire import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL, from_websocket, read_object
 from sharedkernel.session.outbox import Missed
 from sharedkernel.units import format_bytes
 
@@ -116,7 +116,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             self._replay(backlog)
         self.kernel_manager.attached.add(self)
         while self.kernel_manager.untold:
-            self.kernel_manager.tell(self.kernel_manager.untold.pop(0))
+            self.kernel_manager.tell(*self.kernel_manager.untold.pop(0))
 
     def _replay(self, backlog: Backlog) -> None:
         if backlog.num_dropped:
@@ -362,13 +362,19 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     def write_stderr(self, error_message: str, parent_header: dict[str, Any]) -> None:
         """Show a sentence in the notebook."""
-        self._send("iopub", "stream", {"name": "stderr", "text": error_message + "\n"}, parent_header)
+        self.write_stream("stderr", error_message, parent_header)
+
+    def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
+        """Show a sentence in the notebook, on ``"stdout"`` or ``"stderr"``."""
+        self._send("iopub", "stream", {"name": name, "text": sentence + "\n"}, parent_header)
 
     def _send_status_message(self, status: str) -> None:
-        # `message` is for our relay: why the process is no longer there.
+        # For our relay: why the process is no longer there, or that the user has asked for another one.
         content = {"execution_state": status, "message": self.kernel_manager.reason}
         self._send("iopub", "status", content, {})
 
+        if self.kernel_manager.is_attaching:
+            content[ATTACHED] = True
     def _on_zmq_reply(self, stream: Any, msg_list: Any) -> None:
         if self.subprotocol == WEBSOCKET_PROTOCOL:
             self._write(serialize_msg_to_ws_v1(msg_list, stream.channel))

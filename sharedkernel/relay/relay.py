@@ -64,6 +64,10 @@ _OUTCOME_LOST = Problem(
     "The session and its variables are still there.",
 )
 _DIED = "the session's process ended; its variables are gone. Run the notebook from its first cell again."
+_REPLACED = Problem(
+    "SharedGPUSessionReplaced",
+    "the earlier session took the place of the one that was to run this; run the cell again, in the earlier one.",
+)
 _GONE = "the session is no longer on the gateway, and its variables are gone; a new one is started."
 
 #: channel and message id
@@ -279,7 +283,7 @@ class Relay:
     def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
         if channel == "iopub":
             self._seen.append(parts[0])
-            if self._heed_status(parts) != "dead":
+            if self._heed_status(parts):
                 self._sockets.publish(parts)
             return
         parent = wire.read_object(parts[1]).get("msg_id")
@@ -294,29 +298,32 @@ class Relay:
                 del self._pending[key]
             self._sockets.send(channel, request.identities, parts)
 
-    def _heed_status(self, parts: list[bytes]) -> str | None:
-        """Notice that the session's process died: nothing that waits for it will ever be answered by it.
+    def _heed_status(self, parts: list[bytes]) -> bool:
+        """Notice that the session has another process: nothing that waits for the one before will be answered by it.
 
-        Returns the state "restarting" or "dead", None for all other messages. A session that is dead for good is not
-        for the client to hear of: it takes its own kernel for dead then, and gives up on it.
+        Returns whether the message is for the client to hear. That a session is dead for good is not: it takes its own
+        kernel for dead then, and gives up on it. Nor is that an earlier session is back: a page says of every restart
+        that the kernel has died.
         """
         # Looked for in the bytes first: this is on every output's way.
         if b'"status"' not in parts[0] or not (b"restarting" in parts[3] or b"dead" in parts[3]):
-            return None
+            return True
         content = wire.read_object(parts[3])
         state = content.get("execution_state")
         if state not in ("restarting", "dead"):
-            return None
+            return True
+        is_attached = content.get(wire.ATTACHED) is True
         if self._state is not State.ENDED:
             sent = [request for request in self._pending.values() if request.sent]
-            self._settle(sent, Problem("SharedGPUSessionDied", str(content.get("message") or _DIED)))
+            died = Problem("SharedGPUSessionDied", str(content.get("message") or _DIED))
+            self._settle(sent, _REPLACED if is_attached else died)
             if state == "dead":
                 self._loop.call_soon(self.stop, 1)
             elif self._websocket is not None:
                 # The gateway connects to the new process's addresses only for a new websocket.
                 self._pause = 0.0
                 self._websocket.close()
-        return str(state)
+        return state == "restarting" and not is_attached
 
     def _settle_lost(self, keys: Sequence[_Key]) -> None:
         lost = [self._pending[key] for key in keys if key in self._pending]

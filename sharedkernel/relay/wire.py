@@ -27,6 +27,8 @@ SEEN = "seen"
 PROCESS_HEADER = "X-SharedKernel-Process"
 #: what the client sends
 SAME_PROCESS = "same"
+#: in the content of a status "restarting": nothing has died, the user has an earlier session back
+ATTACHED = "attached"
 #: the gateway's framing of messages on the websocket
 WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
 #: version of Jupyter's messaging protocol that messages of our own follow

@@ -33,8 +33,7 @@ class SharedMagics(Magics):
             For a part that there is not.
         """
         if words.split() == ["attach"]:
-            if not view.want_earlier():
-                print(_NO_ANSWER)  # noqa: T201
+            print(view.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
             return
         parts = words.split() or list(_PARTS)
         if unknown := [part for part in parts if part not in _PARTS]:

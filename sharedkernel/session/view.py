@@ -6,6 +6,7 @@ For the widgets and for notebooks; see :mod:`sharedkernel.widgets`.
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,8 @@ class _View:
         self._lock = threading.Lock()
         self._subscribers: dict[int, tuple[Callback, float]] = {}
         self._numbers = 0
+        #: gets the answer to the question for an earlier session; None while no cell waits for one
+        self._answer: queue.SimpleQueue[str] | None = None
 
     def subscribe(self, callback: Callback, interval: float) -> Callable[[], None]:
         with self._lock:
@@ -57,10 +60,24 @@ class _View:
             with contextlib.suppress(Exception):  # a widget's fault must not cut the session off its executor
                 callback(status)
 
-    def want_earlier(self) -> bool:
-        """Ask for the notebook's earlier session; False when no executor is there."""
-        self._link.send(protocol.WantEarlier())
-        return self._link.connected.is_set()
+    def want_earlier(self, patience: float) -> str | None:
+        """Ask for the notebook's earlier session and return the answer; None when it does not come in time."""
+        answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._answer = answer
+        try:
+            self._link.send(protocol.WantEarlier())
+            return answer.get(timeout=patience if self._link.connected.is_set() else 0.0)
+        except queue.Empty:
+            return None
+        finally:
+            self._answer = None
+
+    def on_answer(self, text: str) -> bool:
+        """Take a sentence for the user, if a cell waits for one."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.put(text)
+        return answer is not None
 
 
 _view: _View | None = None
@@ -80,6 +97,11 @@ def on_message(message: Any) -> None:
         _view.deliver(message.status)
     elif isinstance(message, protocol.Welcome):
         _view.watch()
+
+
+def on_answer(text: str) -> bool:
+    """Take a sentence for the user, if a cell waits for it as an answer; False: it is for somebody else to show."""
+    return _view is not None and _view.on_answer(text)
 
 
 def _connected() -> _View:
@@ -109,19 +131,24 @@ def session_id() -> str:
     return _connected().session
 
 
-def want_earlier() -> bool:
-    """Ask for the earlier session of this notebook in place of this one; what comes of it is shown in the notebook.
+def want_earlier(patience: float) -> str | None:
+    """Ask for the earlier session of this notebook in place of this one.
+
+    Parameters
+    ----------
+    patience
+        Seconds to wait for the answer; one that comes later is shown in the notebook when it does.
 
     Returns
     -------
-    False when there is no executor to ask.
+    The answer, for the user; None when there was none in time, or there is no executor to ask.
 
     Raises
     ------
     SharedKernelError
         When this process is no session.
     """
-    return _connected().want_earlier()
+    return _connected().want_earlier(patience)
 
 
 def subscribe(callback: Callback, interval: float = 0.5) -> Callable[[], None]:

@@ -56,10 +56,23 @@ async def end_at_once(client: Client) -> None:
         assert (await client.request("DELETE", f"/api/kernels/{name}?linger=0")).status == 204
 
 
+BACK = "The earlier session of this notebook is back, with its variables.\n"
+
+
 async def attach(channels: Channels) -> None:
-    """Ask for the earlier session and wait until it is there."""
-    await channels.send("execute_request", {"code": "%shared attach", "silent": False})
-    await channels.until("status", execution_state="restarting")
+    """Ask for the earlier session and wait until it is there, as the cell is told."""
+    cell = await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+    told = await channels.until("status", execution_state="idle")
+    assert "takes the place of this one" in text_of(told, cell)
+    restarting = await channels.until("status", execution_state="restarting")
+    assert restarting[-1]["content"]["attached"] is True
+    assert text_of(await channels.until("stream", name="stdout"), cell) == BACK
+
+
+def text_of(messages: list[dict[str, Any]], cell: str) -> str:
+    """Return what a cell has printed."""
+    mine = [message["content"] for message in messages if message["parent_header"].get("msg_id") == cell]
+    return "".join(content["text"] for content in mine if content.get("name") == "stdout")
 
 
 async def rests(client: Client, kernel: str) -> bool:
@@ -179,7 +192,7 @@ def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: S
             await has_given_way(ada, quick)
             go_on.touch()
             while "another page has it by now" not in told:
-                told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
+                told = (await waiting.until("stream", name="stdout"))[-1]["content"]["text"]
             assert (await channels.run("x + 1"))["text"] == "42"
             assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
         await end_at_once(ada)
@@ -195,9 +208,7 @@ def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> N
         old, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in ("here", "there")]
         async with ada.attach(old) as left, ada.attach(new) as channels:
             await left.run("x = 41")
-            await channels.send("execute_request", {"code": "%shared attach", "silent": False})
-            told = await channels.until("stream", name="stderr")
-            assert "no earlier session" in told[-1]["content"]["text"]
+            assert "There is no earlier session" in (await channels.run("%shared attach"))["text"]
             left.socket.close()
             await until(lambda: is_left(old))
             await attach(channels)
