@@ -21,6 +21,8 @@ _REASONS = {
     "restore": "to be restored",
 }
 _KINDS = ("persistent", "ephemeral", "framework")
+#: states in which no code of a session runs
+_AT_REST = ("idle", "offloaded")
 #: policies under which everybody gets a turn of about a quantum, and those under which cells run to their end
 _TURNS, _TO_THE_END = ("fair",), ("fifo", "pack", "srtf")
 #: shortest usual wait that is worth telling, seconds
@@ -56,8 +58,11 @@ def session_state(session: Mapping[str, Any]) -> str:
     """Return a session's state in a few words.
 
     With its place in the queue or what is moved away: ``running``, ``2nd in line``, ``waits for memory``,
-    ``offloaded 512 MiB``.
+    ``offloaded 512 MiB``, ``shut down, ~9 m left``.
     """
+    if session.get("lingering") and session["state"] in _AT_REST:
+        left = session.get("lingering_seconds")
+        return "shut down" if left is None else f"shut down, {about(left)} left"
     position, reason = session["queue_position"], session["waiting_for"]
     if session["state"] == "offloaded" or (session["state"] == "restoring" and position is None):
         amount = session.get("offloaded_bytes")
@@ -68,6 +73,15 @@ def session_state(session: Mapping[str, Any]) -> str:
     if reason is not None:
         return f"waits {_REASONS.get(reason, safe_text(reason))}"
     return safe_text(session["state"])
+
+
+def lingering_words(session: Mapping[str, Any]) -> str | None:
+    """Return what to know of a session that was shut down and can be brought back; None for any other."""
+    if not session.get("lingering"):
+        return None
+    left = session.get("lingering_seconds")
+    stays = "is still there" if left is None else f"stays for {about(left)}"
+    return f"shut down; {stays}, `%shared attach` in its notebook brings it back"
 
 
 def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str:

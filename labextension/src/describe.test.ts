@@ -1,6 +1,16 @@
 import { describe, expect, it } from 'vitest';
 
-import { holderName, memoryByKind, memoryInUse, safeText, sessionName, sessionState, timeLeft, tone } from './describe';
+import {
+  holderName,
+  lingeringWords,
+  memoryByKind,
+  memoryInUse,
+  safeText,
+  sessionName,
+  sessionState,
+  timeLeft,
+  tone
+} from './describe';
 import { formatBytes, percent } from './format';
 import { explain } from './policy';
 import { english, session, status, view } from './testdocuments';
@@ -25,6 +35,9 @@ describe('sessionState', () => {
     [{ state: 'restoring', waiting_for: 'restore' }, 'waiting to be restored', 'waiting'],
     [{ state: 'restoring' }, 'being restored', 'waiting'],
     [{ state: 'offloaded' }, 'offloaded', 'offloaded'],
+    [{ state: 'offloaded', lingering: true, lingering_seconds: 500 }, 'shut down', 'offloaded'],
+    [{ state: 'idle', lingering: true }, 'shut down', 'idle'],
+    [{ state: 'running', lingering: true }, 'running', 'running'],
     [{ state: 'dreaming' }, 'dreaming', 'idle'],
     [{ state: 'queued', queue_position: 1, waiting_for: 'rain' }, '1st in line, waiting for its turn', 'waiting']
   ])('puts %j into words', (fields, words, shown) => {
@@ -43,6 +56,19 @@ describe('timeLeft', () => {
     [{}, null]
   ])('tells what is known, no guess: %j', (fields, words) => {
     expect(timeLeft(read(fields), english)).toBe(words);
+  });
+});
+
+describe('lingeringWords', () => {
+  it.each([
+    [{ lingering: false, lingering_seconds: null }, null],
+    [
+      { lingering: true, lingering_seconds: 541 },
+      'Shut down; stays for 10 min, %shared attach in its notebook brings it back'
+    ],
+    [{ lingering: true }, 'Shut down; %shared attach in its notebook brings it back']
+  ])('tell how to have it back: %j', (fields, words) => {
+    expect(lingeringWords(read(fields), english)).toBe(words);
   });
 });
 

@@ -67,6 +67,9 @@ function place(position: number, trans: TranslationBundle): string {
 /** Return what a session does or waits for, in a few words. */
 export function sessionState(session: ISession, trans: TranslationBundle): string {
   const reason = waitReason(session, trans);
+  if (isShutDown(session)) {
+    return trans.__('shut down');
+  }
   if (session.queuePosition !== null) {
     const where = place(session.queuePosition, trans);
     return session.waitingFor === null || session.waitingFor === 'lane' ? where : trans.__('%1, %2', where, reason);
@@ -98,6 +101,21 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
     default:
       return safeText(session.state);
   }
+}
+
+/** Whether it was shut down, and nothing of it runs any more. */
+export function isShutDown(session: ISession): boolean {
+  return session.lingering && (session.state === 'idle' || session.state === 'offloaded');
+}
+
+/** Return how a session that was shut down is brought back, and until when; null for any other. */
+export function lingeringWords(session: ISession, trans: TranslationBundle): string | null {
+  if (!session.lingering) {
+    return null;
+  }
+  return session.lingeringMinutes === null
+    ? trans.__('Shut down; %shared attach in its notebook brings it back')
+    : trans.__('Shut down; stays for %1 min, %shared attach in its notebook brings it back', session.lingeringMinutes);
 }
 
 function waitReason(session: ISession, trans: TranslationBundle): string {

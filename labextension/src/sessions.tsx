@@ -4,7 +4,16 @@ import { closeIcon, stopIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { Actions } from './actions';
-import { memoryByKind, memoryInUse, safeText, sessionName, sessionState, timeLeft, tone } from './describe';
+import {
+  lingeringWords,
+  memoryByKind,
+  memoryInUse,
+  safeText,
+  sessionName,
+  sessionState,
+  timeLeft,
+  tone
+} from './describe';
 import { formatBytes } from './format';
 import { offloadIcon } from './icons';
 import type { INames } from './names';
@@ -65,6 +74,7 @@ interface ICardProps extends INames {
 const SessionCard = React.memo(function SessionCard(props: ICardProps): React.ReactElement {
   const { session, actions, canGoTo, isCurrent, showUser, units, trans } = props;
   const name = sessionName(session);
+  const lingering = lingeringWords(session, trans);
   const details = [
     showUser && safeText(session.user),
     sessionState(session, trans),
@@ -127,7 +137,8 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
         <span>{details.join(' · ')}</span>
         <span title={memoryByKind(session, units, trans)}>{formatBytes(memoryInUse(session), units)}</span>
       </p>
-      {session.offloadedBytes > 0 && (
+      {lingering !== null && <p className="sk-Card-note">{lingering}</p>}
+      {session.offloadedBytes > 0 && lingering === null && (
         <p className="sk-Card-note">
           {trans.__('%1 offloaded; its next cell brings it back', formatBytes(session.offloadedBytes, units))}
         </p>

@@ -56,6 +56,10 @@ export interface ISession extends IMemory {
   user: string;
   /** Such as `idle`, `running`, `offloaded`; a newer gateway may have more. */
   state: string;
+  /** Whether it was shut down, and can still be brought back. */
+  lingering: boolean;
+  /** For how much longer, in whole minutes, so that not every message changes it; null where nobody knows. */
+  lingeringMinutes: number | null;
   /** Path of its notebook; null where there is none, or where it is not this user's to know. */
   notebook: string | null;
   /** Memory of the iteration that runs now. */
@@ -201,6 +205,8 @@ function parseStatus(fields: Fields): IStatus {
       id: text(session.id, 'sessions.id'),
       user: text(session.user, 'sessions.user'),
       state: text(session.state, 'sessions.state'),
+      lingering: session.lingering === true,
+      lingeringMinutes: minutes(numberOrNull(session.lingering_seconds)),
       notebook: textOrNull(session.notebook),
       liveBytes: amount(session.live_bytes),
       offloadedBytes: amount(session.offloaded_bytes),
@@ -254,6 +260,10 @@ function textOrNull(value: unknown): string | null {
 
 function numberOrNull(value: unknown): number | null {
   return typeof value === 'number' && Number.isFinite(value) ? value : null;
+}
+
+function minutes(seconds: number | null): number | null {
+  return seconds === null ? null : Math.ceil(seconds / 60);
 }
 
 /** Sizes and counts: what is missing, as from an older gateway, counts as none. */

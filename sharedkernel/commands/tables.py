@@ -20,6 +20,7 @@ from sharedkernel.describe import (
     NOTHING,
     about,
     bytes_or_nothing,
+    lingering_words,
     safe_text,
     seconds_or_nothing,
     session_name,
@@ -173,9 +174,10 @@ def sessions_table(status: Document, rows: int | None = None) -> RenderableType:
             cells.append(about(left[session["id"]]) if session["id"] in left else NOTHING)
         table.add_row(*cells)
     notes = [
-        Text(f"{safe_text(session['user'])} {session_name(session)}: {safe_text(session['offload_note'])}", style="dim")
+        Text(f"{safe_text(session['user'])} {session_name(session)}: {safe_text(note)}", style="dim")
         for session in shown
-        if session.get("offload_note") and not others
+        for note in (lingering_words(session), session.get("offload_note"))
+        if note and not others
     ]
     return Group(_with_others(table, others, "session"), *notes)
 

@@ -472,6 +472,8 @@ class SessionKernels(AsyncMappingKernelManager):
             When no executor answers.
         """
         devices = Counter(kernel.device for kernel in self._kernels.values())
+        Sessions that were shut down and linger have ``lingering_seconds``: how much longer they stay.
+
         document: dict[str, Any] = await self.executors.status(devices.__getitem__)
         return document
 
@@ -479,6 +481,8 @@ class SessionKernels(AsyncMappingKernelManager):
         """Return by which policy each device that answers serves, by its name."""
         documents = await self.executors.documents()
         if not documents:
+        for session in document["sessions"]:
+            session["lingering_seconds"] = self.lingering.seconds_left(session["id"])
             raise self.executors.unavailable()
         return {name: document["device"]["policy"] for name, document in documents.items()}
 

@@ -89,6 +89,13 @@ class Lingering:
         """Return a session that lingers; None if it does not."""
         return self._sessions.get(session)
 
+    def seconds_left(self, session: str) -> float | None:
+        """Return how much longer a session lingers; None if it does not."""
+        found = self._sessions.get(session)
+        if found is None or found.until is None:
+            return None
+        return max(0.0, found.until - asyncio.get_running_loop().time())
+
     def of_user(self, user: str) -> list[Earlier]:
         """Return *user*'s lingering sessions, the earliest shut down first."""
         return [found for found in self._sessions.values() if found.user == user]
@@ -128,6 +135,7 @@ class Lingering:
 
         What comes of it is told in the notebook: at first by the session, whose cell waits for that, then from here.
         """
+        cell = kernel.activity.running_cell
         earlier = self.find(kernel.user, kernel.notebook, besides=kernel)
         if earlier is None:
             await kernel.notify("There is no earlier session of this notebook: it has ended, or there was none.")
@@ -135,7 +143,6 @@ class Lingering:
         await kernel.notify("The earlier session takes the place of this one as soon as this cell has ended.")
         while kernel.has_kernel and not _rests(kernel, cell):  # noqa: ASYNC110 (it does, or its process ends)
             await asyncio.sleep(_CELL_INTERVAL)
-        cell = kernel.activity.running_cell
         if kernel.session_id == earlier.session:
             return  # it was asked for twice, and is there
         # The cell may have taken long, and another page has the earlier session by now.
@@ -152,6 +159,7 @@ class Lingering:
             raise
         finally:
             self._promised.discard(earlier.session)
+        kernel.tell("The earlier session of this notebook is back, with its variables.", cell, "stdout")
         self.forget(earlier.session)
         if earlier.kernel is not None:
             self._kernels.drop(earlier.kernel)
@@ -159,7 +167,6 @@ class Lingering:
             # Should its executor be away now, it is ended when it is back.
             with contextlib.suppress(SessionNotFound):
                 await end_clean()
-        kernel.tell("The earlier session of this notebook is back, with its variables.", cell, "stdout")
             log.info("session %s of %s ended: %s is in its place", clean, kernel.user, earlier.session)
             await kernel.learn_whether_it_rests()
 

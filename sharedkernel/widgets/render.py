@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharedkernel.describe import memory_by_kind, queue_sentence, safe_text, session_name, session_state, wait_outlook
+from sharedkernel.describe import (
+    lingering_words,
+    memory_by_kind,
+    queue_sentence,
+    safe_text,
+    session_name,
+    session_state,
+    wait_outlook,
+)
 from sharedkernel.units import format_bytes
 from sharedkernel.widgets import theme
 
@@ -44,6 +52,7 @@ def usage_text(status: Document, session_id: str, history: Sequence[int] = ()) -
     lines = [f"This notebook: {memory_by_kind(session)}.", _against_quota(status, session["user"])]
     if away := session.get("offloaded_bytes"):
         lines[0] += f" {format_bytes(away)} offloaded."
+    lines += _lingering(status, session["user"])
     if len(history) > 1:
         curve = theme.blocks(_thinned(history, _TEXT_CURVE), max(history))
         lines.append(f"Lately: {curve} {_curve_label(history)}")
@@ -78,6 +87,7 @@ def usage_html(status: Document, session_id: str, history: Sequence[int] = ()) -
         "Memory of the shared device",
         theme.bar(parts, usage_text(status, session_id).replace("\n", " ")),
         theme.line(_against_quota(status, session["user"])),
+        *(theme.line(sentence, faint=True) for sentence in _lingering(status, session["user"])),
         theme.table("This notebook's memory by kind", (), rows),
         curve and theme.line(f"This notebook lately: {_curve_label(history)}", faint=True) + curve,
         theme.line(session["offload_note"], faint=True) if session.get("offload_note") else "",
@@ -234,6 +244,12 @@ def _against_quota(status: Document, name: str) -> str:
         f"All your notebooks: {charged} {limit}. "
         f"The device: {format_bytes(device['used_bytes'])} in use, {format_bytes(free)} free."
     )
+
+
+def _lingering(status: Document, user: str) -> list[str]:
+    """Return a sentence for each of *user*'s sessions that were shut down and count for the quota still."""
+    mine = [session for session in status["sessions"] if session["user"] == user]
+    return [f"{session_name(session)}: {words}." for session in mine if (words := lingering_words(session))]
 
 
 def _curve_label(history: Sequence[int]) -> str:

@@ -76,6 +76,24 @@ def test_what_is_moved_away_reads_well() -> None:
         assert whole in text, text
 
 
+def test_what_was_shut_down_says_so_and_how_it_comes_back() -> None:
+    """Its state and how long it stays are whole at 80 columns, with a line on the way back; its cell is shown first."""
+    left = {"lingering": True, "lingering_seconds": 541.0, "notebook": "a.ipynb"}
+    status = document(sessions=[session("a", "ada", "offloaded", offloaded_bytes=4 * MIB, **left)])
+    text = shown(status)
+    assert "shut down, ~9 m left" in text
+    words = "ada a.ipynb: shut down; stays for ~9 m, `%shared attach` in its notebook brings it back"
+    assert words in " ".join(text.split())
+    assert "shut down; is still there, `%shared attach`" in shown(
+        document(sessions=[session("a", "ada", lingering=True)])
+    )
+    assert session_state(session("a", "ada", "running", **left)) == "running"
+    assert "shut down" not in shown(document(sessions=[session("a", "ada", "offloaded", lingering=False)]))
+    live = io.StringIO()
+    Console(file=live, width=120).print(live_view(status, None, 0.0, 40))
+    assert words in live.getvalue()
+
+
 def two_devices() -> dict[str, Any]:
     """Return a gateway's document of two devices and one that is away."""
     away = away_entry("cuda:2", None, 0, "no executor answers [b]here[/b]\x1b[31m.")

@@ -106,7 +106,9 @@ def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhil
     async def scenario() -> None:
         assert await kernels(ada) == []
         assert (await ada.request("GET", f"/api/kernels/{old}")).status == 404
-        assert (await sessions(ada))[old]["lingering"]
+        entry = (await sessions(ada))[old]
+        assert entry["lingering"]
+        assert 500 < entry["lingering_seconds"] <= 600
         new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
         async with ada.attach(new) as channels:
             first = await channels.run("'x' in globals()")
@@ -119,6 +121,7 @@ def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhil
         assert await ada.start(KERNEL_CLIENT_KEY="new") == new
         status = await sessions(ada)
         assert (list(status), status[old]["kernel_id"], status[old]["lingering"]) == ([old], new, False)
+        assert status[old]["lingering_seconds"] is None
         await end_at_once(ada)
         assert await sessions(ada) == {}
 
@@ -187,12 +190,12 @@ def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: S
             await waiting.send("execute_request", {"code": code, "silent": False})
             told = ""
             while "takes the place of this one" not in told:
-                told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
+                told = (await waiting.until("stream", name="stdout"))[-1]["content"]["text"]
             await attach(channels)
             await has_given_way(ada, quick)
             go_on.touch()
             while "another page has it by now" not in told:
-                told = (await waiting.until("stream", name="stdout"))[-1]["content"]["text"]
+                told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
             assert (await channels.run("x + 1"))["text"] == "42"
             assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
         await end_at_once(ada)

@@ -76,6 +76,17 @@ def test_usage_shows_what_is_moved_away_and_what_was_held_lately() -> None:
     assert "at most" not in render.usage_html(status, "a", [1])
 
 
+def test_usage_tells_of_the_users_sessions_that_were_shut_down() -> None:
+    """They count for the quota still, and can be brought back; those of others are no business of this notebook."""
+    own, other = [session(name, owner, "offloaded", lingering=True, notebook=f"{name}.ipynb")
+                  for name, owner in (("left", "ada"), ("foreign", "bob"))]  # fmt: skip
+    status = document(users=[user("ada"), user("bob")], sessions=[session("a", "ada"), own, other])
+    words = "left.ipynb: shut down; is still there, `%shared attach` in its notebook brings it back."
+    for shown in (render.usage_text(status, "a"), visible_text(render.usage_html(status, "a"))):
+        assert words in shown
+        assert "foreign" not in shown
+
+
 def test_queue_shows_place_lanes_and_who_is_next() -> None:
     """A waiting notebook reads its place, who runs, what it can do, and who is in which lane."""
     status = busy_document()
