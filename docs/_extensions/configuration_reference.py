@@ -37,7 +37,8 @@ def _configuration() -> Iterator[str]:
         yield f"## `{kind.__name__}`"
         yield what
         for name, trait in sorted(kind.class_own_traits(config=True).items()):
-            yield f"`{name}`\n: {_sentence(trait.help)} Default: `{_default(trait)}`."
+            told = "Default: " in trait.help
+            yield f"`{name}`\n: {_sentence(trait.help)}" + ("" if told else f" Default: `{_default(trait)}`.")
 
 
 def _commands() -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Generator, Sequence
+from enum import Enum
 from textwrap import dedent
 from typing import Any, ClassVar, NoReturn
 
@@ -65,9 +66,13 @@ class CommandApp(Application):
         try:
             parse(self, argv)
         except (TraitError, ArgumentError) as error:
-            fail(f"{str(error).rstrip('.')}; see `{self._command_line} --help`.", status=2)
+            fail(f"{str(error).rstrip('.')}; {self.remedy(argv or ())}.", status=2)
         if self.extra_args and not self.accepts_arguments:
             fail(f"{self.extra_args[0]!r} is not understood; see `{self._command_line} --help`.", status=2)
+
+    def remedy(self, argv: Sequence[str]) -> str:
+        """Return what to do about a line, *argv*, that is not understood; the end of a sentence."""
+        return f"see `{self._command_line} --help`"
 
     @property
     def _command_line(self) -> str:
@@ -84,6 +89,28 @@ class CommandApp(Application):
             yield from self.emit_flag_help()
             yield from self.emit_alias_help()
             yield ""
+
+    def emit_alias_help(self) -> Generator[str, None, None]:
+        """Yield the options that take a value, each with its default unless that is nothing, or told of in its help."""
+        names = iter(self.aliases.values())
+        told = False
+        for line in super().emit_alias_help():
+            if line.startswith("-"):
+                target = next(names)
+                trait = (target[0] if isinstance(target, tuple) else target).rpartition(".")[2]
+                told = False
+            if line.startswith("    Default: "):
+                default = self._default(trait)
+                if told or default in ("", None, {}, []):
+                    continue
+                line = f"    Default: {default!r}"
+            told = told or "Default: " in line
+            yield line
+
+    def _default(self, name: str) -> Any:
+        """Return an option's default as this command has it, whatever the class that it came from says."""
+        default = self.trait_defaults(name)
+        return default.value if isinstance(default, Enum) else default
 
     def emit_examples(self) -> Generator[str, None, None]:
         """Yield the examples."""

@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 from traitlets import Unicode
 
 from sharedkernel.commands.base import CommandApp
-from sharedkernel.relay.credentials import TOKEN_VARIABLE, URL_VARIABLE, Credentials, find_credentials
+from sharedkernel.errors import ConfigError
+from sharedkernel.relay.credentials import (
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+    Credentials,
+    credentials_path,
+    find_credentials,
+)
 from sharedkernel.relay.gateway import KERNEL_NAME
 
 
@@ -36,4 +43,13 @@ class GatewayCommandApp(CommandApp):
             When there are none, or what is there cannot be used.
         """
         given = {URL_VARIABLE: self.gateway_url, TOKEN_VARIABLE: self.token}
-        return find_credentials(KERNEL_NAME, os.environ | {name: value for name, value in given.items() if value})
+        environment = os.environ | {name: value for name, value in given.items() if value}
+        try:
+            return find_credentials(KERNEL_NAME, environment)
+        except ConfigError as error:
+            if credentials_path(KERNEL_NAME).exists() or all(environment.get(name) for name in given):
+                raise
+            # For the user of `sharedkernel lab` there is nothing to install.
+            raise ConfigError(
+                f"{error} Beside `sharedkernel lab` it works in a terminal of that JupyterLab (File, New, Terminal)."
+            ) from None

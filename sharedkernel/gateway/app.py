@@ -113,14 +113,20 @@ class SharedKernelGateway(CommandApp, ServerApp):
     # Only these of the server's own services are there; the rest of the routes is in handlers.py.
     default_services = ("api", "kernelspecs")  # type: ignore[assignment]
 
-    runtime_dir = Unicode(help="Private directory where gateway and executor meet.").tag(config=True)
+    runtime_dir = Unicode(
+        help="Private directory where gateway and executor meet. Default: $XDG_RUNTIME_DIR/sharedkernel, or "
+        "/tmp/sharedkernel-UID where there is none."
+    ).tag(config=True)
     identity = Enum(
         ["single", "tokens", "jupyterhub"],
         "single",
         help="Who users are: `single` (you, with one generated token), `tokens` (see `sharedkernel token`) or "
         "`jupyterhub` (its users, with tokens of the hub).",
     ).tag(config=True)
-    tokens_file = Unicode(help="The file of users' tokens, for identity `tokens`.").tag(config=True)
+    tokens_file = Unicode(
+        help="The file of users' tokens, for identity `tokens`. Default: `sharedkernel_tokens.json` in Jupyter's "
+        "configuration directory."
+    ).tag(config=True)
     hub_cache_seconds = Integer(
         60,
         min=0,

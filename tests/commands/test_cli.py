@@ -44,6 +44,18 @@ def test_commands_start_without_a_grammar_that_nobody_needs() -> None:
     assert "rfc3987_syntax.syntax_helpers" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["gateway", "executor", "status"])
+def test_help_says_a_default_once_and_as_it_is(command: str) -> None:
+    """Not that of the class that an option came from, nor that there is none."""
+    text = sharedkernel(command, "--help").stdout
+    assert not any(f"Default: {nothing}" in text for nothing in ("''", "0\n", "<", "{}"))
+    options = text.split("\n--")[1:]
+    assert all(option.count("Default: ") <= 1 for option in options)
+    if command == "gateway":
+        assert any(option.startswith("port") and "Default: 8585" in option for option in options)
+        assert any(option.startswith("runtime-dir") and "$XDG_RUNTIME_DIR" in option for option in options)
+
+
 def test_help_lists_every_command() -> None:
     """The top-level help names all commands."""
     text = sharedkernel("--help").stdout
@@ -55,6 +67,9 @@ def test_help_lists_every_command() -> None:
     [
         (["frobnicate"], "there is no command 'frobnicate'; the commands are demo, lab"),
         (["--frobnicate=1"], "there is no option --frobnicate"),
+        (["lab", "--no-browser"], "goes behind `--`, as in `sharedkernel lab -- --no-browser`."),
+        (["lab", "--capacity", "1GiB", "--port", "90", "--", "x"], "as in `sharedkernel lab -- --port 90`."),
+        (["lab", "--capacity"], "expected one argument; see `sharedkernel lab --help`"),
         (["status", "--gatway-url", "x"], "unrecognized arguments: --gatway-url; see `sharedkernel status --help`"),
         (["status", "--token"], ": expected one argument; see `sharedkernel status --help`"),
         (["status", "extra"], "'extra' is not understood; see `sharedkernel status --help`"),

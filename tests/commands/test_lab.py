@@ -34,6 +34,18 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
         return None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="JupyterLab minds root alone")
+def test_lab_says_how_root_may_run_it(tmp_path: Path) -> None:
+    """JupyterLab's own advice is no option of this command."""
+    environment = os.environ | {"TMPDIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
+    arguments = ["lab", "--capacity", "1GiB", "--", "--no-browser", f"--port={free_port()}"]
+    lab = subprocess.run(
+        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert lab.returncode == 1
+    assert lab.stderr.endswith("`sharedkernel lab -- --allow-root`.\n")
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, signum: signal.Signals) -> None:
     """The kernelspec is the default, a kernel starts, and the end leaves no process, nor a file if it had a chance."""

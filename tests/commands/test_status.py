@@ -14,6 +14,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,19 @@ def test_what_cannot_be_asked_is_one_sentence(stack: LocalStack, environment: di
     assert done.returncode == 1
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("given", "has_hint"), [((), True), (("--gateway-url", "x", "--token", "y"), False)])
+def test_who_installed_nothing_is_told_of_both_ways(tmp_path: Path, given: tuple[str, ...], has_hint: bool) -> None:
+    """To install, or to type it where `sharedkernel lab` makes the gateway known; but not where that is no matter."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("SHAREDKERNEL_")}
+    variables |= {"JUPYTER_CONFIG_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [*COMMAND, "status", *given], capture_output=True, text=True, timeout=60, env=variables, check=False
+    )
+    assert done.returncode == 1
+    assert ("knows no gateway yet; run `sharedkernel install" in done.stderr) == has_hint
+    assert ("Beside `sharedkernel lab` it works in a terminal of that JupyterLab" in done.stderr) == has_hint
 
 
 def test_options_go_before_the_environment(stack: LocalStack) -> None:

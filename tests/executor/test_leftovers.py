@@ -85,3 +85,29 @@ def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
         process.close()
     assert [daemon for daemon in daemons if daemon.is_running()] == []
     assert daemons
+
+
+def test_a_stopped_executor_says_what_runs_on() -> None:
+    """And what ends it: the next one, if it is told to."""
+    process = ExecutorProcess("--spares", "0")
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            pid = notebook.record.pid
+            process.process.terminate()
+            assert await asyncio.to_thread(process.process.wait) == 0
+            assert "stopping; 1 sessions and the warm parent run on: the next executor adopts them" in process.log()
+            assert psutil.pid_exists(pid)
+            process.options = ("--end-sessions-on-exit",)
+            process.start()
+            await executor.connect()
+            process.process.terminate()
+            assert await asyncio.to_thread(process.process.wait) == 0
+            assert not psutil.pid_exists(pid)
+            assert process.log().count("run on") == 1
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.close()
