@@ -466,23 +466,23 @@ class SessionKernels(AsyncMappingKernelManager):
     async def status(self) -> dict[str, Any]:
         """Return the status document of all devices, nothing hidden.
 
+        Sessions that were shut down and linger have ``lingering_seconds``: how much longer they stay.
+
         Raises
         ------
         ExecutorUnavailable
             When no executor answers.
         """
         devices = Counter(kernel.device for kernel in self._kernels.values())
-        Sessions that were shut down and linger have ``lingering_seconds``: how much longer they stay.
-
         document: dict[str, Any] = await self.executors.status(devices.__getitem__)
+        for session in document["sessions"]:
+            session["lingering_seconds"] = self.lingering.seconds_left(session["id"])
         return document
 
     async def policies(self) -> dict[str, str]:
         """Return by which policy each device that answers serves, by its name."""
         documents = await self.executors.documents()
         if not documents:
-        for session in document["sessions"]:
-            session["lingering_seconds"] = self.lingering.seconds_left(session["id"])
             raise self.executors.unavailable()
         return {name: document["device"]["policy"] for name, document in documents.items()}
 

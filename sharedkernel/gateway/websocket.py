@@ -371,10 +371,10 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     def _send_status_message(self, status: str) -> None:
         # For our relay: why the process is no longer there, or that the user has asked for another one.
         content = {"execution_state": status, "message": self.kernel_manager.reason}
-        self._send("iopub", "status", content, {})
-
         if self.kernel_manager.is_attaching:
             content[ATTACHED] = True
+        self._send("iopub", "status", content, {})
+
     def _on_zmq_reply(self, stream: Any, msg_list: Any) -> None:
         if self.subprotocol == WEBSOCKET_PROTOCOL:
             self._write(serialize_msg_to_ws_v1(msg_list, stream.channel))
