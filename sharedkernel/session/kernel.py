@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
+from sharedkernel.session import data_limit
 from sharedkernel.session.cell_source import SourceReader
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.gate import Gate
@@ -74,10 +76,41 @@ def _unaware_of_modules() -> Iterator[None]:
 class SessionShell(ErrorTranslation, ZMQInteractiveShell):
     """IPython's shell, with loops that report, errors that carry figures, a `%pip` of the user's own, and `%shared`."""
 
+    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+        """Have errors reach the client that IPython cannot format."""
+        super().init_traceback_handlers(custom_exceptions)
+        formatted = self.InteractiveTB.structured_traceback
+        self.InteractiveTB.structured_traceback = _or_plain(formatted)  # type: ignore[method-assign]
+
+    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """Show an error, though the session may be at its memory's limit: to show it takes some, too."""
+        with data_limit.lifted():
+            super().showtraceback(*args, **kwargs)
+
     def init_magics(self) -> None:
         """Register IPython's magics, then ours over them."""
         super().init_magics()
         self.register_magics(PackageMagics, SharedMagics)
+
+
+def _or_plain(formatted: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Return *formatted*, which formats a traceback as Python itself does should it fail.
+
+    IPython prints both errors then, and clients hear of none. So it is in Python 3.11 for an interrupt between two
+    lines, where a frame has no line number: for one in some hundred that end a training.
+    """
+
+    def structured_traceback(kind: Any, error: Any, trace: Any = None, *args: Any, **kwargs: Any) -> list[str]:
+        try:
+            return formatted(kind, error, trace, *args, **kwargs)
+        except Exception:
+            try:
+                lines = traceback.format_exception(kind, error, trace)
+            except Exception:
+                lines = traceback.format_exception_only(kind, error)
+            return "".join(lines).splitlines()
+
+    return structured_traceback
 
 
 class SessionKernel(IPythonKernel):

@@ -25,7 +25,6 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.paths import make_private_directory
+from sharedkernel.session import data_limit
 from sharedkernel.session.storages import Region, Survey
 from sharedkernel.units import format_bytes
 
@@ -106,7 +106,9 @@ class Away:
             When the file cannot be read or the system has no memory.
         """
         done = 0
-        with _unlimited():
+        # What comes back was counted against the limit before it went, but together with free memory of the heap, which
+        # one that was set since then leaves out.
+        with data_limit.lifted():
             try:
                 for piece, offset in self._pieces():
                     pause(done)
@@ -309,21 +311,3 @@ def _map(region: Region, protection: int, flags: int, descriptor: int, offset: i
     if _libc.mmap(region.address, region.size, protection, flags, descriptor, offset) == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-@contextlib.contextmanager
-def _unlimited() -> Iterator[None]:
-    """Lift the limit on private memory.
-
-    What comes back was counted against it before it went, but together with free memory of the heap that a limit set
-    since then leaves out. User code does not run meanwhile.
-    """
-    limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if limit != hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    try:
-        yield
-    finally:
-        # The executor may have set another one meanwhile, which holds.
-        if limit != hard and resource.getrlimit(resource.RLIMIT_DATA)[0] == hard:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -155,10 +155,14 @@ class SessionUnderTest:
         return self.reply(self.client.execute(code, **options))
 
     def reply(self, request: str) -> dict[str, Any]:
-        """Return the content of the reply to *request*, with what the cell printed (`text`) and showed (`shown`)."""
+        """Return the content of the reply to *request*, with what the cell printed (`text`) and showed (`shown`).
+
+        Names of errors that clients heard of are its `errors`.
+        """
         deadline = time.monotonic() + PATIENCE
         texts: list[str] = []
         shown: list[str] = []
+        errors: list[str] = []
         while True:
             message = self.client.get_iopub_msg(timeout=deadline - time.monotonic())
             if message["parent_header"].get("msg_id") != request:
@@ -169,12 +173,14 @@ class SessionUnderTest:
                     texts.append(content["text"])
                 case "display_data" | "update_display_data":
                     shown.append(content["data"]["text/plain"])
+                case "error":
+                    errors.append(content["ename"])
                 case "status" if content["execution_state"] == "idle":
                     break
         while True:
             message = self.client.get_shell_msg(timeout=deadline - time.monotonic())
             if message["parent_header"].get("msg_id") == request:
-                return {**message["content"], "text": "".join(texts), "shown": shown}
+                return {**message["content"], "text": "".join(texts), "shown": shown, "errors": errors}
 
     def request(self, kind: str, content: dict[str, Any]) -> str:
         """Send a request of the shell channel; return its id."""

@@ -1,0 +1,39 @@
+"""Errors of cells, as clients hear of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.session.harness import SessionUnderTest
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SessionUnderTest]:
+    """Yield a session that runs the cells of all tests here."""
+    with SessionUnderTest() as session:
+        yield session
+
+
+def test_an_error_that_cannot_be_formatted_is_shown_plainly(session: SessionUnderTest) -> None:
+    """As where an interrupt comes between two lines in Python 3.11, and IPython finds no line's number."""
+    reply = session.run(
+        "def fail(): raise KeyError('here')\nfail.__code__ = fail.__code__.replace(co_linetable=b'')\nfail()"
+    )
+    assert reply["errors"] == ["KeyError"]
+    assert reply["traceback"][-1] == "KeyError: 'here'"
+    assert reply["text"] == ""
+
+
+def test_an_error_is_shown_in_full_at_the_memory_limit(session: SessionUnderTest) -> None:
+    """What formats it needs memory, too; then the limit holds again."""
+    reply = session.run(
+        "import psutil, resource, torch\n"
+        "limit = psutil.Process().memory_info().data + (4 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (limit, -1))\n"
+        "torch.ones(16 << 20)"
+    )
+    assert reply["errors"] == ["RuntimeError"]
+    assert any("torch.ones" in line for line in reply["traceback"])
+    assert session.run("print(resource.getrlimit(resource.RLIMIT_DATA)[0] == limit)")["text"] == "True\n"
