@@ -131,9 +131,19 @@ class LabPage:
         expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
 
     def show_panel(self) -> None:
-        """Open the panel."""
-        self.command("Show Shared GPU")
-        expect(self.panel).to_be_visible()
+        """Open the panel.
+
+        A page that is still being opened puts its sidebars as they were at last, after the command.
+        """
+        deadline = time.monotonic() + PATIENCE / 1000
+        while True:
+            self.command("Show Shared GPU")
+            try:
+                expect(self.panel).to_be_visible(timeout=_RETRY)
+                return
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
 
     # --- what a person sees -------------------------------------------------------------------------------------------
 
