@@ -98,10 +98,13 @@ class Supervisor:
 
     def _adopt(self) -> list[KeptSession]:
         assert self._keeper is not None
-        self._keeper.send(protocol.GetAll())
+        keeper = self._keeper
         adopted: list[KeptSession] = []
+        # Should the keeper have ended just now, that is noticed as at any other time, and the rest is found without it.
+        with contextlib.suppress(OSError):
+            keeper.send(protocol.GetAll())
         while True:
-            message, descriptors = self._keeper.receive()
+            message, descriptors = keeper.receive()
             if not isinstance(message, protocol.Kept):
                 return adopted
             if message.key.startswith(KEY_PREFIX):
@@ -110,7 +113,8 @@ class Supervisor:
             kept = _read_kept(message.data)
             page = None if kept is None or not descriptors else _open_page(kept, descriptors)
             if kept is None or page is None:
-                self._keeper.send(protocol.Delete(key=message.key))
+                with contextlib.suppress(OSError):
+                    keeper.send(protocol.Delete(key=message.key))
                 continue
             self._take_over(kept, page)
             adopted.append(kept)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -16,8 +17,9 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.executor.packets import connect
+from sharedkernel.executor.packets import connect, listen
 from sharedkernel.executor.sessions import KeptSession
+from sharedkernel.executor.supervisor import Supervisor
 from sharedkernel.executor.totals import JOURNAL_NAME
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
@@ -221,6 +223,20 @@ def test_sessions_outlive_an_executor_and_its_keeper(fifo_process: ExecutorProce
                 assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
                 assert (await notebook.run("float(x.sum())")).text == "15.0"
                 await executor.replace()
+
+    asyncio.run(main())
+
+
+def test_a_keeper_may_end_when_it_is_asked(tmp_path: Path) -> None:
+    """The executor starts without it, as if it had ended earlier."""
+
+    async def main() -> None:
+        supervisor = Supervisor(tmp_path, Mock(), Mock(), {})
+        with listen(str(tmp_path / KEEPER_SOCKET)) as listener:
+            supervisor._keeper = connect(str(tmp_path / KEEPER_SOCKET), protocol.FromKeeper)
+            listener.accept()[0].close()
+        assert supervisor._adopt() == []
+        supervisor._keeper.close()
 
     asyncio.run(main())
 
