@@ -33,7 +33,8 @@ class DemoApp(StackCommandApp):
     name = "demo"
     description = """
         Run three people's notebooks on one device of this machine at the same time: a long training, a
-        hyper-parameter sweep, and somebody who explores data in short cells. Takes about a minute.
+        hyper-parameter sweep, and somebody who explores data in short cells. Takes about a minute on
+        a quiet machine, and several on a small or busy one.
 
         Exits with 1 if a notebook failed or a tensor changed between two cells.
     """
