@@ -47,7 +47,7 @@ from sharedkernel.executor.isolation import Isolation, IsolationOptions
 from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.executor.requests import check_reclaim, check_start
-from sharedkernel.executor.sessions import SessionProcess, describe_end, real_user, start_time
+from sharedkernel.executor.sessions import KeptSession, SessionProcess, describe_end, real_user, start_time
 from sharedkernel.executor.shelves import Room, Shelves
 from sharedkernel.executor.spares import Spares
 from sharedkernel.executor.supervisor import Supervisor, send_signal
@@ -172,7 +172,7 @@ class ExecutorService:
         self._grants.users.recall(self._totals.open(), attained)
         for session in kept:
             if (process := self._supervisor.processes.get(session.process)) is not None:  # not ended meanwhile
-                self._adopt(process, session.attained)
+                self._adopt(process, session)
         self._shelves.on_change = self._grants.shelf_changed
         self._shelves.start()
         self._channel.start()
@@ -225,14 +225,15 @@ class ExecutorService:
 
     # --- adoption -----------------------------------------------------------------------------------------------------
 
-    def _adopt(self, process: SessionProcess, attained: float) -> None:
+    def _adopt(self, process: SessionProcess, kept: KeptSession) -> None:
         if not process.session:
             process.session = None  # whoever took this spare is gone
             if process.isolation != self._isolation.kind:  # it was not made ready for what its user will be
                 process.take()
                 self._spawn(self._supervisor.end(process))
             return
-        if process.isolation == "users" and real_user(process.pid) != process.uid:
+        if not kept.assigned or (process.isolation == "users" and real_user(process.pid) != process.uid):
+            # It may still have the folder, environment and rights of a spare.
             log.warning("ended session %s of %s: it was not assigned to its user yet", process.session, process.user)
             process.session = ""
             self._spawn(self._supervisor.end(process))
@@ -242,7 +243,7 @@ class ExecutorService:
             self._served.lane_desk.adopted(process)
         self._incarnation = max(self._incarnation, process.incarnation)
         self._adoption.expect(process)
-        self._grants.add(process, attained)
+        self._grants.add(process, kept.attained)
         if process.lingers_until is not None:
             self._lingering.resume(process)
         log.info("adopted session %s of %s", process.session, process.user)
@@ -525,6 +526,7 @@ class ExecutorService:
         if isinstance(message, protocol.Assigned):
             if process.assigned is not None and not process.assigned.done():
                 process.assigned.set_result(None)
+                self._supervisor.keep(process)  # which counts from now on
         elif not process.session:  # a spare has no user whose code could run
             return
         elif isinstance(message, protocol.WantEarlier):

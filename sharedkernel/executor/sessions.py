@@ -52,6 +52,8 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str | None = None
     lingers_until: float | None = None
     used: bool = True
+    #: it has said that it serves its session; until then nobody has come to it
+    assigned: bool = True
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,7 +77,7 @@ class SessionProcess:
     ready: asyncio.Future[None]
     #: set once it is reaped
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    #: done when it serves the session it was assigned
+    #: done when it serves the session it was assigned; None: it is a spare, or served it when it was adopted
     assigned: asyncio.Future[None] | None = None
     #: its control connection, while there is one
     transport: asyncio.WriteTransport | None = None
@@ -222,6 +224,7 @@ class SessionProcess:
             kernel=self.kernel,
             lingers_until=self.lingers_until,
             used=self.used,
+            assigned=self.assigned is None or self.assigned.done(),
         )
 
 

@@ -189,6 +189,43 @@ def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_started(st
     asyncio.run(main())
 
 
+def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExecutor) -> None:
+    """It would run its user's cells in the folder and environment of a spare; another is started in its place."""
+
+    async def main() -> None:
+        async with Executor(start_executor()) as executor:
+            records = executor.process.runtime_directory / RECORDS_DIRECTORY
+
+            def kept(session: str | None) -> list[KeptSession]:
+                found = []
+                for path in records.iterdir():
+                    with contextlib.suppress(OSError, *protocol.UNREADABLE):  # it is just being written
+                        found.append(msgspec.msgpack.decode(path.read_bytes(), type=KeptSession))
+                return [record for record in found if record.session == session]
+
+            async def has_spare() -> list[KeptSession]:
+                return kept(None)
+
+            (spare,) = await until(has_spare, "there is a spare")
+            os.kill(spare.pid, signal.SIGSTOP)
+            start = asyncio.create_task(executor.client.start_session("anew", protocol.Limits(user="ada")))
+
+            async def is_given_away() -> bool:
+                return [record.pid for record in kept("anew")] == [spare.pid]
+
+            await until(is_given_away, "the spare has a session")
+            await executor.replace()
+            with pytest.raises(ExecutorUnavailable):
+                await start
+            assert await executor.client.sessions() == []
+            notebook = await executor.notebook(session="anew")
+            assert notebook.record.pid != spare.pid
+            await executor.replace()
+            assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
+
+    asyncio.run(main())
+
+
 def test_no_executor_counts_as_one_before_it_did(process: ExecutorProcess) -> None:
     """A gateway tells two processes of one session by their numbers, also when no executor saw both."""
 
