@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor ru
 
 @pytest.fixture(scope="module")
 def stack(private_jupyter: object) -> Iterator[LocalStack]:
-    """Start an executor and a gateway for two users, one of whom may have a single session."""
-    quotas = {"users": {"grace": {"sessions": 1}}}
-    with WarmStack(users=["ada", "grace"], capacity="1GiB", quotas=quotas) as stack:
+    """Start an executor and a gateway for three users: one may have a single session, one's sessions linger."""
+    quotas = {"users": {"grace": {"sessions": 1}, "mary": {"linger": "10m"}}}
+    with WarmStack(users=["ada", "grace", "mary"], capacity="1GiB", quotas=quotas) as stack:
         yield stack
 
 
@@ -68,6 +68,29 @@ def test_shutting_down_ends_the_session(stack: LocalStack) -> None:
         notebook.run("1")
         assert len(sessions(stack) - before) == 1
     assert sessions(stack) == before
+
+
+def test_an_earlier_session_is_back_without_alarm(stack: LocalStack) -> None:
+    """The client hears of no restart; the cell that asked says that it is done, or that there is none."""
+    first, second = (Notebook(stack.gateway_url, stack.token("mary")) for _ in range(2))
+    for notebook in (first, second):
+        notebook.environment["JPY_SESSION_NAME"] = "/home/mary/a.ipynb"
+    with first:
+        assert first.run("%shared attach").text().startswith("There is no earlier session of this notebook")
+        first.run("x = 41")
+    with second:
+        message_id = second.client.execute("%shared attach")
+        states, text = [], ""
+        while "is back, with its variables." not in text:
+            message = second.client.get_iopub_msg(timeout=TIMEOUT)
+            states.append(message["content"].get("execution_state"))
+            if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "stream":
+                assert message["content"]["name"] == "stdout" or "`%shared attach`" in message["content"]["text"]
+                text += message["content"]["text"]
+        assert "takes the place of this one" in text
+        assert second.client.get_shell_msg(timeout=TIMEOUT)["content"]["status"] == "ok"
+        assert second.run("print(x + 1)").text() == "42\n"
+        assert "restarting" not in states
 
 
 def test_a_crash_is_explained_and_survived(notebook: Notebook) -> None:
