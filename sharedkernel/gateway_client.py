@@ -52,6 +52,10 @@ def fetch_status(url: str, token: str, *, ca_file: str | None = None, timeout: f
         raise _refusal(url, error) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
+        if url.startswith("http:") and isinstance(why, ConnectionResetError):  # what TLS makes of a plain request
+            raise GatewayUnavailable(
+                f"what answers at {url} hung up ({why}); if the gateway encrypts, its address begins with https://."
+            ) from None
         raise GatewayUnavailable(f"no gateway answers at {url} ({why}); is it running, is the address right?") from None
     if not (isinstance(status, dict) and isinstance(status.get("device"), dict)):
         raise GatewayUnavailable(f"what answers at {url} is not a sharedkernel gateway.")

@@ -138,6 +138,12 @@ def test_the_notebooks_side_trusts_the_authority_that_it_was_told(encrypted: Enc
         fetch_status(encrypted.url, encrypted.token)
 
 
+def test_who_speaks_without_encryption_is_told_of_https(encrypted: Encrypted) -> None:
+    """The network's word for it, a reset connection, would not say so."""
+    with pytest.raises(GatewayUnavailable, match=r"hung up .*; if the gateway encrypts, its address begins with https"):
+        fetch_status(encrypted.url.replace("https:", "http:"), encrypted.token)
+
+
 def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_path: Path) -> None:
     """`install --ca` checks and keeps it; `status` uses it."""
     environment = os.environ | {"JUPYTER_CONFIG_DIR": str(tmp_path / "config"), "HOME": str(tmp_path)}
