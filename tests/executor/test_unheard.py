@@ -13,7 +13,7 @@ from tests.executor.devices.support import make_process
 from tests.executor.harness import Executor, ExecutorProcess, until
 
 #: hold the interpreter, so that the process can greet nobody
-_DEAF = "import ctypes; ctypes.PyDLL(None).sleep(5)"
+_DEAF = "import ctypes; ctypes.PyDLL(None).sleep(10)"
 
 
 def make_peer(name: str) -> Connection:
