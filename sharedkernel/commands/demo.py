@@ -95,6 +95,8 @@ def _watch(runs: NotebookRuns, stack: LocalStack, console: Console) -> tuple[dic
     fairness = FairnessMeter()
     started_at = time.monotonic()
     runs.start()
+    if not console.is_terminal:
+        console.print("They run, for a minute or several; each says when it has ended.")
     said: set[str] = set()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:

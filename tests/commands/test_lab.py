@@ -7,10 +7,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.commands.support import COMMAND, processes_of, wait_until
@@ -58,6 +60,7 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, signum:
         "TMPDIR": str(directory),
         "HOME": str(tmp_path),
         "JUPYTER_RUNTIME_DIR": str(work / "run"),
+        "PATH": "/usr/bin:/bin",
     }
     arguments = [
         "lab", "--capacity", "1GiB", "--", "--no-browser", "--allow-root", f"--port={port}", f"--notebook-dir={work}",
@@ -71,6 +74,9 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, signum:
         specs = ask(f"{url}/api/kernelspecs")
         assert specs["default"] == "shared-gpu"
         assert specs["kernelspecs"]["shared-gpu"]["spec"]["display_name"] == "Shared GPU (PyTorch)"
+        (server,) = (child for child in psutil.Process(lab.pid).children() if "jupyterlab" in child.cmdline())
+        # Terminals know this environment's commands, also where it is not active.
+        assert server.environ()["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
         assert ask(f"{url}/api/kernels", {"name": "shared-gpu"})["id"]
         (stack,) = directory.glob("sk-*")
         assert processes_of(stack)
