@@ -113,8 +113,12 @@ class Adoption:
                 self._adopt(record, device, busy=states.get(session, "idle") not in IDLE_STATES)
         own = {kernel.session_id: kernel for kernel in kernels.all() if kernel.device == device}
         for session, kernel in own.items():
-            if session not in records and not kernel.is_changing:
+            if kernel.is_changing:
+                continue
+            if session not in records:
                 kernels.spawn(kernel.died("Your session ended while the gateway and the executor were apart."))
+            elif records[session].lingers is not None:  # it was shut down, though nobody heard that it was done
+                kernels.drop(kernel)
         self._adopted.add(device)
         if not self.missing():
             self._gathered.set()
@@ -127,7 +131,7 @@ class Adoption:
             self._settle(kernel, record, device, busy=busy)
             return
         if kernel is not None:
-            if not kernel.is_changing and kernel.incarnation != record.incarnation:
+            if not kernel.is_changing and not kernel.follows(record):
                 # As when an executor ended between starting a process and saying so. Clients that came meanwhile have
                 # spoken to the one before.
                 kernel.follow(record, busy=busy)
@@ -153,9 +157,12 @@ class Adoption:
         log.info("adopted kernel %s of %s", kernel_id, record.user)
 
     def _settle(self, kernel: SessionKernel, record: SessionRecord, device: str, *, busy: bool) -> None:
-        """Choose between two sessions of one kernel: whoever put an earlier one in its place did not end the other."""
+        """Choose between two sessions of one kernel: whoever put an earlier one in its place did not end the other.
+
+        One that is brought back is counted anew, so it is the last of them.
+        """
         executors = self._kernels.executors
-        if record.session == kernel.kernel_id:
+        if record.incarnation < kernel.incarnation:
             self._kernels.spawn(executors[device].end_session(record.session))
             return
         self._kernels.spawn(executors[kernel.device].end_session(kernel.session_id))

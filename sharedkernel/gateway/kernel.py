@@ -320,6 +320,12 @@ class SessionKernel(ServerKernelManager):
             websocket.open_channels()
         self.drop_backlog()
         self.start_restarter()
+        self._sessions.on_followed(self)
+
+    def follows(self, record: SessionRecord) -> bool:
+        """Whether it speaks to the process of *record*, and has it for alive."""
+        own = self.record
+        return self._alive and own is not None and (own.pid, own.incarnation) == (record.pid, record.incarnation)
 
     async def died(self, message: str) -> None:
         """Meet the end of its process, which nobody asked for: tell the clients why and start another one.

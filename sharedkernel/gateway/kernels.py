@@ -45,6 +45,8 @@ _ENVIRONMENT_PREFIX = "KERNEL_"
 _ENVIRONMENT_SIZE = 16 * 1024
 #: time since its last activity for which an idle session still counts as in use when a new one is placed
 _LATELY = timedelta(minutes=10)
+#: news of ends that are kept for sessions that are just being started, adopted or brought back
+_MAX_EARLY_ENDS = 1000
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0
 
@@ -88,6 +90,8 @@ class SessionKernels(AsyncMappingKernelManager):
         self._starting_ids: set[str] = set()
         #: starts under way that name a client's place, by (user, client key)
         self._starting: dict[tuple[str, str], asyncio.Task[str]] = {}
+        #: news of ends of processes that no kernel followed when they came, by device, session and incarnation
+        self._early_ends: dict[tuple[str, str, int], SessionDied] = {}
         self._tasks: set[asyncio.Future[None]] = set()
 
     @default("kernel_manager_class")
@@ -417,6 +421,8 @@ class SessionKernels(AsyncMappingKernelManager):
             )
             try:
                 await kernel.linger(seconds)
+            except SessionNotFound:  # it ended just now
+                self.lingering.forget(kernel.session_id)
             except SharedKernelError:
                 self.lingering.forget(kernel.session_id)
                 raise
@@ -541,14 +547,32 @@ class SessionKernels(AsyncMappingKernelManager):
         """Meet the end of a session's process: unless it was asked for, another one is started."""
         self.lingering.forget(news.session)
         kernel = self._of_session(news.session, device)
-        if kernel is None or kernel.is_changing or kernel.incarnation != news.incarnation:
+        if kernel is None or news.incarnation > kernel.incarnation:
+            # It is just being started, adopted or brought back, or is nobody's.
+            self._early_ends[device, news.session, news.incarnation] = news
+            if len(self._early_ends) > _MAX_EARLY_ENDS:
+                del self._early_ends[next(iter(self._early_ends))]
+        else:
+            self.spawn(self._meet_end(kernel, news))
+
+    def on_followed(self, kernel: SessionKernel) -> None:
+        """Meet the end of the process that *kernel* speaks to from now on, should the news of it have come before."""
+        news = self._early_ends.pop((kernel.device, kernel.session_id, kernel.incarnation), None)
+        if news is not None:
+            self.spawn(self._meet_end(kernel, news))
+
+    async def _meet_end(self, kernel: SessionKernel, news: SessionDied) -> None:
+        # What is being ended or replaced may end; but whoever does that may fail, and have it for alive.
+        await kernel.wait_until_settled()
+        is_there = self._kernels.get(kernel.kernel_id) is kernel and kernel.has_kernel
+        if not is_there or (kernel.session_id, kernel.incarnation) != (news.session, news.incarnation):
             return
         self.log.info("session %s of %s: %s", news.session, kernel.user, news.message)
         if news.reason == "asked":
             kernel.reason = news.message
             self.drop(kernel)
         else:
-            self.spawn(kernel.died(news.message))
+            await kernel.died(news.message)
 
     def spawn(self, work: Any) -> asyncio.Future[None]:
         """Do *work* besides; what goes wrong is logged."""

@@ -83,6 +83,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     async def prepare(self) -> None:
         """Take this client's place, before the websocket is accepted; a stale connection of the same client goes."""
+        # Or up to 65,536 signatures of what the session says are kept, for each old client: some 10 MB.
+        self.session.digest_history_size = 0
         await self._register_session()
         await self.kernel_manager.wait_until_settled()
         self.websocket_handler.set_header(PROCESS_HEADER, self.kernel_manager.process)
@@ -255,7 +257,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         """Pass a message on to the session, or answer why not."""
         try:
             channel, header = self._check(incoming_msg)
-            if self._is_outdated:  # as the client has been told
+            if self._is_outdated:  # as the client has been told; it connects anew
+                self.websocket_handler.close()
                 return
             if len(incoming_msg) > self.max_message_bytes:
                 self._refuse(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
@@ -102,6 +104,62 @@ def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack
         async with grace.attach(kernel) as channels:
             assert (await channels.run("'x' in globals()"))["text"] == "False"
         await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_session_that_ends_before_its_start_is_heard_of_is_started_again(own_stack: Stack) -> None:
+    """A gateway that was busy reads both news at once."""
+    grace = own_stack.client("grace")
+    gateway = own_stack.gateway.process
+    assert gateway is not None
+
+    async def scenario() -> None:
+        executor = ExecutorClient(own_stack.runtime_directory)
+        await executor.connect()
+        starting = asyncio.create_task(grace.request("POST", "/api/kernels", {"name": "shared-gpu"}))
+        records = own_stack.runtime_directory / RECORDS_DIRECTORY
+        while not list(records.iterdir()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        gateway.send_signal(signal.SIGSTOP)
+        try:
+            while not (there := await executor.sessions()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # it becomes ready, and the news of that is on the way
+            os.kill(there[0].pid, signal.SIGKILL)
+            while await executor.sessions():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        finally:
+            gateway.send_signal(signal.SIGCONT)
+        answer = await starting
+        kernel = answer.body["id"] if answer.status == 201 else await grace.start()  # it was not ready yet
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("1 + 1"))["text"] == "2"
+        await grace.end(kernel)
+        await executor.close()
+
+    run(scenario())
+
+
+def test_a_session_that_ends_as_it_is_shut_down_is_gone(own_stack: Stack) -> None:
+    """It is no error, and no kernel is left that nothing answers for."""
+    grace = own_stack.client("grace")
+    executor = own_stack.executor.process
+    assert executor is not None
+
+    async def scenario() -> None:
+        kernel = await grace.start(KERNEL_NOTEBOOK="a.ipynb")
+        async with grace.attach(kernel) as channels:
+            pid = int((await channels.run("import os; os.getpid()"))["text"])
+        executor.send_signal(signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            ending = asyncio.create_task(grace.end(kernel))
+            await asyncio.sleep(0.5)  # the request is under way; should it be late, it finds another session
+        finally:
+            executor.send_signal(signal.SIGCONT)
+        await ending
+        assert (await grace.request("GET", "/api/kernels")).body == []
 
     run(scenario())
 
