@@ -50,7 +50,10 @@ class ExecutorApp(CommandApp):
     reserve = Unicode(
         "", help="Device memory kept free, such as 256MiB; empty: none on the host, 2 % of a GPU (at least 512MiB)."
     ).tag(config=True)
-    runtime_dir = Unicode(help="Private directory where gateway and executor meet.").tag(config=True)
+    runtime_dir = Unicode(
+        help="Private directory where gateway and executor meet. Default: $XDG_RUNTIME_DIR/sharedkernel, or "
+        "/tmp/sharedkernel-UID where there is none."
+    ).tag(config=True)
     policy = Unicode(
         PolicyName.FAIR, help=f"Who is served first: one of {', '.join(f'`{name}`' for name in PolicyName)}."
     ).tag(config=True)
@@ -64,7 +67,8 @@ class ExecutorApp(CommandApp):
     ).tag(config=True)
     growth_patience = Union(
         [Float(), Unicode()],
-        default_value="30s",
+        # others have to end their cells, and be idle for their `offload_after`, until their memory can be moved
+        default_value="5m",
         help="How long a cell waits for memory that it comes to need in its middle, before it gets an error.",
     ).tag(config=True)
     parallel_lanes = Int(

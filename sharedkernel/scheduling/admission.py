@@ -142,9 +142,9 @@ class Admission:
         """Return when *session* has waited for as long as one that holds memory itself may."""
         return session.waiting_since + self.config.growth_patience
 
-    def refuse_wait(self, session: Session) -> Refuse:
-        """Return the refusal of *session*'s want, which waited in vain."""
-        return refuse_wait(session, self.ledger, self.users.values())
+    def refuse_wait(self, session: Session, *, waited: float = 0.0) -> Refuse:
+        """Return the refusal of *session*'s want, which would wait in vain, or has *waited* for too long."""
+        return refuse_wait(session, self.ledger, self.users.values(), waited)
 
     def _has_expired(self, session: Session, now: float) -> bool:
         return session.growth > 0 and now >= self.patience_ends(session)
@@ -199,7 +199,7 @@ class Admission:
                     if other.overtaken_at is None:
                         other.overtaken_at = now
             elif self._has_expired(session, now):
-                result.refused.append(self.refuse_wait(session))
+                result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
             else:
                 passed.append(session)
                 if is_behind:

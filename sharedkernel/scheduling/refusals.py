@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from sharedkernel.scheduling.actions import Refuse
 from sharedkernel.scheduling.ledger import Ledger
 from sharedkernel.scheduling.model import Session, User
-from sharedkernel.units import format_bytes
+from sharedkernel.units import format_bytes, format_seconds
 
 
 def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
     """Return why *session*'s want cannot be met as things are, whoever leaves; None: it can, sooner or later."""
     user, resident, need = session.user, session.memory.resident, session.wanted
     if user.quota is not None and (user.persistent >= user.quota or (need or 0) > user.quota - user.persistent):
-        wanted = "more" if need is None else f"{format_bytes(need)} more while it runs"
+        wanted = f"{format_bytes(need)} more while it runs" if need else "more memory"
         return _over_quota(session, f"this needs {wanted}", user.quota)
     room = ledger.capacity - ledger.reserve - resident
     if (1 if need is None else need) > room:
@@ -61,8 +61,8 @@ def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | No
     return None
 
 
-def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User]) -> Refuse:
-    """Return the refusal of *session*'s want, which waited in vain: it says who of *users* holds what."""
+def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User], waited: float) -> Refuse:
+    """Return the refusal of *session*'s want: it says who of *users* holds what, after how many seconds of waiting."""
     if session.growth:
         wanted = f"{format_bytes(session.growth)} more than it has"
     else:
@@ -72,8 +72,9 @@ def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User]) -> Refu
     parts = [f"user {name} keeps {format_bytes(held[name])}" for name in holders]
     parts.append(f"{format_bytes(ledger.lanes)} are set aside for iterations")
     free = f"{format_bytes(max(0, ledger.free))} of {format_bytes(ledger.capacity)}"
+    after = f" after {format_seconds(waited)} of waiting" if waited else ""
     message = (
-        f"this needs {wanted}, but only {free} are free: {', '.join(parts)}; "
+        f"this needs {wanted}, but only {free} are free{after}: {', '.join(parts)}; "
         "free tensors, use smaller batches, or try again when other notebooks have finished or were offloaded."
     )
     return Refuse(session=session.id, reason="memory", message=message)

@@ -163,9 +163,9 @@ def test_growth_is_refused_after_its_time_with_who_holds_what(sched: Desk) -> No
     refusal = refused(sched.tick(30.0))
     assert (refusal.session, refusal.reason) == ("ada", "memory")
     assert refusal.message == (
-        "this needs 300 MiB more than it has, but only 100 MiB of 1000 MiB are free: user cleo keeps 200 MiB, "
-        "700 MiB are set aside for iterations; free tensors, use smaller batches, or try again when other notebooks "
-        "have finished or were offloaded."
+        "this needs 300 MiB more than it has, but only 100 MiB of 1000 MiB are free after 30.0 s of waiting: user cleo "
+        "keeps 200 MiB, 700 MiB are set aside for iterations; free tensors, use smaller batches, or try again when "
+        "other notebooks have finished or were offloaded."
     )
     assert (sched.state("ada"), sched.view("ada").lane) == ("ready", 1)
     sched.release("bob", "cell")
