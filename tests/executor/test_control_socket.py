@@ -79,7 +79,7 @@ def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> None:
     async def main() -> None:
         await ExecutorClient(tmp_path).connect()
 
-    with pytest.raises(ExecutorUnavailable, match="start one with `sharedkernel executor`"):
+    with pytest.raises(ExecutorUnavailable, match="start one with `sharedkernel executor --runtime-dir"):
         asyncio.run(main())
 
 
