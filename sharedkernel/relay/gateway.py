@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from tornado.httpclient import HTTPClientError, HTTPRequest, HTTPResponse
-from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
+from tornado.iostream import StreamClosedError
+from tornado.simple_httpclient import HTTPStreamClosedError, HTTPTimeoutError, SimpleAsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
 
 from sharedkernel.errors import Refused, SharedKernelError
@@ -32,6 +33,8 @@ REQUEST_TIMEOUT = 60.0
 PING_INTERVAL = 30.0
 #: what tornado says of a request that got no answer in time, once a connection was there
 _CONNECTED_TIMEOUT = "Timeout during request"
+#: what a server that expects to be spoken to by TLS does with a request that is not
+_HUNG_UP = (ConnectionResetError, StreamClosedError, HTTPStreamClosedError)
 
 
 def kernel_of(environment: str) -> str:
@@ -211,6 +214,10 @@ class Gateway:
             return GatewayUnreachable(
                 f"the gateway at {self.url} is there but took too long to answer; try again, and if it stays so, ask "
                 "its admin to look at its log and at its executors'."
+            )
+        if self.url.startswith("http:") and isinstance(error, _HUNG_UP):
+            return GatewayUnreachable(
+                f"what answers at {self.url} hung up ({error}); if the gateway encrypts, its address begins with https://."
             )
         # 599 is tornado's own: there was no answer
         if not isinstance(error, HTTPClientError) or error.code == 599:

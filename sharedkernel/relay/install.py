@@ -150,7 +150,10 @@ class InstallApp(CommandApp):
             self._tell(f'Installed the kernel "{self._display_name(environment)}" in {place}')
         self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
         if warning is not None:
-            self._tell(f"sharedkernel: warning: {warning}", file=sys.stderr)
+            self._tell(
+                f"sharedkernel: warning: {warning} It was installed all the same; the token was not checked.",
+                file=sys.stderr,
+            )
 
     def _tell(self, text: str, *, file: TextIO | None = None) -> None:
         print(text, file=file)
@@ -208,6 +211,8 @@ async def _check(credentials: Credentials) -> list[str]:
 
     Raises what :class:`~sharedkernel.relay.gateway.Gateway` raises.
     """
+    # What it logs of certificates is said better by the error that follows.
+    logging.getLogger("tornado.general").setLevel(logging.ERROR)
     gateway = Gateway(credentials)
     try:
         return await gateway.check()

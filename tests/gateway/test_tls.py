@@ -155,7 +155,14 @@ def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_
         )  # fmt: skip
 
     install = ["install", "--gateway-url", encrypted.url, "--token", encrypted.token, "--prefix", str(tmp_path)]
-    assert "cannot be trusted" in command(*install).stderr
+    distrusted = command(*install).stderr
+    assert distrusted.startswith("sharedkernel: nothing was installed: the certificate of the gateway at")
+    assert "cannot be trusted" in distrusted
+    assert distrusted.count("\n") == 1
+    plain = encrypted.url.replace("https:", "http:")
+    unencrypted = command("install", "--gateway-url", plain, "--token", "x", "--prefix", str(tmp_path / "other")).stderr
+    assert f"what answers at {plain} hung up" in unencrypted
+    assert "its address begins with https://." in unencrypted
     assert "cannot be read as certificates" in command(*install, "--ca", str(tmp_path / "missing")).stderr
     assert command(*install, "--ca", encrypted.files.ca).returncode == 0
     kept = json.loads((tmp_path / "config" / "sharedkernel" / "shared-gpu.json").read_text())

@@ -74,6 +74,7 @@ def test_an_unreachable_gateway_is_a_warning(home: Path) -> None:
     ended = install("--gateway-url", url, "--token", "a-token")
     assert ended.returncode == 0
     assert ended.stderr.startswith(f"sharedkernel: warning: no gateway answers at {url}")
+    assert ended.stderr.endswith("It was installed all the same; the token was not checked.\n")
     assert (home / "data/kernels/shared-gpu/kernel.json").exists()
 
 
