@@ -344,7 +344,8 @@ class SessionKernels(AsyncMappingKernelManager):
         if allowed is not None and there >= allowed:
             raise QuotaExceeded(
                 f"{user} may have {allowed} session{'s' * (allowed != 1)} at a time and has {there}; "
-                "shut down one of them (in the panel Shared GPU, or its notebook's Kernel menu), or ask the admin for more."
+                "shut down one of them (in the panel Shared GPU, or its notebook's Kernel menu), or ask the admin for "
+                "more."
             )
 
     async def _end_what_lingers_beyond(self, user: str) -> None:
