@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def lifted() -> Iterator[None]:
-    """Lift the limit for what the session does itself, and user code does not."""
+    """Lift the limit for what the session does itself; of user code only an exception's own words are asked for."""
     limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if limit != hard:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
