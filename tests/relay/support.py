@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty
 from typing import Any, Self
 
 import psutil
@@ -240,6 +241,21 @@ class Notebook:
                 yield message
                 if until(message):
                     return
+
+    def wait_until_heard(self) -> None:
+        """Return once what the session publishes arrives here.
+
+        A stock server that meets the death of a kernel connects to the next one again while that starts, and loses
+        what it publishes before: a cell's outputs may be missing, its end too.
+        """
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Empty):
+                asked = self.client.kernel_info()
+                for _ in self.published(asked, until=_is_idle, deadline=time.monotonic() + 1.0):
+                    pass
+                return
+        raise AssertionError(f"nothing was heard of the session within {TIMEOUT:g} s")
 
     def wait_for_output(self, message_id: str, text: str) -> None:
         """Return once the cell has printed *text*."""
