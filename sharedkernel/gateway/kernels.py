@@ -318,8 +318,8 @@ class SessionKernels(AsyncMappingKernelManager):
         self._num_starting_on[device] += 1
         self._starting_ids.add(kernel_id)
         try:
-            notice = self.lingering.describe(self.lingering.find(user, session["notebook"]))
-            kernel = self.make_kernel(kernel_id, user=user, device=device, notice=notice, **session)
+            kernel = self.make_kernel(kernel_id, user=user, device=device, **session)
+            kernel.notice = self.lingering.describe(kernel)
             await kernel.start_kernel()
             self.register(kernel)
         except ExecutorUnavailable:
@@ -418,7 +418,12 @@ class SessionKernels(AsyncMappingKernelManager):
         if seconds and kernel.notebook is not None and kernel.has_kernel:
             # Before it is said: should the executor end it at once, the news of that comes before the answer.
             self.lingering.add(
-                kernel.session_id, device=kernel.device, user=kernel.user, notebook=kernel.notebook, seconds=seconds
+                kernel.session_id,
+                device=kernel.device,
+                user=kernel.user,
+                notebook=kernel.notebook,
+                incarnation=kernel.incarnation,
+                seconds=seconds,
             )
             try:
                 await kernel.linger(seconds)

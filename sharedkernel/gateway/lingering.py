@@ -4,7 +4,8 @@ A lingering session is no kernel any more: nobody sees it in the kernels API. It
 (`executor/lingering.py`), and tells a gateway that comes later. A new session of the same user and notebook starts
 clean and says what is there; ``%shared attach`` in it puts the earlier one in its place, under the same kernel id, so
 that its client notices no more than a restart. So it is with a session that is alive but was left by its client: when
-the user's Jupyter server was killed, or the notebook is opened on another machine.
+the user's Jupyter server was killed, or the notebook is opened on another machine. Of several, the last one started is
+brought back; one that a client still has stays with it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sharedkernel.errors import SessionNotFound, SharedKernelError
@@ -29,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between looks at whether the cell that asked for the earlier session has ended
 _CELL_INTERVAL = 0.05
+#: seconds that an earlier session's client gets to go: the relay of a killed Jupyter server takes a moment to notice
+_CLIENT_PATIENCE = 5.0
 
 _NOT_BACK = "The earlier session could not be brought back"
 
@@ -41,10 +42,17 @@ class Earlier:
     device: str
     user: str
     notebook: str | None
-    #: the kernel that it still is, without a client; None: it was shut down
+    #: of its process: a later one's is larger
+    incarnation: int
+    #: the kernel that it still is; None: it was shut down
     kernel: SessionKernel | None = None
     #: when it ends, on the event loop's axis; None: it does not by itself
     until: float | None = field(default=None, compare=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a client has it."""
+        return self.kernel is not None and bool(self.kernel.attached)
 
 
 class Lingering:
@@ -63,10 +71,10 @@ class Lingering:
         #: sessions that are just being put in another one's place: nobody else gets them
         self._promised: set[str] = set()
 
-    def add(self, session: str, *, device: str, user: str, notebook: str | None, seconds: float) -> None:
-        """Take note that a session was shut down, and stays for *seconds*."""
+    def add(self, session: str, *, seconds: float, **found: Any) -> None:
+        """Take note that a session was shut down, and stays for *seconds*; *found*: more of :class:`Earlier`."""
         until = asyncio.get_running_loop().time() + seconds
-        self._sessions[session] = Earlier(session=session, device=device, user=user, notebook=notebook, until=until)
+        self._sessions[session] = Earlier(session=session, until=until, **found)
 
     def adopt(self, device: str, records: list[SessionRecord]) -> None:
         """Take note of all that linger on *device*, as its executor says."""
@@ -78,6 +86,7 @@ class Lingering:
                 device=device,
                 user=record.user,
                 notebook=record.notebook,
+                incarnation=record.incarnation,
                 seconds=record.lingers or 0.0,
             )
 
@@ -102,26 +111,51 @@ class Lingering:
 
     # --- bringing back ------------------------------------------------------------------------------------------------
 
-    def find(self, user: str, notebook: str | None, *, besides: SessionKernel | None = None) -> Earlier | None:
-        """Return what *user* left of *notebook*: the session shut down last, else the last started without a client."""
-        if notebook is None:
+    def find(self, kernel: SessionKernel, *, open_too: bool = False) -> Earlier | None:
+        """Return the session of *kernel*'s user and notebook that was started last besides *kernel*.
+
+        Parameters
+        ----------
+        kernel
+            The one in whose place it would be.
+        open_too
+            Whether it may be one that a client has.
+        """
+        if kernel.notebook is None:
             return None
-        candidates = [found for found in self._sessions.values() if (found.user, found.notebook) == (user, notebook)]
-        found = chain(reversed(candidates), self._left(user, notebook, besides))
-        return next((earlier for earlier in found if earlier.session not in self._promised), None)
+        lingering = (found for found in self._sessions.values() if found.session not in self._promised)
+        candidates = [found for found in (*lingering, *self._alive(kernel)) if open_too or not found.is_open]
+        own = (kernel.user, kernel.notebook)
+        return max(
+            (found for found in candidates if (found.user, found.notebook) == own),
+            key=lambda found: found.incarnation,
+            default=None,
+        )
 
-    def _left(self, user: str, notebook: str, besides: SessionKernel | None) -> Iterator[Earlier]:
-        for kernel in sorted(self._kernels.all(), key=lambda kernel: kernel.incarnation, reverse=True):
-            is_same = (kernel.user, kernel.notebook) == (user, notebook) and kernel is not besides
-            if is_same and kernel.has_kernel and not kernel.attached:
-                yield Earlier(
-                    session=kernel.session_id, device=kernel.device, user=user, notebook=notebook, kernel=kernel
-                )
+    def _alive(self, besides: SessionKernel) -> list[Earlier]:
+        return [
+            Earlier(
+                session=kernel.session_id,
+                device=kernel.device,
+                user=kernel.user,
+                notebook=kernel.notebook,
+                incarnation=kernel.incarnation,
+                kernel=kernel,
+            )
+            for kernel in self._kernels.all()
+            if kernel is not besides and kernel.has_kernel and kernel.session_id not in self._promised
+        ]
 
-    def describe(self, earlier: Earlier | None) -> str | None:
-        """Return what a new session of the same notebook says of *earlier*."""
+    def describe(self, kernel: SessionKernel) -> str | None:
+        """Return what *kernel*, which is about to be started, is to say of the earlier session of its notebook."""
+        earlier = self.find(kernel, open_too=True)
         if earlier is None:
             return None
+        if earlier.is_open:
+            return (
+                "Another session of this notebook is open in another page or program; once it is closed there, "
+                "`%shared attach` brings it here in place of this one."
+            )
         left = ""
         if earlier.until is not None:
             left = f" for another {format_seconds(earlier.until - asyncio.get_running_loop().time())}"
@@ -136,21 +170,30 @@ class Lingering:
         What comes of it is told in the notebook: at first by the session, whose cell waits for that, then from here.
         """
         cell = kernel.activity.running_cell
-        earlier = self.find(kernel.user, kernel.notebook, besides=kernel)
+        earlier = self.find(kernel, open_too=True)
         if earlier is None:
             await kernel.notify("There is no earlier session of this notebook: it has ended, or there was none.")
             return
-        await kernel.notify("The earlier session takes the place of this one as soon as this cell has ended.")
-        while kernel.has_kernel and not _rests(kernel, cell):  # noqa: ASYNC110 (it does, or its process ends)
-            await asyncio.sleep(_CELL_INTERVAL)
-        if kernel.session_id == earlier.session:
+        clean = kernel.session_id
+        if earlier.is_open:
+            await kernel.notify(
+                "The last session of this notebook is open in another page or program; if it is closed there within "
+                f"{_CLIENT_PATIENCE:g} s, it takes the place of this one."
+            )
+        else:
+            await kernel.notify("The earlier session takes the place of this one as soon as this cell has ended.")
+        await self._wait_for_turn(kernel, cell)
+        if kernel.session_id != clean:
             return  # it was asked for twice, and is there
         # The cell may have taken long, and another page has the earlier session by now.
-        earlier = self.find(kernel.user, kernel.notebook, besides=kernel)
+        newest, earlier = self.find(kernel, open_too=True), self.find(kernel)
         if earlier is None:
-            kernel.tell(f"{_NOT_BACK}: another page has it by now, or it has ended.", cell)
+            kernel.tell(
+                f"{_NOT_BACK}: another page or program has it open, or it has ended. Close it there, then run "
+                "`%shared attach` again.",
+                cell,
+            )
             return
-        clean = kernel.session_id
         self._promised.add(earlier.session)
         try:
             end_clean = await kernel.become(earlier)
@@ -159,7 +202,10 @@ class Lingering:
             raise
         finally:
             self._promised.discard(earlier.session)
-        kernel.tell("The earlier session of this notebook is back, with its variables.", cell, "stdout")
+        back = "The earlier session of this notebook is back, with its variables."
+        if newest is not None and newest.session != earlier.session:
+            back += " It is not the last one: that is open in another page or program, and stays there."
+        kernel.tell(back, cell, "stdout")
         self.forget(earlier.session)
         if earlier.kernel is not None:
             self._kernels.drop(earlier.kernel)
@@ -169,6 +215,17 @@ class Lingering:
                 await end_clean()
             log.info("session %s of %s ended: %s is in its place", clean, kernel.user, earlier.session)
             await kernel.learn_whether_it_rests()
+
+    async def _wait_for_turn(self, kernel: SessionKernel, cell: dict[str, Any]) -> None:
+        """Return when *cell*, which asked, has ended, and the client of the last session has had its time to go."""
+        clock = asyncio.get_running_loop().time
+        patient_until = clock() + _CLIENT_PATIENCE
+        while kernel.has_kernel:
+            newest = self.find(kernel, open_too=True)
+            is_open = newest is not None and newest.is_open
+            if _rests(kernel, cell) and not (is_open and clock() < patient_until):
+                return
+            await asyncio.sleep(_CELL_INTERVAL)
 
 
 def _rests(kernel: SessionKernel, cell: dict[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from sharedkernel.relay.sockets import Connection
 log = logging.getLogger(__name__)
 
 #: seconds between looks at whether the client lives
-PARENT_INTERVAL = 5.0
+PARENT_INTERVAL = 1.0
 
 
 def client_key(connection_file: Path, key: bytes) -> str:

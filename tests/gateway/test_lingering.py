@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,16 +58,17 @@ async def end_at_once(client: Client) -> None:
 
 
 BACK = "The earlier session of this notebook is back, with its variables.\n"
+OLDER_BACK = f"{BACK[:-1]} It is not the last one: that is open in another page or program, and stays there.\n"
 
 
-async def attach(channels: Channels) -> None:
-    """Ask for the earlier session and wait until it is there, as the cell is told."""
+async def attach(channels: Channels, back: str = BACK) -> None:
+    """Ask for the earlier session and wait until it is there; the cell is told *back*."""
     cell = await channels.send("execute_request", {"code": "%shared attach", "silent": False})
     told = await channels.until("status", execution_state="idle")
     assert "takes the place of this one" in text_of(told, cell)
     restarting = await channels.until("status", execution_state="restarting")
     assert restarting[-1]["content"]["attached"] is True
-    assert text_of(await channels.until("stream", name="stdout"), cell) == BACK
+    assert text_of(await channels.until("stream", name="stdout"), cell) == back
 
 
 def text_of(messages: list[dict[str, Any]], cell: str) -> str:
@@ -78,6 +80,11 @@ def text_of(messages: list[dict[str, Any]], cell: str) -> str:
 async def rests(client: Client, kernel: str) -> bool:
     """Whether the gateway takes *kernel* for idle."""
     return (await client.request("GET", f"/api/kernels/{kernel}")).body["execution_state"] == "idle"
+
+
+async def is_left(client: Client, kernel: str) -> bool:
+    """Whether *kernel* has no client."""
+    return (await client.request("GET", f"/api/kernels/{kernel}")).body["connections"] == 0
 
 
 async def has_given_way(client: Client, session: str) -> None:
@@ -191,10 +198,10 @@ def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: S
             told = ""
             while "takes the place of this one" not in told:
                 told = (await waiting.until("stream", name="stdout"))[-1]["content"]["text"]
-            await attach(channels)
+            await attach(channels, OLDER_BACK)
             await has_given_way(ada, quick)
             go_on.touch()
-            while "another page has it by now" not in told:
+            while "another page or program has it open" not in told:
                 told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
             assert (await channels.run("x + 1"))["text"] == "42"
             assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
@@ -204,24 +211,26 @@ def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: S
 
 
 def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> None:
-    """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not offered."""
+    """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not taken."""
     ada = own_stack.client("ada")
 
     async def scenario() -> None:
-        old, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in ("here", "there")]
-        async with ada.attach(old) as left, ada.attach(new) as channels:
+        old = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="here")
+        async with contextlib.AsyncExitStack() as opened, ada.attach(old) as left:
             await left.run("x = 41")
-            assert "There is no earlier session" in (await channels.run("%shared attach"))["text"]
+            new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="there")
+            channels = await opened.enter_async_context(ada.attach(new))
+            refused = (await channels.run("%shared attach"))["text"]
+            assert "Another session of this notebook is open in another page or program" in refused
+            while "Close it there, then run `%shared attach` again" not in refused:
+                refused = (await channels.until("stream", name="stderr"))[-1]["content"]["text"]
             left.socket.close()
-            await until(lambda: is_left(old))
+            await until(lambda: is_left(ada, old))
             await attach(channels)
             assert (await channels.run("x + 1"))["text"] == "42"
         await has_given_way(ada, new)
         assert await kernels(ada) == [new]
         await end_at_once(ada)
-
-    async def is_left(kernel: str) -> bool:
-        return (await ada.request("GET", f"/api/kernels/{kernel}")).body["connections"] == 0
 
     run(scenario())
 
@@ -242,6 +251,67 @@ def test_of_several_that_were_left_the_last_started_is_brought_back(own_stack: S
 
     async def scenario() -> None:
         new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "2"
+        await has_given_way(ada, new)
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_one_that_is_just_being_left_is_waited_for(own_stack: Stack) -> None:
+    """The relay of a killed Jupyter server goes a moment later: an older session would not be what the user had."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        older, last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "abc"]
+        async with ada.attach(older) as channels:
+            await channels.run("x = 1")
+        async with ada.attach(last) as left, ada.attach(new) as channels:
+            await left.run("x = 2")
+            await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+            told = ""
+            while "if it is closed there within 5 s" not in told:
+                told = (await channels.until("stream"))[-1]["content"]["text"]
+            left.socket.close()
+            await channels.until("status", execution_state="restarting")
+            assert (await channels.run("x"))["text"] == "2"
+        await has_given_way(ada, new)
+        assert sorted(await kernels(ada)) == sorted([older, new])
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_one_that_another_page_has_open_stays_with_it(own_stack: Stack) -> None:
+    """Its notebook on this machine gets the one before, and is told so."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        await leave(ada, "x = 1")
+        last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
+        async with ada.attach(last) as other, ada.attach(new) as channels:
+            await other.run("x = 2")
+            await attach(channels, OLDER_BACK)
+            assert (await channels.run("x"))["text"] == "1"
+            assert (await other.run("x"))["text"] == "2"
+        await has_given_way(ada, new)
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_the_last_started_is_meant_whether_shut_down_or_left(own_stack: Stack) -> None:
+    """What was shut down before the user went on in a session that was left is not what the user had."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        await leave(ada, "x = 1")
+        left, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
+        async with ada.attach(left) as channels:
+            await channels.run("x = 2")
+        await until(lambda: is_left(ada, left))
         async with ada.attach(new) as channels:
             await attach(channels)
             assert (await channels.run("x"))["text"] == "2"
