@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from operator import itemgetter
 from types import FrameType
 
 #: what Jupyter and the executor send to a session's main thread
@@ -33,7 +34,10 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(signum, lambda signum, frame: came.append((signum, frame)))
         yield
     finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-        for number, frame in came:
-            handlers[signal.Signals(number)](number, frame)
+        # SIGINT last, both times: from then on an interrupt may raise here, and must leave nothing undone.
+        try:
+            for signum in sorted(handlers, reverse=True):
+                signal.signal(signum, handlers[signum])
+        finally:
+            for number, frame in sorted(came, key=itemgetter(0), reverse=True):
+                handlers[signal.Signals(number)](number, frame)

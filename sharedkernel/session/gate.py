@@ -42,6 +42,7 @@ from sharedkernel import protocol
 from sharedkernel.session.device_mode import DeviceMode
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.growth import Growth
+from sharedkernel.session.interrupts import Latch
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
 from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePoint
@@ -105,7 +106,7 @@ class Gate:
         self._signals = HeldSignals(self._on_force_signal)
         self._mode = DeviceMode(self.pass_device, self._grow_after, forecast.cost.count, concerns=concerns)
         self._modes = threading.local()
-        self._answered = threading.Event()
+        self._answered = Latch()
         #: one thread at a time asks for the device, or brings memory back
         self._asking = threading.RLock()
         self._wanting = False
@@ -448,7 +449,7 @@ class Gate:
             wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
             self.link.send(*(message for message in (foreseen, wanted) if message))
 
-    def _wait(self, answered: threading.Event) -> None:
+    def _wait(self, answered: Latch) -> None:
         """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
         with self._signals.interrupts_let_through():
             if answered.wait(NOTICE_AFTER):

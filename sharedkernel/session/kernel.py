@@ -28,6 +28,7 @@ from sharedkernel.session.cell_source import SourceReader
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.inbox import Inbox
+from sharedkernel.session.interrupts import Interrupts
 from sharedkernel.session.loops import LoopReporter
 from sharedkernel.session.magics import SharedMagics
 from sharedkernel.session.offload import RestoreFailed
@@ -82,6 +83,27 @@ class SessionShell(ErrorTranslation, ZMQInteractiveShell):
         formatted = self.InteractiveTB.structured_traceback
         self.InteractiveTB.structured_traceback = _or_plain(formatted)  # type: ignore[method-assign]
 
+    def init_events(self) -> None:
+        """Have what is done after a cell be interrupted, like the drawing of figures, and not what is done before."""
+        super().init_events()
+        trigger = self.events.trigger
+
+        def open_to_interrupts(event: str, *args: Any, **kwargs: Any) -> None:
+            with self.kernel.interrupts.let_through() if event.startswith("post_") else contextlib.nullcontext():
+                trigger(event, *args, **kwargs)
+
+        self.events.trigger = open_to_interrupts  # type: ignore[method-assign]
+
+    async def run_code(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a piece of a cell, open to interrupts."""
+        with self.kernel.interrupts.let_through():
+            return await super().run_code(*args, **kwargs)
+
+    def user_expressions(self, expressions: dict[str, str]) -> Any:
+        """Evaluate what is asked for beside a cell, open to interrupts."""
+        with self.kernel.interrupts.let_through():
+            return super().user_expressions(expressions)
+
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
         """Show an error, though the session may be at its memory's limit: to show it takes some, too."""
         with data_limit.lifted():
@@ -128,6 +150,8 @@ class SessionKernel(IPythonKernel):
 
     def __init__(self, **kwargs: Any) -> None:
         self._inbox = Inbox()
+        #: who of its main thread they reach
+        self.interrupts = Interrupts()
         #: whoever sent what has no answer was told that it is refused (on the thread that reads the channel)
         self._has_refused = False
         with _unaware_of_modules():
@@ -226,10 +250,26 @@ class SessionKernel(IPythonKernel):
         # Past the outbox: what it gives out need not be kept once more.
         ZMQStream.send_multipart(self.control_stream, [*reply, data])
 
+    def pre_handler_hook(self) -> None:
+        """Note interrupts until the user's code runs; in place of ipykernel's, which has them raised anywhere."""
+        self.interrupts.begin()
+
+    def post_handler_hook(self) -> None:
+        """Have interrupts do nothing until there is something to interrupt."""
+        self.interrupts.end()
+
     def _behind_gate(self, handler: Handler) -> Handler:
-        """Return *handler*, run in a section where that is needed."""
+        """Return *handler*, run in a section where that is needed, and open to interrupts."""
 
         async def handle(stream: Any, identities: Any, request: dict[str, Any]) -> None:
+            try:
+                with self.interrupts.let_through():
+                    await handle_in_section(stream, identities, request)
+            except KeyboardInterrupt as error:
+                self.interrupts.hold()
+                self._reply_failed(stream, identities, request, error)
+
+        async def handle_in_section(stream: Any, identities: Any, request: dict[str, Any]) -> None:
             with contextlib.ExitStack() as section:
                 assert self.gate is not None
                 # The main thread's operations outside cells open a section of their own.
@@ -237,7 +277,7 @@ class SessionKernel(IPythonKernel):
                     try:
                         section.enter_context(self.gate.section())
                     except _NOT_OPENED as error:
-                        self._reply_not_opened(stream, identities, request, error)
+                        self._reply_failed(stream, identities, request, error)
                         return
                 result = handler(stream, identities, request)
                 if inspect.isawaitable(result):
@@ -245,29 +285,36 @@ class SessionKernel(IPythonKernel):
 
         return handle
 
-    def _reply_not_opened(self, stream: Any, identities: Any, request: dict[str, Any], error: BaseException) -> None:
+    def _reply_failed(self, stream: Any, identities: Any, request: dict[str, Any], error: BaseException) -> None:
         kind, _, suffix = request["header"]["msg_type"].rpartition("_")
         if suffix == "request" and self.session is not None:
             content = {"status": "error", "ename": type(error).__name__, "evalue": str(error), "traceback": []}
             self.session.send(stream, f"{kind}_reply", content, request, ident=identities)
 
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
-        """Run a cell as one section."""
+        """Run a cell; wherever an interrupt comes, there is a reply."""
+        try:
+            return await self._execute_in_section(code, silent, *args, **kwargs)
+        except KeyboardInterrupt as error:
+            self.interrupts.hold()
+            return self._fail({"execution_count": self.execution_count, "payload": []}, error)
+
+    async def _execute_in_section(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         assert self.gate is not None
         if self.greeting is not None and not silent:
             self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": self.greeting + "\n"})
             self.greeting = None
         section = contextlib.ExitStack()
         try:
-            section.enter_context(self.gate.section())
+            with self.interrupts.let_through():
+                section.enter_context(self.gate.section())
         except _NOT_OPENED as error:
             return self._fail({"execution_count": self.execution_count, "payload": []}, error)
         used_before = self.gate.used_bytes
         try:
-            reply = await super().do_execute(code, silent, *args, **kwargs)
+            reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
         finally:
-            with contextlib.suppress(KeyboardInterrupt):  # it came too late to interrupt anything but the reply
-                section.close()
+            section.close()
             reap_adopted()
         if reply["status"] == "ok":
             assert isinstance(self.shell, SessionShell)

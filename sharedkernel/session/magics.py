@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.session import view
+from sharedkernel.session.interrupts import Latch
 
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0
@@ -54,7 +54,7 @@ class SharedMagics(Magics):
 
 def _newest_status() -> dict[str, Any] | None:
     """Return the status document of this moment; None when it does not come in time."""
-    answered = threading.Event()
+    answered = Latch()
     documents: list[dict[str, Any]] = []
 
     def take(status: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ the line under a waiting cell (:func:`out_of_turn`), which the main thread share
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ import zmq
 from ipykernel.iostream import OutStream
 from ipykernel.kernelapp import IPKernelApp
 
+from sharedkernel.device_memory.interrupts import uninterrupted
+from sharedkernel.session.interrupts import Latch
+
 #: messages in the socket's queue; each may be large
 _QUEUE = 16
 #: messages and bytes of the main thread on their way to the socket, beyond which it waits
@@ -29,6 +33,8 @@ _MOST_MESSAGES, _MOST_BYTES = 200, 8 << 20
 _MOST_CHARACTERS = 1 << 20
 #: seconds that the main thread waits for one message
 PATIENCE = 10.0
+#: seconds between looks at whether there is room
+_PAUSE = 0.001
 #: seconds after which a send that had to wait may have swallowed news of listeners
 _LONG = 0.05
 
@@ -57,6 +63,18 @@ class PacedStream(OutStream):
         if self._num_unsent > _MOST_CHARACTERS and self._is_master_process():
             self.flush()
         return written
+
+    def flush(self) -> None:
+        """Have what was printed sent, and wait for that; as its base does, but for interrupts (:class:`.Latch`)."""
+        thread = None if self.pub_thread is None else self.pub_thread.thread
+        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            self._flush()
+            return
+        sent = Latch()
+        self.pub_thread.schedule(self._flush)
+        self.pub_thread.schedule(sent.set)
+        if not sent.wait(self.flush_timeout):
+            print("IOStream.flush timed out", file=sys.__stderr__)
 
     def _flush(self) -> None:
         self._num_unsent = 0
@@ -89,7 +107,7 @@ class Pace:
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
-        self._sent = threading.Condition()
+        self._lock = threading.Lock()
         self._messages = self._bytes = 0
 
     def attend(self, app: Any) -> None:
@@ -101,8 +119,10 @@ class Pace:
             is_main = threading.current_thread() is threading.main_thread()
             if is_main and not getattr(_this_thread, "is_out_of_turn", False):
                 self._wait(outputs)
-            self._count(1, frames)
-            schedule(frames, *args, **kwargs)
+            # An interrupt in the middle would leave a message counted or kept that is never sent.
+            with uninterrupted():
+                self._count(1, frames)
+                schedule(frames, *args, **kwargs)
 
         def send_and_tell(frames: Any, *args: Any, **kwargs: Any) -> None:
             begin = time.monotonic()
@@ -116,15 +136,15 @@ class Pace:
         outputs.send_multipart, outputs._really_send = wait_and_schedule, send_and_tell
 
     def _count(self, sign: int, frames: Any) -> None:
-        with self._sent:
+        with self._lock:
             self._messages += sign
             self._bytes += sign * sum(memoryview(frame).nbytes for frame in frames)
-            self._sent.notify_all()
 
     def _wait(self, outputs: Any) -> None:
-        def has_room() -> bool:
-            return self._messages <= _MOST_MESSAGES and self._bytes <= _MOST_BYTES
-
-        if not has_room():
-            with self._sent:
-                self._sent.wait_for(lambda: has_room() or not outputs.thread.is_alive(), self._patience)
+        # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked,
+        # and the thread that sends waits for it for ever.
+        patient_until = time.monotonic() + self._patience
+        while self._messages > _MOST_MESSAGES or self._bytes > _MOST_BYTES:
+            if not outputs.thread.is_alive() or time.monotonic() > patient_until:
+                return
+            time.sleep(_PAUSE)

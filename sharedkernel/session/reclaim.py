@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ import torch
 from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session import idleness, storages
+from sharedkernel.session.interrupts import Latch
 from sharedkernel.session.meters import Meter
 from sharedkernel.session.offload import CannotOffload, Departure
 from sharedkernel.units import format_bytes
@@ -136,7 +136,7 @@ class Answer:
 
     def __init__(self) -> None:
         #: set once there is an answer
-        self.came = threading.Event()
+        self.came = Latch()
         self._refusal: protocol.RefusedGrant | None = None
 
     def give(self, refusal: protocol.RefusedGrant | None) -> None:
