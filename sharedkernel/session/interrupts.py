@@ -23,24 +23,25 @@ class Interrupts:
     def __init__(self) -> None:
         self._main = threading.get_ident()
         self._noted = False
-        #: how SIGINT is handled while no request is; None: none is
-        self._idle_handler: Any = None
+        #: how SIGINT was handled before each request that is being handled: a cell may have another one handled in its
+        #: middle
+        self._before: list[Any] = []
 
     @property
     def _is_handling(self) -> bool:
-        return self._idle_handler is not None and threading.get_ident() == self._main
+        return bool(self._before) and threading.get_ident() == self._main
 
     def begin(self) -> None:
         """Note them from now on: a request is being handled."""
         if threading.get_ident() == self._main:
-            self._noted = False
-            self._idle_handler = signal.signal(signal.SIGINT, self._note)
+            before = signal.signal(signal.SIGINT, self._note)
+            self._before.append(before)
 
     def end(self) -> None:
-        """Forget what was noted: the request has been handled."""
+        """Handle them as before: the request has been handled, and what was noted has nothing left to end."""
         if self._is_handling:
-            signal.signal(signal.SIGINT, self._idle_handler)
-            self._idle_handler = None
+            self._noted = self._noted and len(self._before) > 1
+            signal.signal(signal.SIGINT, self._before.pop())
 
     def let_through(self) -> LetThrough:
         """Return a context in which they are raised, one that was noted at its beginning."""
