@@ -133,10 +133,10 @@ class TokenFile:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with self._changing() as tokens:
             tokens[name] = StoredToken(user=user, salt=salt, hash=_hash(salt, secret), created=created)
-        return f"{_PREFIX}-{name}-{secret}"
+        return f"{token_id(name)}-{secret}"
 
-    def remove(self, user: str) -> int:
-        """Remove every token of *user* and return how many there were.
+    def remove(self, what: str) -> int:
+        """Remove every token of the user *what*, or the one that begins with *what*, and return how many there were.
 
         Raises
         ------
@@ -144,10 +144,11 @@ class TokenFile:
             When the file cannot be read or written.
         """
         with self._changing() as tokens:
-            mine = [name for name, token in tokens.items() if token.user == user]
-            for name in mine:
+            named = [name for name, token in tokens.items() if token.user == what]
+            named = named or [name for name in tokens if token_id(name) == what]
+            for name in named:
                 del tokens[name]
-        return len(mine)
+        return len(named)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, StoredToken]]:
@@ -173,6 +174,11 @@ class TokenFile:
             os.close(directory)
 
 
+def token_id(name: str) -> str:
+    """Return what tells a token from others: how it begins, which is no secret."""
+    return f"{_PREFIX}-{name}"
+
+
 def _hash(salt: str, secret: str) -> str:
     return hashlib.sha256(f"{salt}{secret}".encode()).hexdigest()
 
@@ -186,6 +192,7 @@ class TokenApp(CommandApp):
         sharedkernel token add ada        # prints a new token for ada, once
         sharedkernel token list
         sharedkernel token remove ada     # none of ada's tokens lets anybody in any more
+        sharedkernel token remove sk-1a2b3c4d   # only the one that begins so, see the list
     """
     accepts_arguments = True
 
@@ -213,21 +220,22 @@ class TokenApp(CommandApp):
                     self._print({"user": user, "token": token}, token)
                 case ["list"]:
                     self._list(file)
-                case ["remove", user]:
-                    if not (count := file.remove(user)):
-                        fail(f"there is no token of {user!r} in {file.path}; see `sharedkernel token list`.")
+                case ["remove", what]:
+                    user = {token_id(name): token.user for name, token in file.tokens().items()}.get(what, what)
+                    if not (count := file.remove(what)):
+                        fail(f"there is no token of {what!r} in {file.path}; see `sharedkernel token list`.")
                     self._print({"user": user, "removed": count}, f"removed {count} token(s) of {user}")
                 case _:
-                    fail("say `token add NAME`, `token list` or `token remove NAME`.", status=2)
+                    fail("say `token add NAME`, `token list`, `token remove NAME` or `token remove ID`.", status=2)
         except ConfigError as error:
             fail(str(error))
 
     def _list(self, file: TokenFile) -> None:
-        rows = sorted((token.user, token.created) for token in file.tokens().values())
+        rows = sorted((token.user, token.created, token_id(name)) for name, token in file.tokens().items())
         if self.json:
-            self._print([{"user": user, "created": created} for user, created in rows], "")
+            self._print([{"user": user, "created": created, "id": id} for user, created, id in rows], "")
             return
-        table = Table("user", "created (UTC)")
+        table = Table("user", "created (UTC)", "begins with")
         for row in rows:
             table.add_row(*row)
         Console().print(

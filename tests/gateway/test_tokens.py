@@ -112,6 +112,21 @@ def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
     assert "there is no token of 'ada'" in again.stderr
 
 
+def test_one_of_several_tokens_is_removed_by_how_it_begins(tmp_path: Path) -> None:
+    """The list says that of each; it is no secret, and lets nobody in."""
+    path = tmp_path / "tokens.json"
+    lost, kept = [command(path, "add", "ada").stdout.strip() for _ in range(2)]
+    listed = json.loads(command(path, "list", "--json").stdout)
+    begins = [entry["id"] for entry in listed if lost.startswith(entry["id"])]
+    assert len(listed) == 2
+    assert len(begins) == 1
+    assert begins[0] in command(path, "list").stdout
+    assert TokenFile(path).user_for(begins[0]) is None
+    assert "removed 1 token(s) of ada" in command(path, "remove", begins[0]).stdout
+    assert TokenFile(path).user_for(lost) is None
+    assert TokenFile(path).user_for(kept) == "ada"
+
+
 def test_wrong_use_of_the_command_exits_with_2(tmp_path: Path) -> None:
     """The sentence says what to write."""
     wrong = command(tmp_path / "tokens.json", "frobnicate")
