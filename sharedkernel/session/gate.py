@@ -455,12 +455,12 @@ class Gate:
             if answered.wait(NOTICE_AFTER):
                 return
         try:
-            self._notice.show()
+            self._notice.show(has_executor=self.link.connected.is_set())
             while True:
                 with self._signals.interrupts_let_through():
                     if answered.wait(REFRESH_INTERVAL):
                         return
-                self._notice.refresh()
+                self._notice.refresh(has_executor=self.link.connected.is_set())
         finally:
             self._notice.end()
 

@@ -26,14 +26,14 @@ class Notice(Protocol):
     def wait_begins(self) -> None:
         """Take note that a wait begins, before the executor can say anything of it."""
 
-    def show(self) -> None:
+    def show(self, *, has_executor: bool = True) -> None:
         """Show the line under the cell that runs in this thread."""
 
     def update(self, message: protocol.Waiting) -> None:
         """Change what it says (any thread)."""
 
-    def refresh(self) -> None:
-        """Move its bar on with the time, if it is shown."""
+    def refresh(self, *, has_executor: bool = True) -> None:
+        """Move its bar on with the time, and say whether there is an executor to wait for, if it is shown."""
 
     def show_restored(self, done: int, total: int) -> None:
         """Show how many bytes are back, of all there are."""
@@ -74,10 +74,10 @@ class WaitNotice:
         with self._lock:
             self._wait = Wait(time.monotonic())
 
-    def show(self) -> None:
+    def show(self, *, has_executor: bool = True) -> None:
         """Show the line under the cell that runs in this thread."""
         with self._lock:
-            self._show(self._wait.line(time.monotonic()))
+            self._show(self._wait.line(time.monotonic(), has_executor=has_executor))
 
     def update(self, message: protocol.Waiting) -> None:
         """Change the line, if it is shown; else keep it for the moment it is (any thread)."""
@@ -87,11 +87,11 @@ class WaitNotice:
             if self._is_shown:
                 self._send(self._wait.line(now).data())
 
-    def refresh(self) -> None:
-        """Move its bar on with the time, if it is shown."""
+    def refresh(self, *, has_executor: bool = True) -> None:
+        """Move its bar on with the time, and say whether there is an executor to wait for, if it is shown."""
         with self._lock:
             if self._is_shown:
-                self._send(self._wait.line(time.monotonic()).data())
+                self._send(self._wait.line(time.monotonic(), has_executor=has_executor).data())
 
     def show_restored(self, done: int, total: int) -> None:
         """Show how many bytes are back, of all there are."""

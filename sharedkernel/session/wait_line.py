@@ -82,8 +82,13 @@ class Wait:
         self._latest, self._told_at = message, now
         self._from_place = max(self._from_place, message.position or 0)
 
-    def line(self, now: float) -> WaitLine:
+    def line(self, now: float, *, has_executor: bool = True) -> WaitLine:
         """Return what to show of it."""
+        if not has_executor:
+            return WaitLine(
+                sentence="Waiting: the executor, which shares the device, is away; this cell goes on when it is back.",
+                label="Waiting for the executor",
+            )
         told = self._latest
         if told is None:
             return WaitLine(sentence="Waiting for the shared device.", label="Waiting for the shared device")

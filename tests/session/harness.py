@@ -53,6 +53,8 @@ class SessionUnderTest:
         self._connection: socket.socket | None = None
         #: called with each :class:`DeviceWanted`, to say what the executor does
         self.on_wanted: Callable[[protocol.DeviceWanted], None] = lambda wanted: self.say(protocol.Granted())
+        #: whether the executor greets the session that comes to it
+        self.is_there = True
         self.page = Page.create("test")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path / "executor.sock"))
@@ -91,7 +93,7 @@ class SessionUnderTest:
                     self._hear(message)
 
     def _hear(self, message: Any) -> None:
-        if isinstance(message, protocol.SessionHello):
+        if isinstance(message, protocol.SessionHello) and self.is_there:
             device = protocol.Device(name="test", kind="host", capacity_bytes=64 * GIB, reserve_bytes=0)
             self.say(protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid()))
         elif isinstance(message, protocol.GrantReleased):

@@ -75,6 +75,26 @@ def mark_of_release(session: SessionUnderTest, since: int) -> int:
     return next(number for number, message in enumerate(session.heard) if message is released)
 
 
+def test_a_cell_that_waits_for_the_executor_itself_says_so(session: SessionUnderTest) -> None:
+    """Also in place of what was told of the queue; when it is back, that is told anew."""
+    since = session.mark
+    request = session.client.execute("torch.ones(3).sum()")
+    session.wait_for(protocol.DeviceWanted, since)
+    session.say(protocol.Waiting(reason="lane", position=2, holder="mary", expected_seconds=1000.0))
+    next_display(session, "mary")
+    since, session.is_there = session.mark, False
+    session.hang_up()
+    session.wait_for(protocol.SessionHello, since)
+    next_display(session, "the executor, which shares the device, is away")
+    since, session.is_there = session.mark, True
+    session.hang_up()
+    session.wait_for(protocol.SessionHello, since)
+    session.say(protocol.Waiting(reason="lane", position=1, holder="john", expected_seconds=500.0))
+    next_display(session, "john")
+    session.say(protocol.Granted())
+    assert session.reply(request)["status"] == "ok"
+
+
 def test_it_is_shown_updated_in_place_and_gone(session: SessionUnderTest) -> None:
     """One display with reason, place, expected wait and a bar, changed where it stands, empty when the cell runs."""
     since = session.mark
