@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import jupyter_kernel_test
+from jupyter_kernel_test.msgspec_v5 import validate_message
+
+#: seconds that a message may take, on a busy machine
+PATIENCE = 60.0
 
 
 class TestSharedKernel(jupyter_kernel_test.KernelTests):
@@ -37,6 +41,24 @@ class TestSharedKernel(jupyter_kernel_test.KernelTests):
     supported_history_operations = ("tail", "search")
     code_inspect_sample = "zip"
     code_clear_output = "from IPython.display import clear_output; clear_output()"
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        """Wait longer than these tests do by themselves: a tenth of a second from one published message to the next."""
+        super().setUpClass()
+        hear = cls.kc.iopub_channel.get_msg
+        cls.kc.iopub_channel.get_msg = lambda timeout=None: hear(timeout=PATIENCE)
+
+    def flush_channels(self) -> None:
+        """Read what earlier requests have left, up to the end of one that is made now: a pause does not say so."""
+        asked = self.kc.kernel_info()
+        for channel, last in ((self.kc.shell_channel, "kernel_info_reply"), (self.kc.iopub_channel, "idle")):
+            found = None
+            while found != (asked, last):
+                message = channel.get_msg(timeout=PATIENCE)
+                validate_message(message)
+                kind = message["content"].get("execution_state", message["msg_type"])
+                found = (message["parent_header"].get("msg_id"), kind)
 
 
 class TestSubscribing(jupyter_kernel_test.IopubWelcomeTests):

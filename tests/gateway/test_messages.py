@@ -28,6 +28,17 @@ async def until_idle(client: Client, kernel: str) -> None:
         await asyncio.sleep(0.02)
 
 
+async def until_left(client: Client, kernel: str) -> None:
+    """Return when the gateway knows that *kernel* has no client any more."""
+    while (await client.request("GET", f"/api/kernels/{kernel}")).body["connections"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+def waiting_for(path: Path) -> str:
+    """Return code that waits until *path* is there."""
+    return f"import pathlib, time\nwhile not pathlib.Path({str(path)!r}).exists(): time.sleep(0.01)\n"
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_cell_runs_and_can_be_interrupted(stack: Stack, legacy: bool) -> None:
     """Over both framings; interrupted by REST and by message."""
@@ -175,18 +186,18 @@ def test_an_oversized_message_is_refused_with_an_error_in_its_cell(stack: Stack)
     run(scenario())
 
 
-def test_outputs_wait_for_the_client_that_comes_back(stack: Stack) -> None:
+def test_outputs_wait_for_the_client_that_comes_back(stack: Stack, tmp_path: Path) -> None:
     """Outputs and the reply that came while its connection was gone are delivered."""
+    code = f"print('begun')\n{waiting_for(tmp_path / 'away')}print('ended')"
 
     async def scenario() -> None:
         grace = stack.client("grace")
         kernel = await grace.start()
         async with grace.attach(kernel, "me") as channels:
-            await channels.send(
-                "execute_request",
-                {"code": "print('begun')\nimport time\ntime.sleep(0.5)\nprint('ended')", "silent": False},
-            )
+            await channels.send("execute_request", {"code": code, "silent": False})
             await channels.until("stream", text="begun\n")
+        await until_left(grace, kernel)
+        (tmp_path / "away").touch()
         await until_idle(grace, kernel)
         async with grace.attach(kernel, "me") as channels:
             messages = await channels.until("execute_reply")
@@ -260,18 +271,19 @@ def test_a_flood_before_it_is_known_what_was_missed_is_told_in_order(stack: Stac
     run(scenario())
 
 
-def test_a_flood_of_output_while_away_is_bounded_and_said(stack: Stack) -> None:
+def test_a_flood_of_output_while_away_is_bounded_and_said(stack: Stack, tmp_path: Path) -> None:
     """The oldest goes, with a sentence; the newest is there."""
+    flood = "for n in range(40): print(n, 'x' * 2**20, flush=True)"
 
     async def scenario() -> None:
         grace = stack.client("grace")
         kernel = await grace.start()
         async with grace.attach(kernel, "me") as channels:
-            code = (
-                "import sys, time\ntime.sleep(0.3)\nfor n in range(40):\n    print(n, 'x' * 2**20); sys.stdout.flush()"
-            )
+            code = waiting_for(tmp_path / "away") + flood
             await channels.send("execute_request", {"code": code, "silent": False})
             await channels.until("execute_input")
+        await until_left(grace, kernel)
+        (tmp_path / "away").touch()
         await until_idle(grace, kernel)
         async with grace.attach(kernel, "me") as channels:
             assert "messages of this session were dropped while nobody was connected" in await stderr(channels)
@@ -284,14 +296,13 @@ def test_what_was_said_once_is_not_lost_among_the_updates_of_widgets(stack: Stac
     """Of a comm's updates those are kept that later ones do not set again, in their place among its other messages."""
     away = tmp_path / "away"
     prepare = (
-        "import ipywidgets, pathlib, time\n"
+        "import ipywidgets\n"
         "page, bar = ipywidgets.HTML(), ipywidgets.IntProgress(max=1000)\n"
         "page.model_id, bar.model_id"
     )
     # 40 MiB, of which the gateway keeps 16
     code = (
-        f"while not pathlib.Path({str(away)!r}).exists():\n    time.sleep(0.01)\n"
-        "print('said once')\n"
+        f"{waiting_for(away)}print('said once')\n"
         "for n in range(600):\n"
         "    page.value, bar.value = f'{n} ' + 'x' * 2**16, n\n"
         "    if n == 300:\n        page.send('custom')"
@@ -304,8 +315,7 @@ def test_what_was_said_once_is_not_lost_among_the_updates_of_widgets(stack: Stac
             page, bar = ast.literal_eval((await channels.run(prepare))["text"])
             await channels.send("execute_request", {"code": code, "silent": False})
             await channels.until("execute_input")
-        while (await grace.request("GET", f"/api/kernels/{kernel}")).body["connections"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until_left(grace, kernel)
         away.touch()
         await until_idle(grace, kernel)
         async with grace.attach(kernel, "me") as channels:
@@ -359,15 +369,11 @@ def test_a_crash_while_nobody_is_connected_is_told_to_who_comes_next(stack: Stac
     async def scenario() -> None:
         grace = stack.client("grace")
         kernel = await grace.start()
-        code = (
-            "import os, pathlib, time\nprint(os.getpid())\n"
-            f"while not pathlib.Path({str(tmp_path / 'crash')!r}).exists(): time.sleep(0.02)\nos._exit(3)"
-        )
+        code = f"import os\nprint(os.getpid())\n{waiting_for(tmp_path / 'crash')}os._exit(3)"
         async with grace.attach(kernel) as channels:
             await channels.send("execute_request", {"code": code, "silent": False})
             pid = (await channels.until("stream"))[-1]["content"]["text"].strip()
-        while (await grace.request("GET", f"/api/kernels/{kernel}")).body["connections"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until_left(grace, kernel)
         (tmp_path / "crash").touch()
         await until_idle(grace, kernel)
         async with grace.attach(kernel) as channels:
