@@ -78,12 +78,14 @@ class Culling:
     def _meet(self, kernel: SessionKernel, entry: dict[str, Any]) -> None:
         session, after = kernel.session_id, self._kernels.quotas.cull_after(kernel.user)
         idle = entry["idle_seconds"]
-        due = stage(idle, after)
-        if due <= self._done.get(session, Stage.NONE):
+        due, done = stage(idle, after), self._done.get(session, Stage.NONE)
+        if due <= done:
             if due is Stage.NONE:
                 self._done.pop(session, None)
             return
-        self._done[session] = due
+        # One at each look, also where more is due at once (an admin has shortened the time, the gateway is a new one,
+        # the machine was stopped for a while): no session ends without a warning.
+        due = self._done[session] = Stage(done + 1)
         if session in self._acts:
             self._acts[session].cancel()
         task = self._acts[session] = asyncio.create_task(self._act_in_time(kernel, due, idle, after or 0.0))

@@ -8,7 +8,9 @@ import psutil
 import pytest
 
 from sharedkernel.gateway.culling import Stage, stage
+from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
+from tests.gateway.test_operations import scrape, total
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,11 @@ def test_what_is_due_follows_from_idle_time(idle: float, after: float | None, ex
     assert stage(idle, after) is expected
 
 
+async def offloads(client: Client) -> float:
+    """Return how often a session was asked to move its memory away."""
+    return total(await scrape(client), "sharedkernel_offloads_total")
+
+
 def test_idle_means_that_nothing_runs(stack: Stack) -> None:
     """An open page does not keep a session, a cell or a thread that computes does; who loses it is told before."""
     spinning = "import threading\ndef spin():\n    while True: sum(range(10**5))\nthreading.Thread(target=spin).start()"
@@ -38,18 +45,41 @@ def test_idle_means_that_nothing_runs(stack: Stack) -> None:
             await thread.run(spinning)
             await cell.send("execute_request", {"code": "import time; time.sleep(1000)", "silent": False})
             await cell.until("status", execution_state="busy")
+            before = await offloads(admin)
             put = {"users": {"mary": {"cull_after": "6s"}}}
             assert (await admin.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
             told = await page.until("stream", name="stderr")
             assert "Nothing has run in this notebook" in told[-1]["content"]["text"]
-            entry: dict[str, float] = {}
-            while not entry.get("offloads"):
-                status = (await mary.request("GET", "/sharedkernel/api/status")).body
-                entry = next(entry for entry in status["sessions"] if entry["id"] == idle)
-                await asyncio.sleep(0.1)
             await page.until("status", execution_state="dead")
             kernels = {kernel["id"] for kernel in (await mary.request("GET", "/api/kernels")).body}
             assert kernels == {background, busy}
+            assert await offloads(admin) > before
+
+    old = stack.config_path.read_text()
+    try:
+        run(scenario())
+    finally:
+        stack.reload(old)  # without what was PUT
+
+
+def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
+    """Even where all is due at once, as when the time is shortened to less than has passed."""
+
+    async def scenario() -> None:
+        mary, admin = stack.client("mary"), stack.client("ada")
+        async with mary.attach(await mary.start()) as page:
+            await page.run("1")
+            idle = 0.0
+            while idle < 1.0:
+                (entry,) = (await mary.request("GET", "/sharedkernel/api/status")).body["sessions"]
+                idle = entry["idle_seconds"]
+                await asyncio.sleep(0.02)
+            put = {"users": {"mary": {"cull_after": "1s"}}}
+            assert (await admin.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+            told = await page.until("status", execution_state="dead")
+            first, *_, last = [message["content"]["text"] for message in told if message["type"] == "stream"]
+            assert "Nothing has run in this notebook" in first
+            assert last.startswith("This session was ended")
 
     old = stack.config_path.read_text()
     try:
