@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.warm import end_places
 
 # For every process that is started from here, too. Threads of several small computations at once spend their time
 # waiting for each other: the examples side by side took three times the processor, and five times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine may stand still for seconds, also while an example is drawn or tried. And a change is judged by the same
+# examples whenever it is; `--hypothesis-profile=default` tries others.
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -146,6 +147,7 @@ class Sessions(RuleBasedStateMachine):
         Sessions.steps += 1
 
 
+@pytest.mark.timeout(600)  # a fraction of it on a machine that does nothing else
 class TestSessions(Sessions.TestCase):
     settings = settings(
         max_examples=60,
