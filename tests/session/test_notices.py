@@ -30,12 +30,17 @@ def session(shared_session: SessionUnderTest) -> SessionUnderTest:
     return shared_session
 
 
-def next_display(session: SessionUnderTest, having: str) -> dict[str, Any]:
-    """Return the first display message from now on with *having* in its text; empty: with no text."""
+def next_display(session: SessionUnderTest, having: str, seen: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the first display message from now on with *having* in its text; empty: with no text.
+
+    All up to it are added to *seen*.
+    """
     deadline = time.monotonic() + PATIENCE
     while True:
         message = session.client.get_iopub_msg(timeout=deadline - time.monotonic())
         if message["msg_type"] in ("display_data", "update_display_data"):
+            if seen is not None:
+                seen.append(message)
             text = message["content"]["data"]["text/plain"]
             if having in text and bool(having) == bool(text):
                 return message
@@ -46,12 +51,20 @@ def display_id(message: dict[str, Any]) -> str:
 
 
 def wait_once(
-    session: SessionUnderTest, since: int, holder: str, *, is_preempted: bool = False
+    session: SessionUnderTest,
+    since: int,
+    holder: str,
+    *,
+    is_preempted: bool = False,
+    seen: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Let a cell that wants the device wait behind *holder*, then run; return what it showed first, then, and last."""
+    """Let a cell that wants the device wait behind *holder*, then run; return what it showed first, then, and last.
+
+    All displays are added to *seen*: the first may say less, if the cell waits before it hears for whom.
+    """
     session.wait_for(protocol.DeviceWanted, since)
     session.say(protocol.Waiting(reason="lane", position=2, holder=holder, expected_seconds=1000.0))
-    shown = [next_display(session, holder)]
+    shown = [next_display(session, holder, seen)]
     session.say(protocol.Waiting(reason="lane", position=1, holder=holder, expected_seconds=500.0))
     shown.append(next_display(session, "place 1"))
     session.page.words[Word.PREEMPT] = is_preempted  # until the session has given the device back
@@ -144,7 +157,9 @@ def test_a_cell_that_clears_its_output_shows_its_next_wait_anew(session: Session
         "for _ in sharedkernel.iterations(range(100)): torch.ones(3); clear_output()"
     )
     before = wait_once(session, since, "grace", is_preempted=True)
-    after = wait_once(session, mark_of_release(session, since), "hedy")
+    seen: list[dict[str, Any]] = []
+    after = wait_once(session, mark_of_release(session, since), "hedy", seen=seen)
     assert session.reply(request)["status"] == "ok"
-    assert after[0]["msg_type"] == "display_data"
     assert display_id(after[0]) != display_id(before[0])
+    first = next(message for message in seen if display_id(message) == display_id(after[0]))
+    assert first["msg_type"] == "display_data"
