@@ -42,25 +42,27 @@ async def shown_by(client: AsyncKernelClient, code: str) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def busy(client: AsyncKernelClient, end: Path) -> AsyncIterator[None]:
-    """Let a cell use the device until the block has ended."""
-    client.execute(BUSY.format(end=str(end)))
+async def busy(client: AsyncKernelClient, end: Path) -> AsyncIterator[str]:
+    """Let a cell use the device until the block has ended; gives its request."""
+    request = client.execute(BUSY.format(end=str(end)))
     try:
-        yield
+        yield request
     finally:
         await asyncio.to_thread(end.touch)
 
 
-async def wait_for_update(client: AsyncKernelClient, pattern: str) -> None:
-    """Return once a widget was sent HTML that holds *pattern*; fail when the busy cell ends before."""
-    async with asyncio.timeout(30):
+async def wait_for_update(client: AsyncKernelClient, request: str, pattern: str) -> None:
+    """Return once a widget was sent HTML that holds *pattern*; fail when the busy cell *request* ends before."""
+    async with asyncio.timeout(60):
         while True:
             message = await client.get_iopub_msg()
             if message["msg_type"] == "comm_msg":
                 value = message["content"]["data"].get("state", {}).get("value", "")
                 if re.search(pattern, value):
                     return
-            assert message["content"].get("execution_state") != "idle", f"the cell ended before {pattern} was shown"
+            ended = message["content"].get("execution_state") == "idle"
+            is_its = message["parent_header"].get("msg_id") == request
+            assert not (ended and is_its), f"the cell ended before {pattern} was shown"
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +84,8 @@ def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStac
             assert "of your quota of 512 MiB" in data["text/plain"]
             assert "of your quota of 512 MiB" in data["text/html"]
             assert "application/vnd.jupyter.widget-view+json" in data
-            async with busy(client, tmp_path / "end"):
-                await wait_for_update(client, r"This notebook: 6[4-9]\.\d MiB persistent")
+            async with busy(client, tmp_path / "end") as cell:
+                await wait_for_update(client, cell, r"This notebook: 6[4-9]\.\d MiB persistent")
 
     asyncio.run(scenario())
 
@@ -96,8 +98,8 @@ def test_queue_says_that_cells_take_turns(stack: LocalStack, tmp_path: Path) -> 
             for client in (ada, grace):
                 await client.execute_interactive(SETUP, timeout=60)
             await shown_by(grace, "queue = Queue(); queue")
-            async with busy(ada, tmp_path / "ada"), busy(grace, tmp_path / "grace"):
-                await wait_for_update(grace, r"takes turns with ada: it has the device \d+ % of the time\.")
+            async with busy(ada, tmp_path / "ada"), busy(grace, tmp_path / "grace") as cell:
+                await wait_for_update(grace, cell, r"takes turns with ada: it has the device \d+ % of the time\.")
 
     asyncio.run(scenario())
 
@@ -114,10 +116,10 @@ def test_queue_tells_a_waiting_cell_its_place(tmp_path: Path) -> None:
                 await client.execute_interactive(SETUP, timeout=60)
             await shown_by(grace, "queue = Queue(); queue")
             async with busy(ada, tmp_path / "ada"):
-                await asyncio.to_thread(wait_until, ada_runs, "Ada runs")
-                grace.execute(BUSY.format(end=str(tmp_path / "grace")))
-                await wait_for_update(grace, "1st in line; running now: ada")
-            await wait_for_update(grace, r"This notebook (?:has the device\.|takes turns)")
+                await asyncio.to_thread(wait_until, ada_runs, "Ada runs", 60.0)
+                cell = grace.execute(BUSY.format(end=str(tmp_path / "grace")))
+                await wait_for_update(grace, cell, "1st in line; running now: ada")
+            await wait_for_update(grace, cell, r"This notebook (?:has the device\.|takes turns)")
             (tmp_path / "grace").touch()
 
     with WarmStack(users=["ada", "grace"], capacity="1GiB", executor_arguments=["--policy", "fifo"]) as stack:
@@ -145,10 +147,10 @@ def test_lanes_and_dashboard_follow_a_running_cell(stack: LocalStack, tmp_path: 
             assert "this notebook" not in data["text/plain"]
             data = await shown_by(client, "Dashboard()")
             assert "All your notebooks" in data["text/plain"]
-            async with busy(client, tmp_path / "end"):
-                await wait_for_update(client, r"<svg role=\"img\" aria-label=\"lane \d+: this notebook [1-9]")
+            async with busy(client, tmp_path / "end") as cell:
+                await wait_for_update(client, cell, r"<svg role=\"img\" aria-label=\"lane \d+: this notebook [1-9]")
                 await wait_for_update(
-                    client, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*lane \d+: this"
+                    client, cell, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*lane \d+: this"
                 )
 
     asyncio.run(scenario())
