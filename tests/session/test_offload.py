@@ -150,7 +150,7 @@ def test_the_address_space_is_as_before(directory: Path) -> None:
 
 
 def open_files() -> dict[int, str]:
-    """Return the files that are open for good: those of earlier restores are being closed, as are a test's leftovers."""
+    """Return the files that are open for good: an earlier test's may just be closed, by a thread or as garbage."""
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "sharedkernel-offload":
