@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import COMMAND, shared_kernel
+from tests.commands.support import COMMAND, shared_kernel, wait_until
 
 
 def status(stack: LocalStack, user: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -30,12 +30,19 @@ def status(stack: LocalStack, user: str, *arguments: str, **environment: str) ->
     )
 
 
+def is_idle(stack: LocalStack, user: str) -> bool:
+    """Whether the only session of *user* runs nothing."""
+    return [entry["state"] for entry in stack.status()["sessions"] if entry["user"] == user] == ["idle"]
+
+
 def test_status_shows_sessions_as_their_user_may_see_them(stack: LocalStack) -> None:
     """Ada reads her notebook's name; Grace sees Ada's session without it; --json is the document itself."""
 
     async def look() -> tuple[str, str, str]:
         async with shared_kernel(stack, "hedy", "secret plan.ipynb") as client:
             await client.execute_interactive("import torch; kept = torch.ones(1 << 20)", timeout=60)
+            # The executor hears of the cell's end on another way than the client.
+            wait_until(lambda: is_idle(stack, "hedy"), "the cell's end")
             own, other, document = (
                 status(stack, "hedy").stdout, status(stack, "grace").stdout, status(stack, "grace", "--json").stdout
             )  # fmt: skip

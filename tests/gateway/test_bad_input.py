@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
@@ -91,14 +92,17 @@ def test_who_sends_too_slowly_is_hung_up_on(tmp_path: Path) -> None:
         body = (
             "POST /api/kernels HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: token abc\r\nContent-Length: 100\r\n\r\n{"
         )
-        connections = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(30)]
-        for number, (_, writer) in enumerate(connections):
+        connections = []
+        for number in range(30):
+            begin = time.monotonic()
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write((start, body, "")[number % 3].encode())
-        begin = time.monotonic()
+            connections.append((reader, writer))
         for reader, writer in connections:
-            await asyncio.wait_for(reader.read(), 30)
+            with contextlib.suppress(ConnectionError):  # hung up on before what was written arrived
+                await asyncio.wait_for(reader.read(), 30)
             writer.close()
-        assert time.monotonic() - begin >= 0.1  # they were given their time
+        assert time.monotonic() - begin >= 0.1  # the last one was given its time
 
     with in_process("--config", str(config), directory=tmp_path) as (gateway, loop):
         loop.run(scenario(gateway))

@@ -85,6 +85,17 @@ async def execute(client: Client, kernel: str, code: str) -> str:
     return str(reply["text"]).strip()
 
 
+async def keep(stack: Stack, client: Client, kernel: str, mebibytes: int) -> None:
+    """Let a session keep so much memory; returns once its executor knows of it, which may be after its client does."""
+    await execute(client, kernel, KEEP.format(mebibytes))
+
+    async def is_known() -> bool:
+        sessions = (await status_of(stack))["sessions"]
+        return any(entry["id"] == kernel and entry["persistent_bytes"] >= mebibytes << 20 for entry in sessions)
+
+    await until(is_known)
+
+
 def test_sessions_go_where_there_is_least_to_do(devices: Stack) -> None:
     """One each, then where one has gone; sessions being started count, so that five at once are spread."""
 
@@ -108,10 +119,10 @@ def test_a_notebook_is_placed_by_the_memory_it_had(devices: Stack) -> None:
     async def scenario() -> None:
         grace = devices.client("grace")
         big = await grace.start(KERNEL_NOTEBOOK="big.ipynb")
-        await execute(grace, big, KEEP.format(400))
+        await keep(devices, grace, big, 400)
         await grace.end(big)
         full = await grace.start(KERNEL_NOTEBOOK="full.ipynb")
-        await execute(grace, full, KEEP.format(700))
+        await keep(devices, grace, full, 700)
         others = [await grace.start(), await grace.start()]
         where, *elsewhere = await devices_of(devices, full, *others)
         assert where not in elsewhere
@@ -157,7 +168,7 @@ def test_status_is_one_document(devices: Stack) -> None:
         grace = devices.client("grace")
         kernels = await start_on_each(devices, grace)
         for kernel in kernels.values():
-            await execute(grace, kernel, KEEP.format(8))
+            await keep(devices, grace, kernel, 8)
         whole = await status_of(devices)
         assert whole["device"]["capacity_bytes"] == 2 << 30
         assert whole["device"]["name"] == "host + host:1"
