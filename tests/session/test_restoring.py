@@ -217,8 +217,9 @@ def test_a_new_executor_hears_what_is_away_and_restores_it(session: SessionUnder
     assert (hello.offloaded_bytes, hello.cell_open, hello.wanting) == (report.offloaded_bytes, True, False)
     session.say(protocol.Restore())
     assert session.reply(request)["text"] == "ran\n"
+    since = session.mark
     session.hang_up()
-    hello = session.wait_for(protocol.SessionHello, session.mark)
+    hello = session.wait_for(protocol.SessionHello, since)
     assert hello.offloaded_bytes == 0
 
 
