@@ -10,6 +10,7 @@ import datetime
 import json
 import logging
 import os
+from asyncio import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,12 +88,12 @@ class Audited(RequestHandler):
         await super().prepare(*args, **kwargs)  # type: ignore[misc]
         self._owner = self._find_owner()
 
-    def on_finish(self) -> None:
-        """Write it down."""
-        super().on_finish()
+    def finish(self, *args: Any, **kwargs: Any) -> Future[None]:
+        """Write it down and answer, in this order: who has the answer may look up what it says."""
         act = self.acts.get(self.request.method or "")
-        if act is not None and user_of(self) is not None:
+        if act is not None and user_of(self) is not None and not self._finished:
             self.record_act(act.format(**self.path_kwargs), status=self.get_status())
+        return super().finish(*args, **kwargs)
 
     def record_act(self, act: str, **details: Any) -> None:
         """Write down *act*, done to the session that the request is about."""
