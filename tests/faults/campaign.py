@@ -24,6 +24,7 @@ import statistics
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -266,7 +267,7 @@ class Campaign:
         if kind in ("session", "relay", "server"):
             return self._kill_of(worker, kind)
         process = self.stack.small_process(kind)
-        return None if process is None else self._record(kind, how, everybody, lambda: process.send_signal(how))
+        return None if process is None else self._record(kind, how, everybody, lambda: _signal(process.pid, how))
 
     def _kill_of(self, worker: Worker, kind: str) -> Kill | None:
         """Kill a session, a relay or a server of a notebook that has overcome the last such kill."""
@@ -292,7 +293,7 @@ class Campaign:
             if kind == "server" and isinstance(notebook, ServerNotebook):
                 notebook.service.kill()
             else:
-                os.kill(notebook.pid, signal.SIGKILL)
+                _signal(notebook.pid, signal.SIGKILL)
 
         return self._record(kind, signal.SIGKILL, {worker.name}, kill)
 
@@ -303,8 +304,7 @@ class Campaign:
 
         def kill() -> None:
             worker.sessions_killed += 1
-            with contextlib.suppress(ProcessLookupError):  # it ended just now, after another kill
-                os.kill(pid, signal.SIGKILL)
+            _signal(pid, signal.SIGKILL)
 
         return self._record("session", signal.SIGKILL, {worker.name}, kill)
 
@@ -347,6 +347,11 @@ class Campaign:
         }
 
 
+def _signal(pid: int, how: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended just now, after another kill
+        os.kill(pid, how)
+
+
 def _replace(service: Service, how: int) -> None:
     """Kill a service and start it again, as an init system does."""
     if how == signal.SIGKILL:
@@ -370,8 +375,11 @@ def _percentiles(kills: list[Kill]) -> dict[str, float]:
 
 def leftovers(stack: FaultStack) -> dict[str, list[str]]:
     """Return what a stack that was stopped has left: processes that do not end either, and its files."""
-    psutil.wait_procs(stack.processes(), timeout=PATIENCE / 9)
-    processes = [f"{process.pid}: {' '.join(process.cmdline())}" for process in stack.processes()]
+    psutil.wait_procs(stack.processes(), timeout=PATIENCE / 3)
+    processes = []
+    for process in stack.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
+            processes.append(f"{process.pid}: {' '.join(process.cmdline())}")
     files = [str(path) for path in stack.directory.rglob("*")] if stack.directory.exists() else []
     return {"processes": processes, "files": files}
 
@@ -380,7 +388,8 @@ def end_left_sessions(stack: FaultStack) -> None:
     """End the sessions that no client came back to: those whose notebooks had nothing that they would miss."""
     for kernel in _ask(stack, "/api/kernels"):
         if not kernel["connections"]:
-            _ask(stack, f"/api/kernels/{kernel['id']}?linger=0", "DELETE")
+            with contextlib.suppress(urllib.error.HTTPError):  # it ended just now
+                _ask(stack, f"/api/kernels/{kernel['id']}?linger=0", "DELETE")
 
 
 def _ask(stack: FaultStack, path: str, method: str = "GET") -> Any:
