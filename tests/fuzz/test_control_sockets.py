@@ -14,7 +14,7 @@ from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET
 from tests.fuzz.conftest import Neighbour
 from tests.fuzz.fuzzing import fuzz, messages, streams
 
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 #: carried out for whoever may ask for it, and so not asked for here
 _OBEYED = (protocol.StopExecutor, protocol.StartSession)
 _GREETINGS = st.sampled_from([
