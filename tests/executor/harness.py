@@ -57,7 +57,7 @@ class Notebook:
     def __init__(self, record: SessionRecord) -> None:
         self.record = record
         self.session = record.session
-        #: set once a cell has displayed anything
+        #: set once the cell that runs has displayed anything; an earlier one may have, as a line while it waited
         self.displayed = asyncio.Event()
         self.client = AsyncKernelClient()
         self.client.load_connection_info({**record.connection, "key": record.connection["key"].encode()})
@@ -80,7 +80,10 @@ class Notebook:
             elif kind == "error":
                 outcome.error, outcome.message = content["ename"], content["evalue"]
 
-        reply = await self.client.execute_interactive(code, timeout=timeout, output_hook=show, **options)
+        try:
+            reply = await self.client.execute_interactive(code, timeout=timeout, output_hook=show, **options)
+        finally:
+            self.displayed.clear()
         outcome.status = reply["content"]["status"]
         return outcome
 
@@ -209,6 +212,11 @@ class Executor:
         return notebook
 
     async def session(self, notebook: Notebook) -> dict[str, Any]:
-        """Return what status says of a notebook's session."""
+        """Return what status says of a notebook's session, with all that it said before its cell's reply.
+
+        The executor takes what has come on several connections in any order. So a question may be answered before
+        what a session said earlier; the next question is not.
+        """
+        await self.client.status()
         status = await self.client.status()
         return next(entry for entry in status["sessions"] if entry["id"] == notebook.session)

@@ -60,13 +60,27 @@ def test_a_session_may_end_while_an_executor_starts() -> None:
             await until(is_taking_over, "the sessions' pages are taken over")
             os.kill(doomed.record.pid, signal.SIGKILL)
             await executor.connect()
-            assert [record.session for record in await executor.client.sessions()] == [other.session]
+
+            async def is_gone() -> bool:
+                return [record.session for record in await executor.client.sessions()] == [other.session]
+
+            await until(is_gone, "the session that ended is not there")  # nor was it, unless its end took longer
             assert (await other.run("1 + 1")).text == "2"
 
     try:
         asyncio.run(main())
     finally:
         process.close()
+
+
+async def kill(notebook: Notebook) -> None:
+    """Kill a notebook's session; return once it is gone, as it may take a while to end."""
+    os.kill(notebook.record.pid, signal.SIGKILL)
+
+    async def is_gone() -> bool:
+        return not psutil.pid_exists(notebook.record.pid)
+
+    await until(is_gone, "the session has ended")
 
 
 def owners(path: Path) -> Iterator[psutil.Process]:
@@ -153,7 +167,7 @@ def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess)
         async with Executor(process) as executor:
             notebook = await executor.notebook()
             await asyncio.to_thread(executor.process.kill)
-            os.kill(notebook.record.pid, signal.SIGKILL)
+            await kill(notebook)
             await asyncio.to_thread(executor.process.start)
             await executor.connect()
             assert await executor.client.sessions() == []
@@ -233,7 +247,7 @@ def test_no_executor_counts_as_one_before_it_did(process: ExecutorProcess) -> No
         async with Executor(process) as executor:
             first = await executor.notebook()
             await asyncio.to_thread(executor.process.kill)
-            os.kill(first.record.pid, signal.SIGKILL)
+            await kill(first)
             await asyncio.to_thread(executor.process.start)
             await executor.connect()
             second = await executor.notebook(session=first.session)

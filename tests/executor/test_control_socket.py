@@ -15,13 +15,13 @@ from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError
 from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.paths import EXECUTOR_SOCKET
-from tests.executor.harness import Executor, ExecutorProcess
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
 
 
 def say(process: ExecutorProcess, data: bytes) -> list[object]:
     """Send raw bytes and return the answers until the executor hangs up."""
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(20)
+        peer.settimeout(PATIENCE)
         peer.connect(str(process.runtime_directory / EXECUTOR_SOCKET))
         peer.sendall(data)
         decoder = protocol.Decoder(protocol.ToGateway)

@@ -119,7 +119,8 @@ def test_two_sessions_take_turns_in_the_same_bytes(process: LaneProcess) -> None
 
 
 async def units(executor: Executor) -> int:
-    """Return the bytes that lanes and sessions have."""
+    """Return the bytes that lanes and sessions have, with all that they let go before a cell's reply."""
+    await executor.client.status()  # as in `Executor.session`
     return int((await executor.client.status())["device"]["shared_units_bytes"])
 
 
@@ -303,13 +304,15 @@ def test_an_interrupt_ends_the_wait_for_memory(process: LaneProcess, tmp_path: P
             # A grant alone is not enough: the session has its lane from the executor, too.
             await until(lambda: asyncio.to_thread((tmp_path / "holds").exists), "it has a grant and its lane")
             process.process.send_signal(signal.SIGSTOP)
-            (tmp_path / "go").touch()
-            asks = tmp_path / "asks"
-            await until(lambda: asyncio.to_thread(asks.exists), "it asks for memory")
-            for signum in (FORCE_SIGNAL, signal.SIGINT):
-                os.kill(notebook.record.pid, signum)
-            outcome = await running
-            process.process.send_signal(signal.SIGCONT)
+            try:
+                (tmp_path / "go").touch()
+                asks = tmp_path / "asks"
+                await until(lambda: asyncio.to_thread(asks.exists), "it asks for memory")
+                for signum in (FORCE_SIGNAL, signal.SIGINT):
+                    os.kill(notebook.record.pid, signum)
+                outcome = await running
+            finally:
+                process.process.send_signal(signal.SIGCONT)
             assert outcome.error == "KeyboardInterrupt", outcome
             assert outcome.text == ""
             await until(lambda: has_units(executor, 0), "the memory that came too late is given back")

@@ -16,7 +16,7 @@ from sharedkernel.executor.shelves import KEY_PREFIX
 from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Limits
 from tests.executor.conftest import StartExecutor
-from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
 
 IMPORT = "import torch; from sharedkernel import shelf\n"
 MODEL = IMPORT + (
@@ -38,7 +38,7 @@ async def crash(executor: Executor, notebook: Notebook, code: str) -> None:
     died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     executor.client.on_died = lambda message: died.done() or died.set_result(None)
     notebook.client.execute(code)
-    await asyncio.wait_for(died, 30)
+    await asyncio.wait_for(died, PATIENCE)
 
 
 def kept_on_shelves(process: ExecutorProcess) -> tuple[int, int]:
@@ -235,7 +235,7 @@ def test_a_wait_for_the_executor_can_be_interrupted(own_process: ExecutorProcess
             executor.process.process.send_signal(signal.SIGSTOP)
             try:
                 waiting = asyncio.create_task(notebook.run("print('begins', flush=True); display(1); shelf['x']"))
-                await asyncio.wait_for(notebook.displayed.wait(), 30)
+                await asyncio.wait_for(notebook.displayed.wait(), PATIENCE)
                 os.kill(notebook.record.pid, signal.SIGINT)
                 assert (await waiting).error == "KeyboardInterrupt"
             finally:
