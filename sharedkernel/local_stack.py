@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -35,6 +36,10 @@ START_TIMEOUT = 60.0
 #: seconds that a service may take to end by itself after SIGTERM
 STOP_TIMEOUT = 20.0
 _LOG_TAIL_LINES = 15
+#: says which ports the system gives to those who name none
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+#: below it are the ports that people write down for their services
+_LOWEST_PORT = 20_000
 
 
 class Service:
@@ -337,8 +342,21 @@ class LocalStack:
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of the loopback address that nobody listens on, and that the system gives to nobody by itself.
+
+    A port of the system's own range may go to whoever asks for any before the service listens there, or while it is
+    started again.
+    """
+    ports = range(_LOWEST_PORT, _first_of_the_systems_ports())
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):  # taken
+            probe.bind(("127.0.0.1", secrets.choice(ports) if ports else 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+
+def _first_of_the_systems_ports() -> int:
+    try:
+        return int(_PORT_RANGE.read_text().split()[0])
+    except OSError:
+        return 0

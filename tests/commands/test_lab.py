@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,14 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from sharedkernel.local_stack import free_port
 from tests.commands.support import COMMAND, processes_of, wait_until
-
-
-def free_port() -> int:
-    """Return a port nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -30,7 +23,7 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Authorization": "token of-the-test"})
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
             return json.load(answer)
     except OSError:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
-from sharedkernel.local_stack import LocalStack
+from sharedkernel.local_stack import LocalStack, free_port
 from tests.commands.support import processes_of, wait_until
 
 
@@ -51,6 +52,15 @@ def test_what_a_crashed_executor_left_is_ended_too() -> None:
         assert processes_of(stack.directory)
     assert not stack.directory.exists()
     wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
+
+
+def test_a_free_port_is_given_to_nobody_else_meanwhile() -> None:
+    """It can be had, and is none of those that the system gives to whoever asks for any."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    port = free_port()
+    assert port < first
+    with socket.socket() as service:
+        service.bind(("127.0.0.1", port))
 
 
 def test_it_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.local_stack import free_port
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run, wait_for
 
@@ -18,9 +19,7 @@ from tests.gateway.conftest import Stack, run, wait_for
 @pytest.fixture
 def server(stack: Stack, tmp_path: Path) -> Iterator[Client]:
     """Run grace's own Jupyter server, whose kernels are the gateway's."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     directories = {name: str(tmp_path) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
