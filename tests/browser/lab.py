@@ -90,6 +90,11 @@ class LabPage:
         expect(cells).to_have_count(number + 1)
         return cells.nth(number - 1)
 
+    @staticmethod
+    def output(cell: Locator) -> Locator:
+        """Return what a cell has printed; the cell itself has its source, too."""
+        return cell.locator(".jp-OutputArea")
+
     def save(self) -> None:
         """Save the notebook under the name that it has."""
         with self.page.expect_response(lambda response: _is_save(response.request)):

@@ -28,7 +28,7 @@ def lab(browser: Any, tmp_path: Path) -> Iterator[LabPage]:
 def test_a_session_that_was_shut_down_says_so_and_comes_back_without_alarm(lab: LabPage) -> None:
     """The panel tells how; the page takes its return for no crash, and its cell says that it is done."""
     lab.new_notebook()
-    expect(lab.run("x = 41; print('there')")).to_contain_text("there")
+    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
     lab.show_panel()
     mine = lab.section("My sessions")
     expect(mine).to_contain_text("idle")
