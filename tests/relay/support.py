@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from jupyter_client.manager import KernelManager
 
 from sharedkernel import lifetime
 
-TIMEOUT = 30.0
+#: seconds that anything may take, on a busy machine
+TIMEOUT = 60.0
 #: what holds the package of all tests
 _ROOT = Path(__file__).parents[2]
 
@@ -106,6 +108,16 @@ class GatewayProcess:
         assert self.process is not None
         self.process.kill()
         self.process.wait(TIMEOUT)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Have it do nothing until the context ends."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def fetch(self, path: str, method: str = "GET") -> Any:
         """Ask its API."""
@@ -194,7 +206,7 @@ class Notebook:
         try:
             self.client = self.manager.client()
             self.client.start_channels()
-            self.client.wait_for_ready(timeout=TIMEOUT)
+            self.wait_for_ready()
         except BaseException:
             self.__exit__()
             raise
@@ -242,8 +254,22 @@ class Notebook:
                 if until(message):
                     return
 
+    def restart(self, *, now: bool = False) -> None:
+        """Restart the kernel as a client does, *now* or kindly, and wait for it."""
+        self.manager.restart_kernel(now=now)
+        self.wait_for_ready()
+
+    def wait_for_ready(self) -> None:
+        """Return once the kernel answers here and is heard.
+
+        Jupyter's client takes any message, also one of the kernel before, for a sign that it hears this one; and it
+        leaves the answers to what it has asked too often.
+        """
+        self.client.wait_for_ready(timeout=TIMEOUT)
+        self.wait_until_heard()
+
     def wait_until_heard(self) -> None:
-        """Return once what the session publishes arrives here.
+        """Return once what the session publishes arrives here, and nothing that was asked before is left.
 
         A stock server that meets the death of a kernel connects to the next one again while that starts, and loses
         what it publishes before: a cell's outputs may be missing, its end too.
@@ -252,8 +278,7 @@ class Notebook:
         while time.monotonic() < deadline:
             with contextlib.suppress(Empty):
                 asked = self.client.kernel_info()
-                for _ in self.published(asked, until=_is_idle, deadline=time.monotonic() + 1.0):
-                    pass
+                self.wait(asked, timeout=1.0)
                 return
         raise AssertionError(f"nothing was heard of the session within {TIMEOUT:g} s")
 
@@ -353,6 +378,10 @@ class Line:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         ends = {writer, far_writer}
+        if self._server is None:  # cut meanwhile
+            for end in ends:
+                end.transport.abort()
+            return
         self._writers |= ends
         await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         self._writers -= ends

@@ -52,8 +52,7 @@ def test_each_environment_is_a_kernel_that_install_adds(
         with Notebook(None, None, name="shared-gpu-second") as notebook:
             where = f"import {MARKER}, sys; print(sys.prefix)"
             assert notebook.run(where).text() == f"{prefix}\n"
-            notebook.manager.restart_kernel()
-            notebook.client.wait_for_ready(timeout=TIMEOUT)
+            notebook.restart()
             assert notebook.run(where).text() == f"{prefix}\n"
         with Notebook(None, None, name="shared-gpu") as notebook:
             assert "ModuleNotFoundError" in notebook.run(f"import {MARKER}").error

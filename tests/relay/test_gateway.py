@@ -18,7 +18,7 @@ def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
         gateway = Gateway(Credentials(url=f"http://127.0.0.1:{port}", token="a-token"))
         try:
             with pytest.raises(GatewayUnreachable) as unreachable:
-                await gateway._fetch("POST", "/api/kernels", body="{}", seconds=0.2)
+                await gateway._fetch("POST", "/api/kernels", body="{}", seconds=1.0)
         finally:
             gateway.close()
         return str(unreachable.value)

@@ -32,10 +32,18 @@ def waiting_cell(notebook: Notebook, go: Path) -> str:
     return message_id
 
 
-def test_what_a_cell_prints_during_an_outage_arrives_after_it(line: Line, notebook: Notebook, tmp_path: Path) -> None:
+def until_left(gateway: GatewayProcess) -> None:
+    """Return once the gateway knows that no relay is connected: until then it tells nobody what a session says."""
+    wait_until(lambda: not any(kernel["connections"] for kernel in gateway.fetch("/api/kernels")))
+
+
+def test_what_a_cell_prints_during_an_outage_arrives_after_it(
+    line: Line, notebook: Notebook, stock_gateway: GatewayProcess, tmp_path: Path
+) -> None:
     """The gateway buffers, the relay comes back for it, and the cell ends as if nothing had been."""
     message_id = waiting_cell(notebook, tmp_path / "go")
     line.cut(notebook)
+    until_left(stock_gateway)
     (tmp_path / "go").touch()
     line.mend()
     outcome = notebook.wait(message_id)
@@ -44,10 +52,13 @@ def test_what_a_cell_prints_during_an_outage_arrives_after_it(line: Line, notebo
     assert outcome.text("stderr") == ""
 
 
-def test_a_long_outage_is_said_in_the_cell(line: Line, notebook: Notebook, tmp_path: Path) -> None:
+def test_a_long_outage_is_said_in_the_cell(
+    line: Line, notebook: Notebook, stock_gateway: GatewayProcess, tmp_path: Path
+) -> None:
     """Whoever watches a silent cell learns why it is silent, and when that ends."""
     message_id = waiting_cell(notebook, tmp_path / "go")
     line.cut(notebook)
+    until_left(stock_gateway)
     notebook.wait_for_output(message_id, "is away; the session goes on there")
     (tmp_path / "go").touch()
     line.mend()
@@ -97,13 +108,14 @@ def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path)
     try:
         with Line(gateway.port) as line, Notebook(line.url, gateway.token) as notebook:
             message_id = waiting_cell(notebook, tmp_path / "go")
+            (session,) = gateway.sessions()
             line.cut(notebook)
             (tmp_path / "go").touch()
-            (kernel,) = wait_until(lambda: [k for k in gateway.fetch("/api/kernels") if not k["connections"]])
+            until_left(gateway)
             line.mend()
             assert notebook.wait(message_id).error.startswith("SharedGPUOutcomeLost: ")
             assert notebook.run("print(x)").text() == "1\n"
-            assert gateway.sessions() == {kernel["id"]}
+            assert gateway.sessions() == {session}
     finally:
         gateway.stop()
 
@@ -120,8 +132,7 @@ def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: P
             outcome = notebook.wait(message_id)
             assert outcome.error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
             wait_until(lambda: not notebook.manager.is_alive())
-            notebook.manager.restart_kernel(now=True)
-            notebook.client.wait_for_ready(timeout=15)
+            notebook.restart(now=True)
             assert notebook.run("print('anew')").text() == "anew\n"
     finally:
         gateway.stop()

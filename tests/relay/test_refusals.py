@@ -44,7 +44,10 @@ def test_a_refused_cell_looks_like_any_failed_cell(contract_gateway: GatewayProc
 def test_the_cells_behind_a_refused_one_are_aborted(contract_gateway: GatewayProcess, refused: Notebook) -> None:
     """A notebook that runs as a whole says once what is wrong."""
     with contract_gateway.refusing(503, "the executor is away; try again in a minute.", "executor"), refused:
-        cells = [refused.client.execute(f"print({number})") for number in range(3)]
+        with contract_gateway.stopped():
+            cells = [refused.client.execute(f"print({number})") for number in range(3)]
+            # Time for all three to be at the relay, which would meet one that comes after the refusal as a first one.
+            assert not refused.client.shell_channel.socket.poll(300)
         replies = [refused.client.get_shell_msg(timeout=TIMEOUT) for _ in cells]
     assert [reply["parent_header"]["msg_id"] for reply in replies] == cells
     assert [reply["content"]["status"] for reply in replies] == ["error", "aborted", "aborted"]
