@@ -97,7 +97,12 @@ def test_sessions_run_side_by_side_as_far_as_they_are_foreseen_to_fit(
             shared = await session(executor, first, slowdown=True)
             assert shared["slowdown"] > 0
             cells.append(asyncio.create_task(heavy.run(LIGHT.format(threads=PROCESSORS, size=512, end=str(end)))))
-            await session(executor, heavy, utilisation=True)
+            done = (await executor.session(heavy))["iterations"]
+
+            async def has_turns() -> bool:  # alone where the device is its own, beside one where others have processors
+                return bool((await executor.session(heavy))["iterations"] > done + 100)
+
+            await until(has_turns, "the heavy one has turns")
             end.touch()
             for cell in cells:
                 assert (await cell).status == "ok"
