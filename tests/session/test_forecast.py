@@ -48,16 +48,21 @@ def test_the_source_is_said_with_the_first_want_and_is_the_same_however_it_is_wr
         assert sources[0] == sources[1] != sources[2]
 
 
+def is_all_known(said: protocol.Foreseen) -> bool:
+    """Whether how much is left was said as well as what an iteration costs, which may be known later."""
+    return said.remaining_iterations is not None and said.iteration_flops is not None
+
+
 def test_a_new_executor_is_told_again() -> None:
     """What the last one was told, the next has to know: the source with the greeting, the rest with the next news."""
     with SessionUnderTest() as session:
         request = session.client.execute(MULTIPLYING)
-        first = session.wait_for(protocol.Foreseen, where=lambda said: said.remaining_iterations is not None)
+        first = session.wait_for(protocol.Foreseen, where=is_all_known)
         since = session.mark
         session.hang_up()
         hello = session.wait_for(protocol.SessionHello, since)
         assert hello.source == first.source
-        again = session.wait_for(protocol.Foreseen, since, where=lambda said: said.remaining_iterations is not None)
+        again = session.wait_for(protocol.Foreseen, since, where=is_all_known)
         assert (again.source, again.iteration_flops) == (first.source, 2 * 32 * 64 * 128)
         session.interrupt()
         session.reply(request)
