@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from sharedkernel import lifetime
+from sharedkernel.local_stack import free_port
 
 #: seconds that anything may take, on a busy machine
 TIMEOUT = 60.0
@@ -40,13 +40,6 @@ def wait_until(condition: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {condition}"
         time.sleep(0.01)
     return value
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class GatewayProcess:

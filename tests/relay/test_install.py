@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.local_stack import free_port
 from sharedkernel.relay.credentials import Credentials, check_token, check_url, find_credentials, store_credentials
-from tests.relay.support import TIMEOUT, GatewayProcess, Notebook, free_port
+from tests.relay.support import TIMEOUT, GatewayProcess, Notebook
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.relay.support import TIMEOUT, GatewayProcess, Line, Notebook, free_port
+from sharedkernel.local_stack import free_port
+from tests.relay.support import TIMEOUT, GatewayProcess, Line, Notebook
 
 SENTENCE = "you have 2 sessions already, which is your limit; shut one down and run the cell again."
 
