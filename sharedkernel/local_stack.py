@@ -26,7 +26,7 @@ from typing import Any, Self
 from sharedkernel import lifetime
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
-from sharedkernel.paths import EXECUTOR_SOCKET, device_directory
+from sharedkernel.paths import EXECUTOR_SOCKET, LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.signals import uninterrupted
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ _LOG_TAIL_LINES = 15
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: below it are the ports that people write down for their services
 _LOWEST_PORT = 20_000
+#: most bytes of the path of an executor's runtime directory below that of temporary files: "/sk-......../run/host-99"
+_LONGEST_BELOW = 24
 
 
 class Service:
@@ -187,8 +189,8 @@ class LocalStack:
             "quotas": quotas, "groups": groups, "admins": set(self.users[:1]), "executors": list(executors),
         }  # fmt: skip
         self._extra_config = config
-        #: holds everything; short, because a unix socket's path holds at most 107 bytes
-        self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
+        #: holds everything
+        self.directory = _make_directory()
         self.port = port if port is not None else free_port()
         self.gateway_url = f"http://127.0.0.1:{self.port}"
         self._tokens: dict[str, str] = {}
@@ -339,6 +341,16 @@ class LocalStack:
         executor = self.executors[device]
         ended = executor.process is not None and not executor.running
         return ended and self._executor_socket(device).exists()
+
+
+def _make_directory() -> Path:
+    """Make a directory for a stack where temporary files go, or in `/tmp` where that has too long a path for sockets.
+
+    Batch systems set `TMPDIR` to a directory of each job's own, many levels deep.
+    """
+    place = tempfile.gettempdir()
+    is_short = len(os.fsencode(place)) + _LONGEST_BELOW <= LONGEST_RUNTIME_DIRECTORY
+    return Path(tempfile.mkdtemp(prefix="sk-", dir=place if is_short else "/tmp"))
 
 
 def free_port() -> int:

@@ -54,6 +54,26 @@ def test_what_a_crashed_executor_left_is_ended_too() -> None:
     wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
 
 
+def test_temporary_files_may_be_far_down(tmp_path: Path) -> None:
+    """As batch systems make them for each job: sockets, whose paths are limited, go elsewhere."""
+    deep = tmp_path / ("job-" * 16) / "temporary"
+    deep.mkdir(parents=True)
+    script = (
+        "from sharedkernel.local_stack import LocalStack\n"
+        "with LocalStack(users=['ada'], executors=['host', 'host:1'], capacity='1GiB') as stack:\n"
+        "    print(stack.directory, len(stack.status('ada')['devices']))\n"
+    )
+    environment = os.environ | {"TMPDIR": str(deep)}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    directory, devices = ended.stdout.split()
+    assert devices == "2"
+    assert not directory.startswith(str(deep))
+    assert not Path(directory).exists()
+
+
 def test_a_free_port_is_given_to_nobody_else_meanwhile() -> None:
     """It can be had, and is none of those that the system gives to whoever asks for any."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
