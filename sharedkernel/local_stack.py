@@ -40,8 +40,6 @@ _LOG_TAIL_LINES = 15
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: below it are the ports that people write down for their services
 _LOWEST_PORT = 20_000
-#: most bytes of the path of an executor's runtime directory below that of temporary files: "/sk-......../run/host-99"
-_LONGEST_BELOW = 24
 
 
 class Service:
@@ -190,7 +188,7 @@ class LocalStack:
         }  # fmt: skip
         self._extra_config = config
         #: holds everything
-        self.directory = _make_directory()
+        self.directory = _make_directory(executors or (device,))
         self.port = port if port is not None else free_port()
         self.gateway_url = f"http://127.0.0.1:{self.port}"
         self._tokens: dict[str, str] = {}
@@ -343,14 +341,14 @@ class LocalStack:
         return ended and self._executor_socket(device).exists()
 
 
-def _make_directory() -> Path:
+def _make_directory(devices: Sequence[str]) -> Path:
     """Make a directory for a stack where temporary files go, or in `/tmp` where that has too long a path for sockets.
 
     Batch systems set `TMPDIR` to a directory of each job's own, many levels deep.
     """
-    place = tempfile.gettempdir()
-    is_short = len(os.fsencode(place)) + _LONGEST_BELOW <= LONGEST_RUNTIME_DIRECTORY
-    return Path(tempfile.mkdtemp(prefix="sk-", dir=place if is_short else "/tmp"))
+    place = Path(tempfile.gettempdir())
+    deepest = max(len(os.fsencode(device_directory(place / "sk-........" / "run", device))) for device in devices)
+    return Path(tempfile.mkdtemp(prefix="sk-", dir=place if deepest <= LONGEST_RUNTIME_DIRECTORY else "/tmp"))
 
 
 def free_port() -> int:

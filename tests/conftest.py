@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,3 +26,9 @@ def warm_places() -> Iterator[None]:
     """End the warm parents that tests have left to each other."""
     yield
     end_places()
+
+
+@pytest.fixture
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give an empty directory for temporary files whose path is short enough for sockets in it."""
+    return tmp_path_factory.mktemp("t")

@@ -15,12 +15,6 @@ from sharedkernel.bench.app import BENCHMARKS
 from tests.commands.support import COMMAND, processes_of, wait_until
 
 
-@pytest.fixture
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give an empty directory for temporary files whose path is short enough for sockets in it."""
-    return tmp_path_factory.mktemp("b")
-
-
 def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(

@@ -60,21 +60,21 @@ def test_notebooks_run_at_once_and_are_reported(stack: LocalStack, tmp_path: Pat
     wait_until(lambda: not stack.status()["sessions"], "the sessions' end")
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
     """Interrupted in the middle, the demo ends its processes and removes its files."""
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"TMPDIR": str(scratch)}
     demo = subprocess.Popen([*COMMAND, "demo"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         # In the middle of cells: every session has written its log.
-        wait_until(lambda: len(list(tmp_path.glob("sk-*/run/logs/session-*"))) >= 3, "the sessions", 90)
-        (directory,) = tmp_path.glob("sk-*")
+        wait_until(lambda: len(list(scratch.glob("sk-*/run/logs/session-*"))) >= 3, "the sessions", 90)
+        (directory,) = scratch.glob("sk-*")
         demo.send_signal(signal.SIGINT)
         output, _ = demo.communicate(timeout=60)
         assert demo.returncode == 130, output.decode()
         assert b"They run, " in output  # said at once, for no line may follow for minutes
         assert b"Traceback" not in output
         assert b"destroyed" not in output
-        assert list(tmp_path.iterdir()) == []
+        assert list(scratch.iterdir()) == []
         wait_until(lambda: not processes_of(directory), "the end of the stack")
     finally:
         demo.kill()

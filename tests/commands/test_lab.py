@@ -30,9 +30,9 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="JupyterLab minds root alone")
-def test_lab_says_how_root_may_run_it(tmp_path: Path) -> None:
+def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
     """JupyterLab's own advice is no option of this command."""
-    environment = os.environ | {"TMPDIR": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path)}
+    environment = os.environ | {"TMPDIR": str(scratch), "JUPYTER_CONFIG_DIR": str(scratch)}
     arguments = ["lab", "--capacity", "1GiB", "--", "--no-browser", f"--port={free_port()}"]
     lab = subprocess.run(
         [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=90, check=False
@@ -42,15 +42,14 @@ def test_lab_says_how_root_may_run_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, signum: signal.Signals) -> None:
+def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch: Path, signum: signal.Signals) -> None:
     """The kernelspec is the default, a kernel starts, and the end leaves no process, nor a file if it had a chance."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    directory, work = tmp_path / "t", tmp_path / "work"
-    directory.mkdir()
+    work = tmp_path / "work"
     work.mkdir()
     environment = os.environ | {
-        "TMPDIR": str(directory),
+        "TMPDIR": str(scratch),
         "HOME": str(tmp_path),
         "JUPYTER_RUNTIME_DIR": str(work / "run"),
         "PATH": "/usr/bin:/bin",
@@ -71,14 +70,14 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, signum:
         # Terminals know this environment's commands, also where it is not active.
         assert server.environ()["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
         assert ask(f"{url}/api/kernels", {"name": "shared-gpu"})["id"]
-        (stack,) = directory.glob("sk-*")
+        (stack,) = scratch.glob("sk-*")
         assert processes_of(stack)
         lab.send_signal(signum)
         lab.wait(60)
         wait_until(lambda: not processes_of(stack), "the end of the stack")
         wait_until(lambda: ask(f"{url}/api") is None, "the end of JupyterLab")
         if signum == signal.SIGTERM:
-            assert list(directory.iterdir()) == []
+            assert list(scratch.iterdir()) == []
     finally:
         lab.kill()
         lab.wait()

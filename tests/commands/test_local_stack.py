@@ -83,7 +83,7 @@ def test_a_free_port_is_given_to_nobody_else_meanwhile() -> None:
         service.bind(("127.0.0.1", port))
 
 
-def test_it_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
+def test_it_ends_with_a_starter_that_is_killed(scratch: Path) -> None:
     """Even SIGKILL for the starter leaves no process behind."""
     script = (
         "import time\n"
@@ -93,7 +93,7 @@ def test_it_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
         "print(stack.directory, flush=True)\n"
         "time.sleep(600)\n"
     )
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"TMPDIR": str(scratch)}
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
     with starter:
         assert starter.stdout is not None
