@@ -65,10 +65,11 @@ def test_jupyter_console() -> None:
     console = pexpect.spawn(sys.executable, command, timeout=PATIENCE, encoding="utf-8")
     try:
         console.expect_exact("In [1]:")
-        console.sendline("import torch; torch.arange(4).sum().item() * 7")
-        # The console takes any request's end for its cell's, also a late one of a request that it made before; Enter
-        # then shows what has come since.
-        while console.expect_exact(["42", pexpect.TIMEOUT], timeout=5) != 0:
-            console.sendline("")
+        # The console asks for no sign that it hears its kernel, and takes any request's end for its cell's: what is
+        # typed as quickly as here may show nothing, with any kernel, and is typed again.
+        shown = None
+        while shown != 0:
+            console.sendline("import torch; torch.arange(4).sum().item() * 7")
+            shown = console.expect_exact(["42", pexpect.TIMEOUT], timeout=5)
     finally:
         console.close(force=True)
