@@ -417,14 +417,7 @@ class SessionKernels(AsyncMappingKernelManager):
         seconds = most if linger is None else min(linger, most)
         if seconds and kernel.notebook is not None and kernel.has_kernel:
             # Before it is said: should the executor end it at once, the news of that comes before the answer.
-            self.lingering.add(
-                kernel.session_id,
-                device=kernel.device,
-                user=kernel.user,
-                notebook=kernel.notebook,
-                incarnation=kernel.incarnation,
-                seconds=seconds,
-            )
+            self.lingering.add(Earlier.of(kernel), seconds)
             try:
                 await kernel.linger(seconds)
             except SessionNotFound:  # it ended just now

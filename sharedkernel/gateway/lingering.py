@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sharedkernel.errors import SessionNotFound, SharedKernelError
@@ -49,6 +49,18 @@ class Earlier:
     #: when it ends, on the event loop's axis; None: it does not by itself
     until: float | None = field(default=None, compare=False)
 
+    @classmethod
+    def of(cls, kernel: SessionKernel) -> Earlier:
+        """Return what *kernel* is, which was not shut down."""
+        return cls(
+            session=kernel.session_id,
+            device=kernel.device,
+            user=kernel.user,
+            notebook=kernel.notebook,
+            incarnation=kernel.incarnation,
+            kernel=kernel,
+        )
+
     @property
     def is_open(self) -> bool:
         """Whether a client has it."""
@@ -71,24 +83,24 @@ class Lingering:
         #: sessions that are just being put in another one's place: nobody else gets them
         self._promised: set[str] = set()
 
-    def add(self, session: str, *, seconds: float, **found: Any) -> None:
-        """Take note that a session was shut down, and stays for *seconds*; *found*: more of :class:`Earlier`."""
+    def add(self, found: Earlier, seconds: float) -> None:
+        """Take note that *found* was shut down, and stays for *seconds*."""
         until = asyncio.get_running_loop().time() + seconds
-        self._sessions[session] = Earlier(session=session, until=until, **found)
+        self._sessions[found.session] = replace(found, kernel=None, until=until)
 
     def adopt(self, device: str, records: list[SessionRecord]) -> None:
         """Take note of all that linger on *device*, as its executor says."""
         for session in [session for session, found in self._sessions.items() if found.device == device]:
             del self._sessions[session]
         for record in sorted(records, key=lambda record: record.lingers or 0.0):
-            self.add(
-                record.session,
+            found = Earlier(
+                session=record.session,
                 device=device,
                 user=record.user,
                 notebook=record.notebook,
                 incarnation=record.incarnation,
-                seconds=record.lingers or 0.0,
             )
+            self.add(found, record.lingers or 0.0)
 
     def forget(self, session: str) -> Earlier | None:
         """Take note that a session lingers no more, and return what it was."""
@@ -134,14 +146,7 @@ class Lingering:
 
     def _alive(self, besides: SessionKernel) -> list[Earlier]:
         return [
-            Earlier(
-                session=kernel.session_id,
-                device=kernel.device,
-                user=kernel.user,
-                notebook=kernel.notebook,
-                incarnation=kernel.incarnation,
-                kernel=kernel,
-            )
+            Earlier.of(kernel)
             for kernel in self._kernels.all()
             if kernel is not besides and kernel.has_kernel and kernel.session_id not in self._promised
         ]
