@@ -65,7 +65,8 @@ class Recorder:
             return
         self._forget(kernel_id)
         records = self._records[kernel_id] = CellRecords(lambda: self._is_attended(kernel_id))
-        session = MessageSession(config=manager.session.config, key=manager.session.key)
+        # no history: or up to 65,536 signatures, some 10 MB, are kept for each kernel
+        session = MessageSession(config=manager.session.config, key=manager.session.key, digest_history_size=0)
         stream = self._streams[kernel_id] = manager.connect_iopub()
 
         def take(frames: list[bytes]) -> None:
