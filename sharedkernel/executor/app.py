@@ -19,6 +19,7 @@ from sharedkernel.executor.devices.mps import MpsMode
 from sharedkernel.executor.environments import Environment, open_environments
 from sharedkernel.executor.isolation import DEFAULT_HOMES, Isolation, IsolationOptions
 from sharedkernel.executor.service import ExecutorService
+from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model import PolicyName, SchedulerConfig
@@ -293,8 +294,9 @@ class ExecutorApp(CommandApp):
         device = served.device
         log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)
         waits = [asyncio.create_task(ended.wait()), asyncio.create_task(service.stopped.wait())]
+        trimming = asyncio.create_task(keep_trimmed())
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        for task in (*waits, trimming):
+            task.cancel()
         if not service.stopped.is_set():
             await service.stop(end_sessions=self.end_sessions_on_exit)
