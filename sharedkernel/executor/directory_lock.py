@@ -1,4 +1,4 @@
-"""One executor at a time serves a runtime directory."""
+"""One executor at a time serves a runtime directory, and one gateway."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import os
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
+
+#: the file in the runtime directory that its gateway locks (`gateway/presence.py`)
+GATEWAY_LOCK = "gateway.lock"
 
 
 def lock_directory(directory: Path) -> int:
@@ -31,3 +34,13 @@ def lock_directory(directory: Path) -> int:
     with contextlib.suppress(OSError):  # only for the sentence above
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def lend_gateway_lock(directory: Path, uid: int, gid: int) -> None:
+    """Make the file that a gateway locks for the account *uid*, which may make none in *directory*."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(directory / GATEWAY_LOCK, flags, 0o600)
+    try:
+        os.fchown(descriptor, uid, gid)
+    finally:
+        os.close(descriptor)

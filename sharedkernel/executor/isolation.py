@@ -29,6 +29,7 @@ from sharedkernel.executor.directories import (
     make_directory_of,
     make_shared_directory,
 )
+from sharedkernel.executor.directory_lock import lend_gateway_lock
 from sharedkernel.paths import OFFLOAD_VARIABLE, make_private_directory
 
 #: where homes are when nothing else is said, as root
@@ -94,6 +95,8 @@ class Isolation:
                 make_shared_directory(folder, named_by="--runtime-dir")
             _check_passable(runtime_directory, "--runtime-dir")
             _check_passable(self._homes, "--homes")
+            if self.gateway is not None:
+                lend_gateway_lock([*passages, runtime_directory][0], self.gateway.pw_uid, self.gateway.pw_gid)
             self._open_cgroups()
 
     def _open_cgroups(self) -> None:

@@ -25,7 +25,7 @@ from sharedkernel.gateway import logs
 from sharedkernel.gateway.audit import AuditLog
 from sharedkernel.gateway.config_check import Fault, find_unusable, report_faults, without
 from sharedkernel.gateway.connections import OpenWebsockets
-from sharedkernel.gateway.drain import DRAIN_SIGNAL, Presence, ask_to_drain, until_cells_end
+from sharedkernel.gateway.drain import until_cells_end
 from sharedkernel.gateway.entrance import Entrance
 from sharedkernel.gateway.events import StatusFeed
 from sharedkernel.gateway.executors import Executors
@@ -37,6 +37,7 @@ from sharedkernel.gateway.kernelspecs import NoContents, SharedKernelSpecs
 from sharedkernel.gateway.memberships import Memberships
 from sharedkernel.gateway.metrics import watch_loop_lag
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
+from sharedkernel.gateway.presence import DRAIN_SIGNAL, Presence, ask_to_drain
 from sharedkernel.gateway.settings import (
     CONFIG_NAME,
     Settings,
@@ -50,6 +51,7 @@ from sharedkernel.gateway.settings import (
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.gateway.tokens import default_tokens_file
 from sharedkernel.gateway.websocket import SessionWebsocket
+from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import default_runtime_directory, make_private_directory
 
 DEFAULT_PORT = 8585
@@ -287,7 +289,13 @@ class SharedKernelGateway(CommandApp, ServerApp):
             self.update_config(self._settings.config)
 
     def init_configurables(self) -> None:
-        """Make the managers and connect them to the executors."""
+        """Make the managers and connect them to the executors.
+
+        Raises
+        ------
+        ConfigError
+            When something in the configuration cannot be used, or another gateway serves this runtime directory.
+        """
         make_private_directory(Path(self.runtime_dir), or_roots=True)
         allow_many_descriptors()  # about ten for each session and its client
         files = self._settings.files
@@ -321,6 +329,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
         # Whom requests are for was seen to at the entrance.
         self.tornado_settings["allow_remote_access"] = True
+        self._presence = Presence(Path(self.runtime_dir))
 
     def _audit_path(self) -> Path | None:
         if self.audit_file == "none":
@@ -406,14 +415,22 @@ class SharedKernelGateway(CommandApp, ServerApp):
         """Serve until SIGTERM or SIGINT."""
         self.start_ioloop()
 
+    def stop(self, from_signal: bool = False) -> None:
+        """Stop serving; sessions run on."""
+        if self._presence is not None:
+            self._presence.begin_end()
+        super().stop(from_signal)
+
     async def _post_start(self) -> None:
         self.kernel_manager.connect()
         self.kernel_manager.start_culling()
-        self._presence = Presence(Path(self.runtime_dir), self.port)
+        if self._presence is not None:
+            self._presence.serve(self.port)
         self._watching = [
             asyncio.create_task(watch_loop_lag()),
             asyncio.create_task(self._close_revoked()),
             asyncio.create_task(self._tell_of_absent_executors()),
+            asyncio.create_task(keep_trimmed()),
         ]
         self._announce()
 
@@ -501,6 +518,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
         for task in self._watching:
             task.cancel()
+        await self.kernel_manager.executors.close()
         if self._presence is not None:
             self._presence.end()
-        await self.kernel_manager.executors.close()
+            self._presence = None
