@@ -58,13 +58,15 @@ def _lane(view: LaneView) -> dict[str, Any]:
 
 
 def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
+    now = time.monotonic()
     return {
         "id": view.id,
         "user": view.user,
         "state": str(view.state),
         "kernel_id": process.kernel or view.id,
         "lingering": process.lingers_until is not None,
-        "idle_seconds": 0.0 if process.used_at is None else time.monotonic() - process.used_at,
+        "lingering_seconds": None if process.lingers_until is None else max(0.0, process.lingers_until - now),
+        "idle_seconds": 0.0 if process.used_at is None else now - process.used_at,
         "notebook": process.notebook,
         "client_key": process.client_key,
         "lane": view.lane,

@@ -471,8 +471,6 @@ class SessionKernels(AsyncMappingKernelManager):
     async def status(self) -> dict[str, Any]:
         """Return the status document of all devices, nothing hidden.
 
-        Sessions that were shut down and linger have ``lingering_seconds``: how much longer they stay.
-
         Raises
         ------
         ExecutorUnavailable
@@ -480,8 +478,6 @@ class SessionKernels(AsyncMappingKernelManager):
         """
         devices = Counter(kernel.device for kernel in self._kernels.values())
         document: dict[str, Any] = await self.executors.status(devices.__getitem__)
-        for session in document["sessions"]:
-            session["lingering_seconds"] = self.lingering.seconds_left(session["id"])
         return document
 
     async def policies(self) -> dict[str, str]:

@@ -110,13 +110,6 @@ class Lingering:
         """Return a session that lingers; None if it does not."""
         return self._sessions.get(session)
 
-    def seconds_left(self, session: str) -> float | None:
-        """Return how much longer a session lingers; None if it does not."""
-        found = self._sessions.get(session)
-        if found is None or found.until is None:
-            return None
-        return max(0.0, found.until - asyncio.get_running_loop().time())
-
     def of_user(self, user: str) -> list[Earlier]:
         """Return *user*'s lingering sessions, the earliest shut down first."""
         return [found for found in self._sessions.values() if found.user == user]

@@ -121,6 +121,7 @@ def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhil
             first = await channels.run("'x' in globals()")
             assert "%shared attach" in first["text"]
             assert first["text"].endswith("False")
+            assert "a.ipynb: shut down; stays for ~" in (await channels.run("%shared"))["text"]
             await attach(channels)
             assert (await channels.run("x + 1"))["text"] == "42"
         await has_given_way(ada, new)
