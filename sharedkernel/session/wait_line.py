@@ -1,11 +1,14 @@
 """What a waiting cell shows: a sentence and a bar, as plain text and as HTML, and how far the bar has come.
 
 A bar shows one of three things: how much of the expected wait is over, how far the place in the queue has fallen, or
-how many bytes are back. Where none is known it shows no amount. It goes back only when the place does.
+how many bytes are back. Where none is known there is no bar: it would stand still for as long as the wait lasts. So it
+is with waits for memory, which nobody's turn ends but somebody who frees it. What moves then is the time waited so far.
+A bar goes back only when the place does.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from html import escape
 
@@ -21,39 +24,32 @@ _REASONS = {
 }
 #: characters of a bar in plain text
 _WIDTH = 24
-#: seconds of wait up to which they are told one by one, and in steps of how many from then on
-_FINE, _STEP = 10.0, 5
+#: seconds in steps of which a wait is told that lasts less than so many seconds; a longer one is told in the last steps
+_STEPS = ((10.0, 1), (60.0, 5), (600.0, 30), (math.inf, 60))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitLine:
-    """A sentence and a bar."""
+    """A sentence, and a bar if there is something to show in it."""
 
     sentence: str
     #: what the bar shows, for those who cannot see it
-    label: str
-    #: how far it has come, from 0 to 1; None: nobody can tell
+    label: str = ""
+    #: how far it has come, from 0 to 1; None: nobody can tell, and there is none
     fraction: float | None = None
 
     def data(self) -> dict[str, str]:
         """Return it as the data of a display message, by MIME type."""
-        percent = None if self.fraction is None else int(100 * self.fraction)
-        return {"text/plain": self._text(percent), "text/html": self._html(percent)}
-
-    def _text(self, percent: int | None) -> str:
-        if percent is None:
-            return f"⏳ {self.sentence}\n[{'░' * _WIDTH}]"
-        filled = _WIDTH * percent // 100
-        return f"⏳ {self.sentence}\n[{'█' * filled}{'·' * (_WIDTH - filled)}] {percent} %"
-
-    def _html(self, percent: int | None) -> str:
-        value = "" if percent is None else f' value="{percent}"'
-        inside = "" if percent is None else f"{percent} %"
-        return (
-            f"<div>⏳ {escape(self.sentence)}</div>"
-            f'<progress max="100"{value} aria-label="{escape(self.label)}" style="width: 24em; max-width: 100%">'
-            f"{inside}</progress>"
-        )
+        plain, html = f"⏳ {self.sentence}", f"<div>⏳ {escape(self.sentence)}</div>"
+        if self.fraction is not None:
+            percent = int(100 * self.fraction)
+            filled = _WIDTH * percent // 100
+            plain += f"\n[{'█' * filled}{'·' * (_WIDTH - filled)}] {percent} %"
+            html += (
+                f'<progress max="100" value="{percent}" aria-label="{escape(self.label)}" '
+                f'style="width: 24em; max-width: 100%">{percent} %</progress>'
+            )
+        return {"text/plain": plain, "text/html": html}
 
 
 class Wait:
@@ -86,34 +82,34 @@ class Wait:
         """Return what to show of it."""
         if not has_executor:
             return WaitLine(
-                sentence="Waiting: the executor, which shares the device, is away; this cell goes on when it is back.",
-                label="Waiting for the executor",
+                sentence="Waiting: the executor, which shares the device, is away; this cell goes on when it is back."
             )
         told = self._latest
         if told is None:
-            return WaitLine(sentence="Waiting for the shared device.", label="Waiting for the shared device")
+            return WaitLine(sentence="Waiting for the shared device.")
         holder = f" ({safe_text(told.holder)})" if told.holder else ""
         place = f", place {told.position} in the queue" if told.position else ""
         sentence = f"Waiting: {_REASONS.get(told.reason) or safe_text(told.reason)}{holder}{place}."
-        if told.expected_seconds is not None:
-            left = told.expected_seconds - (now - self._told_at)
-            if left <= 0:
-                return WaitLine(sentence=f"{sentence} It takes longer than expected.", label="Expected wait, exceeded")
-            elapsed = now - self._began
+        elapsed = now - self._began
+        if told.expected_seconds is not None and (left := told.expected_seconds - (now - self._told_at)) > 0:
             return WaitLine(
                 sentence=f"{sentence} Expected wait: about {_about(left)} more.",
                 label="Part of the expected wait that is over",
                 fraction=self._move_to(elapsed / (elapsed + left)),
             )
+        if elapsed >= 1:
+            sentence += f" {_about(elapsed)} so far."
+        if told.expected_seconds is not None:
+            return WaitLine(sentence=f"{sentence} It takes longer than expected.")
         if told.usual_seconds:
             sentence += f" Half of the waits until now took less than {format_seconds(told.usual_seconds)}."
-        if told.position and self._from_place > 1:
-            return WaitLine(
-                sentence=sentence,
-                label=f"Way in the queue from place {self._from_place}",
-                fraction=self._move_to((self._from_place - told.position) / self._from_place),
-            )
-        return WaitLine(sentence=sentence, label="Waiting; nobody can tell for how long")
+        if told.reason != "lane" or not told.position or self._from_place == 1:
+            return WaitLine(sentence=sentence)
+        return WaitLine(
+            sentence=sentence,
+            label=f"Way in the queue from place {self._from_place}",
+            fraction=self._move_to((self._from_place - told.position) / self._from_place),
+        )
 
     def _move_to(self, fraction: float) -> float:
         self._fraction = max(self._fraction, fraction)
@@ -130,6 +126,6 @@ def restore_line(done: int, total: int) -> WaitLine:
 
 
 def _about(seconds: float) -> str:
-    """Return a duration no finer than an expectation is."""
-    step = 1 if seconds < _FINE else _STEP
+    """Return a duration no finer than an expectation is, and than has to be told again."""
+    step = next(step for end, step in _STEPS if seconds < end)
     return format_seconds(max(1, step * round(seconds / step))).replace(".0 s", " s")

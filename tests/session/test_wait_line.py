@@ -21,6 +21,11 @@ def percent(line: WaitLine) -> int | None:
     return None if in_text is None else int(in_text[1])
 
 
+def has_no_bar(line: WaitLine) -> bool:
+    """Whether there is a sentence alone, in plain text and in HTML."""
+    return line.data() == {"text/plain": f"⏳ {line.sentence}", "text/html": f"<div>⏳ {line.sentence}</div>"}
+
+
 def test_reason_place_and_holder_are_told() -> None:
     """In one sentence, in both forms; the bar has a label for those who cannot see it."""
     wait = Wait(0.0)
@@ -51,10 +56,10 @@ def test_a_wait_that_gets_longer_does_not_move_the_bar_back() -> None:
 
 
 def test_an_expectation_that_fails_is_given_up() -> None:
-    """No bar stands at its end for ever: it shows no amount, and the sentence says why."""
+    """No bar stands at its end for ever: there is none, and the sentence says why."""
     wait = Wait(0.0)
     wait.take(waiting(expected_seconds=2.0), 0.0)
-    assert percent(wait.line(2.5)) is None
+    assert has_no_bar(wait.line(2.5))
     assert "longer than expected" in wait.line(2.5).sentence
 
 
@@ -68,15 +73,26 @@ def test_without_an_expectation_the_place_fills_the_bar() -> None:
     assert shown == [0, 25, 75, 50, 0, 50]
 
 
-def test_where_nothing_is_known_no_amount_is_shown() -> None:
-    """A bar without a value, and what earlier waits took, if there were any."""
+def test_where_nothing_is_known_there_is_no_bar() -> None:
+    """What earlier waits took is told, if there were any, and how long this one has taken."""
     wait = Wait(0.0)
-    assert percent(wait.line(1.0)) is None
+    assert has_no_bar(wait.line(1.0))
     for message in (waiting(1), waiting(None, reason="memory")):
         wait.take(message, 1.0)
-        assert percent(wait.line(2.0)) is None
+        assert has_no_bar(wait.line(2.0))
     wait.take(waiting(1, usual_seconds=3.0), 2.0)
-    assert wait.line(2.0).sentence.endswith("Half of the waits until now took less than 3.0 s.")
+    assert wait.line(2.0).sentence.endswith("2 s so far. Half of the waits until now took less than 3.0 s.")
+
+
+def test_a_place_says_nothing_of_when_memory_comes() -> None:
+    """No bar stands still at a place's height; what moves is the time, ever more slowly."""
+    wait = Wait(0.0)
+    for place in (3, 1):
+        wait.take(waiting(place, reason="memory"), 0.0)
+        assert has_no_bar(wait.line(0.0))
+    sentence = "Waiting: device memory is full (ada), place 1 in the queue."
+    told = {0.9: "", 1.2: " 1 s so far.", 33: " 35 s so far.", 130: " 2 m 0 s so far.", 7000: " 1 h 57 m so far."}
+    assert {now: wait.line(now).sentence.removeprefix(sentence) for now in told} == told
 
 
 def test_names_are_shown_as_text() -> None:

@@ -1,0 +1,46 @@
+"""What a waiting cell is told of its wait, by a real executor."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
+from tests.executor.test_offloading import in_state, keep
+from tests.warm import take_place
+
+
+def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_still() -> None:
+    """Nobody can tell when somebody frees some; the line goes when there is."""
+
+    async def check(process: ExecutorProcess) -> None:
+        async with Executor(process) as executor:
+            holder, waiter = await executor.notebook("ada"), await executor.notebook("grace")
+            await holder.run(keep(1, 320))
+            running = asyncio.create_task(holder.run("import time\nwhile True: time.sleep(0.01)"))
+            await in_state(executor, holder, "ready")  # its cell runs, so it is not offloaded
+            waiting = asyncio.create_task(waiter.run(keep(2, 320)))
+            await in_state(executor, waiter, "waiting")
+            for _ in range(3):
+                await asyncio.wait_for(waiter.displayed.wait(), PATIENCE)
+                waiter.displayed.clear()
+            await executor.client.signal_session(holder.session, signal.SIGINT)
+            assert (await running).error == "KeyboardInterrupt"
+            assert (await holder.run("del kept")).status == "ok"
+            outcome = await waiting
+            assert outcome.status == "ok"
+            *lines, end = outcome.displays
+            assert end == ""
+            told = [line for line in lines if "device memory is full" in line]
+            assert told
+            assert not any("[" in line for line in told)
+            seconds = [int(found[1]) for line in told if (found := re.search(r"(\d+) s so far", line))]
+            assert len(set(seconds)) > 1
+            assert seconds == sorted(seconds)
+
+    process = ExecutorProcess("--spares", "0", capacity="512MiB", place=take_place())
+    try:
+        asyncio.run(check(process))
+    finally:
+        process.close()
