@@ -42,9 +42,9 @@ async def kept_service(executor: Executor, notebook: Notebook) -> float:
     return found
 
 
-def test_a_session_may_end_while_an_executor_starts() -> None:
+def test_a_session_may_end_while_an_executor_starts(start_executor: StartExecutor) -> None:
     """It is not there then, and all others are: killed after its page was taken over, before the warm parent is up."""
-    process = ExecutorProcess("--spares", "0")
+    process = start_executor("--spares", "0")
 
     async def main() -> None:
         async with Executor(process) as executor:
@@ -67,10 +67,7 @@ def test_a_session_may_end_while_an_executor_starts() -> None:
             await until(is_gone, "the session that ended is not there")  # nor was it, unless its end took longer
             assert (await other.run("1 + 1")).text == "2"
 
-    try:
-        asyncio.run(main())
-    finally:
-        process.close()
+    asyncio.run(main())
 
 
 async def kill(notebook: Notebook) -> None:

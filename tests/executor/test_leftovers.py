@@ -9,6 +9,7 @@ import signal
 import psutil
 import pytest
 
+from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 #: starts a process that outlives its parents, in a session of its own, and prints its id
@@ -87,9 +88,9 @@ def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
     assert daemons
 
 
-def test_a_stopped_executor_says_what_runs_on() -> None:
+def test_a_stopped_executor_says_what_runs_on(start_executor: StartExecutor) -> None:
     """And what ends it: the next one, if it is told to."""
-    process = ExecutorProcess("--spares", "0")
+    process = start_executor("--spares", "0")
 
     async def main() -> None:
         async with Executor(process) as executor:
@@ -107,7 +108,4 @@ def test_a_stopped_executor_says_what_runs_on() -> None:
             assert not psutil.pid_exists(pid)
             assert process.log().count("run on") == 1
 
-    try:
-        asyncio.run(main())
-    finally:
-        process.close()
+    asyncio.run(main())
