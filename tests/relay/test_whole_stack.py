@@ -6,13 +6,16 @@ import contextlib
 import os
 import signal
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sharedkernel.local_stack import LocalStack
+from sharedkernel.gateway.lingering import _CELL_INTERVAL
+from sharedkernel.local_stack import LocalStack, Service
 from tests.relay.support import TIMEOUT, Notebook, wait_until
 from tests.warm_stack import WarmStack
 
@@ -90,6 +93,47 @@ def test_an_earlier_session_is_back_without_alarm(stack: LocalStack) -> None:
         assert second.client.get_shell_msg(timeout=TIMEOUT)["content"]["status"] == "ok"
         assert second.run("print(x + 1)").text() == "42\n"
         assert "restarting" not in states
+
+
+#: waits until a file is there
+_UNTIL_THERE = "import os, time\nwhile not os.path.exists({path!r}): time.sleep(0.01)"
+
+
+def test_a_cell_that_an_attach_overtakes_says_so(stack: LocalStack, tmp_path: Path) -> None:
+    """It was sent when the earlier session was on its way already, and ends with the one that it was sent to."""
+    first, second = (Notebook(stack.gateway_url, stack.token("mary")) for _ in range(2))
+    for notebook in (first, second):
+        notebook.environment["JPY_SESSION_NAME"] = "/home/mary/overtaken.ipynb"
+    with first:
+        first.run("x = 41")
+    with second:
+        go_on = tmp_path / "go on"
+        asking = second.client.execute(f"%shared attach\n{_UNTIL_THERE.format(path=str(go_on))}")
+        second.wait_for_output(asking, "takes the place of this one")
+        with paused(stack.executor):
+            go_on.touch()
+            assert second.wait(asking).status == "ok"
+            # By then the gateway has seen that the cell has ended, and asked the executor, which does not answer yet.
+            time.sleep(2 * _CELL_INTERVAL)
+            for _ in range(2):
+                with urllib.request.urlopen(f"{stack.gateway_url}/healthz") as answer:
+                    assert answer.status == 200
+            running = second.client.execute(f"print('begun')\n{_UNTIL_THERE.format(path=str(tmp_path / 'never'))}")
+            second.wait_for_output(running, "begun")
+        error = second.wait(running).error
+        assert error.startswith("SharedGPUSessionReplaced: the earlier session took the place of the one")
+        assert second.run("print(x + 1)").text() == "42\n"
+
+
+@contextlib.contextmanager
+def paused(service: Service) -> Iterator[None]:
+    """Stop *service*'s process meanwhile."""
+    assert service.process is not None
+    service.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        service.process.send_signal(signal.SIGCONT)
 
 
 def test_a_crash_is_explained_and_survived(notebook: Notebook) -> None:
