@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 import numpy
 import torch
@@ -214,6 +214,21 @@ def _make_app(connection_file: str, *, with_history: bool) -> IPKernelApp:
     return app
 
 
+class _UnlockedHandler(logging.StreamHandler[TextIO]):
+    """Writes records without a lock.
+
+    User code logs by it, too, and one interrupt in some twenty of a loop that logs would leave the lock locked: the
+    link's thread would then wait for it for ever when it has something to tell, and the session with it.
+    """
+
+    def createLock(self) -> None:
+        """Have none; a line is written in one piece."""
+        self.lock = None
+
+    def _at_fork_reinit(self) -> None:
+        """There is none to make anew."""
+
+
 def _reseed() -> None:
     """Give this process random numbers of its own: forked siblings would all draw the same."""
     torch.seed()
@@ -238,7 +253,10 @@ def run(
         os.umask(0o007)  # the gateway's group may connect to the kernel's sockets; users never come to where they are
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=log_stream, level=logging.INFO)
+    handler = _UnlockedHandler(log_stream)
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler], level=logging.INFO
+    )
     _reseed()
     set_up_heap()
     SessionProcess(process, connection_file, executor_socket, page_descriptor, device_kind, isolation=isolation).run()
