@@ -1,6 +1,7 @@
 """Ending a command in good order: signals that unwind it, and clean-up that they do not cut short.
 
-Both work in the main thread, where Python handles signals; elsewhere they change nothing.
+All of it works in the main thread, where Python handles signals; elsewhere it changes nothing. What a session's signals
+may not tear apart is the matter of :mod:`sharedkernel.signals_held`.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from typing import TypeVar
 
 from sharedkernel.device_memory.driver import Driver, Handle
 from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping, OutOfDeviceMemory
-from sharedkernel.device_memory.interrupts import uninterrupted
 from sharedkernel.device_memory.layout import UNIT_SIZES, GivenUnit, UnitInfo
 from sharedkernel.device_memory.ranges import FreeRanges
+from sharedkernel.signals_held import signals_held
 
 log = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
@@ -154,13 +154,13 @@ class Arena:
 
     # --- the lane's units -----------------------------------
 
-    @uninterrupted()
+    @signals_held()
     def import_lane(self, given: Iterable[GivenUnit]) -> None:
         """Import units of the lane; their descriptors are closed in any case."""
         for unit, handle in self._import(given):
             self._lane[unit.unit] = (unit.size, handle)
 
-    @uninterrupted()
+    @signals_held()
     def drop_lane(self, units: Iterable[int]) -> None:
         """Let go of units of the lane wherever they are seen; slots that show them are unmapped."""
         dropped = set(units) & set(self._lane)
@@ -186,7 +186,7 @@ class Arena:
 
     # --- making and removing slots -----------------------------------
 
-    @uninterrupted()
+    @signals_held()
     def add_lane_area(self, units: Sequence[UnitInfo]) -> Area:
         """Show the lane's units, side by side and in this order, at new addresses."""
         area = self._new_area([unit.size for unit in units])
@@ -199,7 +199,7 @@ class Arena:
             raise
         return area
 
-    @uninterrupted()
+    @signals_held()
     def show_lane(self, slots: Iterable[Slot]) -> None:
         """Let unmapped slots of a lane's area show its units."""
         chosen = [slot for slot in slots if slot.state is SlotState.UNMAPPED]
@@ -207,7 +207,7 @@ class Arena:
         for slot in chosen:
             self._set_lane(slot)
 
-    @uninterrupted()
+    @signals_held()
     def add_private_area(self, given: Iterable[GivenUnit]) -> Area:
         """Map private units, side by side, at new addresses."""
         imported = self._import(given)
@@ -229,7 +229,7 @@ class Arena:
             slot.state, slot.unit = SlotState.PRIVATE, unit
         return area
 
-    @uninterrupted()
+    @signals_held()
     def remove(self, slots: Iterable[Slot]) -> None:
         """Unmap slots and give their addresses back."""
         chosen = list(slots)
@@ -238,7 +238,7 @@ class Arena:
 
     # --- changing what slots show -----------------------------------
 
-    @uninterrupted()
+    @signals_held()
     def make_private(self, slots: Sequence[Slot], given: Iterable[GivenUnit]) -> None:
         """Give slots that show the lane private units, with the same bytes at the same addresses.
 
@@ -264,7 +264,7 @@ class Arena:
         for slot, (unit, _) in pairs:
             slot.state, slot.unit = SlotState.PRIVATE, unit
 
-    @uninterrupted()
+    @signals_held()
     def rejoin(self, slots: Iterable[Slot]) -> None:
         """Let private slots of a lane's area, in which nothing lives, show the lane again."""
         chosen = list(slots)
@@ -274,7 +274,7 @@ class Arena:
             self._note_freed(slot)
             self._set_lane(slot)
 
-    @uninterrupted()
+    @signals_held()
     def clear(self, slots: Iterable[Slot]) -> None:
         """Unmap slots, whatever they show; private units are let go."""
         chosen = list(slots)
@@ -286,7 +286,7 @@ class Arena:
             self._note_freed(slot)
             slot.state, slot.unit, slot.offset = SlotState.UNMAPPED, None, None
 
-    @uninterrupted()
+    @signals_held()
     def send_away(self, offsets: dict[Slot, int | None]) -> None:
         """Unmap private slots whose bytes are safe at an offset of a shelter (None: nothing lives in them)."""
         self.clear(offsets)
@@ -311,13 +311,13 @@ class Arena:
             yield
             self.driver.synchronize()
             # an interrupt is raised at the end of this: they are back, then
-            with uninterrupted():
+            with signals_held():
                 for slot, (unit, _) in pairs:
                     slot.state, slot.unit, slot.offset = SlotState.PRIVATE, unit, None
                 is_back = True
         finally:
             if not is_back:
-                with uninterrupted():
+                with signals_held():
                     self.driver.synchronize()
                     self._remap([(slot, None) for slot, _ in pairs])
                     self._abandon(imported)
@@ -426,7 +426,7 @@ class Arena:
     def _seen(self, units: Sequence[tuple[int, Handle]]) -> Iterator[list[int]]:
         """Map units side by side at addresses of no slot, for as long as the body runs."""
         addresses, end = [], self._scratch
-        with uninterrupted():
+        with signals_held():
             try:
                 for size, handle in units:
                     self.driver.map(end, size, handle)
@@ -450,7 +450,7 @@ class Arena:
                 raise _broken(error) from failure
             raise
 
-    @uninterrupted()
+    @signals_held()
     def _remap(self, changes: Sequence[tuple[Slot, Handle | None]]) -> None:
         """Map another handle, or none, at each of the slots: all of them, or none.
 

@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from sharedkernel.device_memory.arena import Arena, Slot, SlotState
 from sharedkernel.device_memory.driver import MIB, HostBuffer
-from sharedkernel.device_memory.interrupts import uninterrupted
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.shelter import Shelter
+from sharedkernel.signals_held import signals_held
 
 #: bytes of each of the two staging buffers
 STAGING = 32 * MIB
@@ -137,7 +137,7 @@ def _staging(arena: Arena) -> Iterator[tuple[ThreadPoolExecutor, list[memoryview
         buffers += [arena.driver.host_buffer(STAGING), arena.driver.host_buffer(STAGING)]
         yield helper, [buffer.view for buffer in buffers]
     finally:
-        with uninterrupted():
+        with signals_held():
             # the helper still uses the buffers, if the other side failed
             helper.shutdown(cancel_futures=True)
             for buffer in buffers:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sharedkernel.device_memory.arena import Area, Arena, Slot, SlotState
-from sharedkernel.device_memory.interrupts import uninterrupted
 from sharedkernel.device_memory.layout import (
     LARGE_SEGMENT,
     SMALL_UNIT,
@@ -30,6 +29,7 @@ from sharedkernel.device_memory.layout import (
 )
 from sharedkernel.device_memory.ranges import FreeRanges, LiveRanges
 from sharedkernel.device_memory.torch_pool import Pool, TorchPools
+from sharedkernel.signals_held import signals_held
 
 
 class Supplier(Protocol):
@@ -151,7 +151,7 @@ class Segments:
         """
         given = self._supplier.private_units(plan_private(size), mid_iteration=mid_iteration)
         # an interrupt in between would leave the area to nobody
-        with uninterrupted(), self.lock:
+        with signals_held(), self.lock:
             area = self._arena.add_private_area(given)
             self._headroom.add(area.address, area.size)
 

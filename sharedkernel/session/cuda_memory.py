@@ -27,13 +27,14 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.interrupts import uninterrupted
 from sharedkernel.device_memory.lane_memory import LaneMemory, Leaving
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.packets import MAX_DESCRIPTORS
 from sharedkernel.session.cuda_meter import PageBytes
+from sharedkernel.session.latch import wait_for
+from sharedkernel.signals_held import signals_held
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -127,10 +128,10 @@ class ExecutorSupplier:
         coming: Future[Any] | None = None
         is_over = False
         try:
-            with uninterrupted():
+            with signals_held():
                 coming = self._channel.start(message)
-            coming.result()
-            with uninterrupted():
+            wait_for(coming)
+            with signals_held():
                 answer, descriptors = coming.result()
                 given += [
                     GivenUnit(unit, size, os.dup(descriptor.fileno()))

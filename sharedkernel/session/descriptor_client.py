@@ -24,6 +24,8 @@ from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.executor.packets import PacketSocket, connect
 from sharedkernel.paths import DESCRIPTOR_SOCKET
+from sharedkernel.session.latch import wait_for
+from sharedkernel.signals_held import signals_held
 
 #: a restart takes two seconds, more on a busy machine
 PATIENCE = 20.0
@@ -93,7 +95,9 @@ class DescriptorClient:
         KeyError
             When what it names is not there.
         """
-        return self.start(message, descriptors).result()
+        coming = self.start(message, descriptors)
+        wait_for(coming)
+        return coming.result()
 
     def tell(self, message: Any) -> None:
         """Send *message* soon, and ignore the answer."""
@@ -112,7 +116,8 @@ class DescriptorClient:
             else:
                 answer.set_result(result)
 
-        threading.Thread(target=run, name="sharedkernel-descriptors", daemon=True).start()
+        with signals_held():  # an interrupt could keep the thread from ever starting
+            threading.Thread(target=run, name="sharedkernel-descriptors", daemon=True).start()
         return answer
 
     def _exchange(self, message: Any, descriptors: Sequence[Descriptor]) -> Answer:

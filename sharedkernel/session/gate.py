@@ -21,7 +21,7 @@ threads neither take a lane nor hand one over: while the main thread has one, th
 
 `link.lock` covers each change of standing together with the message about it. The signal handler takes that lock too,
 and an interrupt must not tear such a change apart: so both are held off in the main thread meanwhile
-(:mod:`.signals_held`), but for the interrupt while it waits.
+(:mod:`sharedkernel.signals_held`), but for the interrupt while it waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sharedkernel import protocol
 from sharedkernel.session.device_mode import DeviceMode
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.growth import Growth
-from sharedkernel.session.interrupts import Latch
+from sharedkernel.session.latch import Latch
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
 from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePoint
@@ -50,8 +50,8 @@ from sharedkernel.session.notices import NOTICE_AFTER, REFRESH_INTERVAL, Notice,
 from sharedkernel.session.offload import CannotOffload, RestoreFailed
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
-from sharedkernel.session.signals_held import HeldSignals
 from sharedkernel.session.thread_bound import ThreadBound
+from sharedkernel.signals_held import holdable, interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,6 @@ class Gate:
         self._lanes = lanes
         self._main = threading.get_ident()
         self._concerns = concerns
-        self._signals = HeldSignals(self._on_force_signal)
         self._mode = DeviceMode(self.pass_device, self._grow_after, forecast.cost.count, concerns=concerns)
         self._modes = threading.local()
         self._answered = Latch()
@@ -140,7 +139,7 @@ class Gate:
     def connect(self, link: Link) -> None:
         """Put the gate in force: from now on no operation of the main thread passes without a grant."""
         self.link = link
-        signal.signal(FORCE_SIGNAL, self._signals.force_handler)
+        signal.signal(FORCE_SIGNAL, holdable(self._on_force_signal))
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
 
@@ -169,7 +168,7 @@ class Gate:
     def _one_at_a_time(self) -> Iterator[None]:
         """Wait until no other thread asks for the device, open to interrupts."""
         while not self._asking.acquire(timeout=0.1):
-            with self._signals.interrupts_let_through():
+            with interrupts_let_through():
                 pass
         try:
             yield
@@ -189,7 +188,7 @@ class Gate:
         """
         is_open = False
         try:
-            with self._signals.held():
+            with signals_held():
                 self._open()
                 is_open = True
             # an interrupt that came meanwhile was raised here
@@ -215,7 +214,7 @@ class Gate:
         return self._reclaim.is_away or self._reclaim.is_moving
 
     def _open(self) -> None:
-        with self._signals.held():
+        with signals_held():
             if self._reclaim.is_away:
                 self._notice.wait_begins()
             with self.link.lock:
@@ -240,7 +239,7 @@ class Gate:
     def _close(self) -> None:
         if self._disabled:  # a forked child that runs on to the end of the cell
             return
-        with self._signals.held():
+        with signals_held():
             if self._lanes is not None and threading.get_ident() == self._main and self.holding:
                 self._lanes.hand_over("cell")  # what stays in the lane keeps that, but not the grant
             with self.link.lock:
@@ -291,7 +290,7 @@ class Gate:
             return
         try:
             async with self._reclaim.departure(self._why_busy) as leave:
-                with self._signals.held(), self.link.lock:
+                with signals_held(), self.link.lock:
                     self.link.send(leave())
                     self._offload_asked = False
         except CannotOffload as error:
@@ -310,7 +309,7 @@ class Gate:
     def _why_busy(self) -> str | None:
         if self._sections or self._disabled:
             return "Its code runs."
-        if not self.link.connected.is_set():
+        if not self.link.is_connected:
             return "Its executor has just gone away."
         return self.why_busy()
 
@@ -324,7 +323,7 @@ class Gate:
             progress = Progress(self._notice)
 
             def pause(done: int, total: int) -> None:
-                with self._signals.interrupts_let_through():
+                with interrupts_let_through():
                     progress.tell(done, total)
 
             try:
@@ -400,7 +399,7 @@ class Gate:
             if not self._words[Word.PREEMPT] or self._is_main_in_lane():
                 return
             self.give_back("yield")
-        with self._signals.held(), self._one_at_a_time():
+        with signals_held(), self._one_at_a_time():
             if self._sections == 0:
                 self._open_for_stray_operation()
             if not self.holding:
@@ -451,30 +450,31 @@ class Gate:
 
     def _wait(self, answered: Latch) -> None:
         """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
-        with self._signals.interrupts_let_through():
+        with interrupts_let_through():
             if answered.wait(NOTICE_AFTER):
                 return
         try:
-            self._notice.show(has_executor=self.link.connected.is_set())
+            self._notice.show(has_executor=self.link.is_connected)
             while True:
-                with self._signals.interrupts_let_through():
+                with interrupts_let_through():
                     if answered.wait(REFRESH_INTERVAL):
                         return
-                self._notice.refresh(has_executor=self.link.connected.is_set())
+                self._notice.refresh(has_executor=self.link.is_connected)
         finally:
             self._notice.end()
 
     def _withdraw(self) -> None:
         """Take the wish back. A grant may already be under way: wait for the answer, and give it back."""
-        self.link.send(protocol.DeviceWantWithdrawn())
-        # The executor answers at once; if it is gone, the greeting to the next one says what holds.
-        while not self._answered.wait(0.1) and self.link.connected.is_set():
-            pass
-        with self.link.lock:
-            self._wanting = False
-            self._words[Word.TURN] = Turn.READY
-            if self.holding:
-                self.link.send(self._end_grant("boundary"))
+        with signals_held():  # also where the interrupt that ended the wait left them let through
+            self.link.send(protocol.DeviceWantWithdrawn())
+            # The executor answers at once; if it is gone, the greeting to the next one says what holds.
+            while not self._answered.wait(0.1) and self.link.is_connected:
+                pass
+            with self.link.lock:
+                self._wanting = False
+                self._words[Word.TURN] = Turn.READY
+                if self.holding:
+                    self.link.send(self._end_grant("boundary"))
 
     def on_message(self, message: Any) -> None:
         """Take an answer of the executor (on the link's thread)."""
@@ -520,7 +520,7 @@ class Gate:
     def _grow(self, growth: int, spare: int = 0) -> None:
         """Release the device in the middle of what runs, and acquire it again with *growth* more bytes."""
         log.info("asks for %s more", format_bytes(growth))
-        with self._signals.held(), self._one_at_a_time():
+        with signals_held(), self._one_at_a_time():
             if not self.give_back("yield"):
                 raise torch.OutOfMemoryError(
                     f"{format_bytes(growth)} more device memory were needed in the middle of an iteration that cannot "
@@ -573,18 +573,18 @@ class Gate:
             if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
                 self.give_back("boundary")
             elif is_guarded and self._growth.is_need_known and not self._forecast.cost.is_wanted:
-                with self._signals.held():
+                with signals_held():
                     if self.holding:  # a force signal may have given the grant back meanwhile
                         self._mode.take_out()
                         self._forecast.cost.mode_left()
             if self._lanes is not None and self.holding:
-                with self._signals.held():
+                with signals_held():
                     self._lanes.boundary_passed()
 
     def give_back(self, at: ReleasePoint) -> bool:
         """Release the grant and let the next operation acquire one again; return whether it is released."""
         main = threading.get_ident() == self._main
-        with self._signals.held():
+        with signals_held():
             if self._lanes is not None and main and self.holding and not self._lanes.hand_over(at):
                 return False
             with self.link.lock:
@@ -623,7 +623,7 @@ class Gate:
             self._forecast.cost.boundary_passed(is_known=is_known)
         if not is_known:
             return
-        with self._signals.held(), self.link.lock:
+        with signals_held(), self.link.lock:
             news = (self._forecast.look(self._words[Word.ITERATIONS]), self._measured_grant())
             if any(news):
                 self.link.send(*(message for message in news if message))

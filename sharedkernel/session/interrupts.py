@@ -5,15 +5,16 @@ from what is done before its first one to what is done after its last, that ends
 client waits for one for ever; or it leaves a lock behind for which another thread waits for ever. So interrupts are
 noted there, and raised only where the user's code runs or is waited for: one that came just before ends that at once;
 one that comes after has nothing left to end.
+
+How the session's own changes are kept from being torn apart, also within the user's code, is the matter of
+:mod:`sharedkernel.signals_held`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import signal
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -45,7 +46,11 @@ class Interrupts:
 
     def let_through(self) -> LetThrough:
         """Return a context in which they are raised, one that was noted at its beginning."""
-        return LetThrough(self)
+        return LetThrough(self.open, self.hold)
+
+    def let_into_hooks(self) -> LetThrough:
+        """Return a context in which they are raised, and noted: IPython goes on after hooks, and the cell is to end."""
+        return LetThrough(self._open_for_hooks, self.hold)
 
     def hold(self) -> None:
         """Note them again, wherever :meth:`let_through` was left."""
@@ -73,55 +78,38 @@ class Interrupts:
             raise KeyboardInterrupt
         return was_held
 
+    def _open_for_hooks(self) -> bool:
+        # One that was noted ends the cell, which is soon; raised here it would meet IPython outside the hooks.
+        was_held = self._is_handling and signal.getsignal(signal.SIGINT) == self._note
+        if was_held:
+            signal.signal(signal.SIGINT, self._note_and_raise)
+        return was_held
+
     def _note(self, *_: object) -> None:
         self._noted = True
 
+    def _note_and_raise(self, *_: object) -> None:
+        self._noted = True
+        raise KeyboardInterrupt
+
 
 class LetThrough:
-    """See :meth:`Interrupts.let_through`. No generator: one that an interrupt ends early runs its end at any time."""
+    """See :meth:`Interrupts.let_through`. No generator: one that an interrupt ends early runs its end at any time.
 
-    def __init__(self, interrupts: Interrupts) -> None:
-        self._interrupts = interrupts
+    Parameters
+    ----------
+    open_, hold
+        Called at the beginning, and at the end if *open_* returned that they were held.
+    """
+
+    def __init__(self, open_: Callable[[], bool], hold: Callable[[], None]) -> None:
+        self._open = open_
+        self._hold = hold
         self._were_held = False
 
     def __enter__(self) -> None:
-        self._were_held = self._interrupts.open()
+        self._were_held = self._open()
 
     def __exit__(self, *_: object) -> None:
         if self._were_held:
-            self._interrupts.hold()
-
-
-class Latch:
-    """A `threading.Event` that the main thread may wait for.
-
-    The event's own lock is Python code, which an interrupt may leave locked: whoever sets it then waits for ever.
-    """
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def set(self) -> None:
-        """End the wait, and those to come."""
-        self._is_set = True
-        self._news.put(None)
-
-    def clear(self) -> None:
-        """Let the next one wait again."""
-        self._is_set = False
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._news.get_nowait()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until it is set, for *timeout* seconds at most; return whether it is."""
-        deadline = time.monotonic() + timeout
-        while not self._is_set:
-            try:
-                self._news.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                break
-            if self._is_set:
-                self._news.put(None)  # for whoever else waits
-        return self._is_set
+            self._hold()

@@ -84,12 +84,19 @@ class SessionShell(ErrorTranslation, ZMQInteractiveShell):
         self.InteractiveTB.structured_traceback = _or_plain(formatted)  # type: ignore[method-assign]
 
     def init_events(self) -> None:
-        """Have what is done after a cell be interrupted, like the drawing of figures, and not what is done before."""
+        """Have hooks be interrupted: what is done after a cell, like the drawing of figures, and before it, with it."""
         super().init_events()
         trigger = self.events.trigger
 
         def open_to_interrupts(event: str, *args: Any, **kwargs: Any) -> None:
-            with self.kernel.interrupts.let_through() if event.startswith("post_") else contextlib.nullcontext():
+            interrupts = self.kernel.interrupts
+            if event.startswith("post_"):
+                with interrupts.let_through():
+                    trigger(event, *args, **kwargs)
+            elif event == "pre_run_cell" and self.events.callbacks[event]:
+                with interrupts.let_into_hooks():
+                    trigger(event, *args, **kwargs)
+            else:  # before a request IPython does things of its own
                 trigger(event, *args, **kwargs)
 
         self.events.trigger = open_to_interrupts  # type: ignore[method-assign]

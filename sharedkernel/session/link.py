@@ -17,6 +17,7 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
+from sharedkernel.signals_held import signals_held
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ class Link:
         self.path = path
         #: held while the session's standing changes together with what is sent about it
         self.lock = threading.RLock()
-        #: set while an executor is connected
-        self.connected = threading.Event()
+        #: an executor is connected
+        self.is_connected = False
         self._say_hello = say_hello
         self._on_message = on_message
         self._socket: socket.socket | None = None
@@ -61,7 +62,7 @@ class Link:
         if os.getpid() != self._pid:  # in a forked child another thread may have held the lock for ever
             return
         data = b"".join(map(protocol.encode, messages))
-        with self.lock:
+        with signals_held(), self.lock:  # user code may send, too: a message is sent whole or not at all
             if self._socket is None:
                 return
             try:
@@ -83,7 +84,7 @@ class Link:
             self._drop()
 
     def _drop(self) -> None:
-        self.connected.clear()
+        self.is_connected = False
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
@@ -115,7 +116,7 @@ class Link:
             while data := connection.recv(65536):
                 for message in decoder.feed(data):
                     if isinstance(message, protocol.Welcome):
-                        self.connected.set()
+                        self.is_connected = True
                     self._on_message(message)
         except (OSError, ProtocolError) as error:
             log.info("lost the executor: %s", error)

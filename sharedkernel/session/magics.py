@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.session import view
-from sharedkernel.session.interrupts import Latch
+from sharedkernel.session.latch import Latch
 
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0

@@ -22,8 +22,8 @@ import zmq
 from ipykernel.iostream import OutStream
 from ipykernel.kernelapp import IPKernelApp
 
-from sharedkernel.device_memory.interrupts import uninterrupted
-from sharedkernel.session.interrupts import Latch
+from sharedkernel.session.latch import Latch
+from sharedkernel.signals_held import signals_held
 
 #: messages in the socket's queue; each may be large
 _QUEUE = 16
@@ -120,7 +120,7 @@ class Pace:
             if is_main and not getattr(_this_thread, "is_out_of_turn", False):
                 self._wait(outputs)
             # An interrupt in the middle would leave a message counted or kept that is never sent.
-            with uninterrupted():
+            with signals_held():
                 self._count(1, frames)
                 schedule(frames, *args, **kwargs)
 

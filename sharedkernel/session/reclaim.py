@@ -26,7 +26,7 @@ import torch
 from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session import idleness, storages
-from sharedkernel.session.interrupts import Latch
+from sharedkernel.session.latch import Latch
 from sharedkernel.session.meters import Meter
 from sharedkernel.session.offload import CannotOffload, Departure
 from sharedkernel.units import format_bytes

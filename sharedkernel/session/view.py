@@ -66,7 +66,7 @@ class _View:
         self._answer = answer
         try:
             self._link.send(protocol.WantEarlier())
-            return answer.get(timeout=patience if self._link.connected.is_set() else 0.0)
+            return answer.get(timeout=patience if self._link.is_connected else 0.0)
         except queue.Empty:
             return None
         finally:

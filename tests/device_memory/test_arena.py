@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from sharedkernel.device_memory.arena import Arena, SlotState
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping, OutOfDeviceMemory
-from sharedkernel.device_memory.interrupts import uninterrupted
 from sharedkernel.device_memory.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory.faults import Fault, FaultyDriver
@@ -187,20 +185,3 @@ def test_addresses_run_out_in_one_sentence():
     supplier.let_go(arena.take_freed())
     assert store.account().total == 0
     arena.close()
-
-
-def test_an_interrupt_waits_for_the_end_of_a_change():
-    """It is raised then, once, and not in the middle; nested stretches count as one."""
-    done = []
-
-    @uninterrupted()
-    def change() -> None:
-        with uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            done.append(1)
-        done.append(2)
-
-    with pytest.raises(KeyboardInterrupt):
-        change()
-    assert done == [1, 2]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

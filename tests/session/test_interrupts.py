@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.session.interrupts import Latch
+from sharedkernel import protocol
+from sharedkernel.session.latch import Latch
 from tests.session.harness import SessionUnderTest
 
 
@@ -41,6 +42,48 @@ def test_a_cell_that_is_interrupted_at_any_moment_has_its_reply(
         # What is done after a cell may be interrupted, too, and says so without failing it.
         assert reply["errors"] == [failed] or (failed is None and reply["errors"] in ([], ["KeyboardInterrupt"])), reply
     assert session.run(code)["status"] == "ok"
+
+
+def test_a_hook_that_waits_for_the_device_is_interrupted_with_its_cell(session: SessionUnderTest) -> None:
+    """IPython goes on after its hooks whatever they meet; the cell of one that was interrupted does not run."""
+    session.run("def hook(*_): print('hooked', flush=True); torch.zeros(1); print('went on')")
+    session.run("get_ipython().events.register('pre_run_cell', hook)")
+    granting, session.on_wanted = session.on_wanted, lambda wanted: None
+    try:
+        since = session.mark
+        request = session.client.execute("print('-' * 9)")
+        session.wait_for(protocol.DeviceWanted, since)
+        session.interrupt()
+        reply = session.reply(request)
+    finally:
+        session.on_wanted = granting
+    assert reply["ename"] == "KeyboardInterrupt", reply
+    assert "hooked" in reply["text"]
+    assert "went on" not in reply["text"]
+    assert "-" * 9 not in reply["text"]
+    reply = session.run("get_ipython().events.unregister('pre_run_cell', hook)")
+    assert (reply["status"], reply["text"]) == ("ok", "hooked\nwent on\n")
+
+
+_LOG_AND_BE_INTERRUPTED = """
+import logging, signal
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(300):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        while True:
+            logging.info("a line of the user's")
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_a_session_hears_its_executor_after_code_that_logs_was_interrupted(session: SessionUnderTest) -> None:
+    """The thread that hears it logs, too, and no lock is left behind for which it would wait."""
+    assert session.run(_LOG_AND_BE_INTERRUPTED)["status"] == "ok"
+    session.say(protocol.Failed(request=0, reason="error", message="nothing of importance"))
+    assert session.run("torch.zeros(1)")["status"] == "ok"
+    assert "nothing of importance" in session.log()
 
 
 def test_a_latch_ends_a_wait_from_another_thread() -> None:
