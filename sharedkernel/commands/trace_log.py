@@ -10,6 +10,7 @@ counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,19 +40,44 @@ def recorded_directories(runtime_directory: Path, device: str = "") -> dict[str,
         The gateway's, in which each device has a place.
     device
         Its place alone, whether there is a record or not; empty: every place where there is one, or else the first.
+
+    Raises
+    ------
+    SharedKernelError
+        As :func:`log_files` does.
     """
     if device:
         return {device: device_directory(runtime_directory, device)}
-    found = {path.name.replace("-", ":"): path for path in sorted(runtime_directory.glob("*-*")) if log_files(path)}
+    with _explained(runtime_directory):
+        places = sorted(runtime_directory.glob("*-*"))
+    found = {path.name.replace("-", ":"): path for path in places if log_files(path)}
     if log_files(runtime_directory) or not found:
         found = {"first device": runtime_directory, **found}
     return found
 
 
 def log_files(runtime_directory: Path) -> list[Path]:
-    """Return the files of the record of *runtime_directory*'s executor that are there, oldest first."""
+    """Return the files of the record of *runtime_directory*'s executor that are there, oldest first.
+
+    Raises
+    ------
+    SharedKernelError
+        When that is not to be known, as by another account than the executor's.
+    """
     paths = [runtime_directory / LOGS_DIRECTORY / name for name in FILE_NAMES]
-    return [path for path in reversed(paths) if path.is_file()]
+    with _explained(runtime_directory):
+        return [path for path in reversed(paths) if path.is_file()]
+
+
+@contextlib.contextmanager
+def _explained(runtime_directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SharedKernelError(
+            f"the record in {runtime_directory} cannot be read ({error.strerror}); run this as the executor's account, "
+            "or record what happens now with --seconds 10."
+        ) from None
 
 
 def record_from_log(runtime_directory: Path, *, last: float = 0.0) -> Recording:

@@ -286,6 +286,7 @@ def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
         (["--out", "x", "--seconds", "0"], 2, "--seconds must be more than 0"),
         (["--out", "x", "--last", "-5"], 2, "'-5' is not a duration"),
         (["--out", "x", "--runtime-dir", "/nowhere"], 1, "there is no record of an executor in /nowhere/logs"),
+        (["--out", "x", "--runtime-dir", "/" + 300 * "x"], 1, "cannot be read (File name too long); run this as"),
     ],
 )
 def test_wrong_use_is_one_sentence(arguments: list[str], status: int, sentence: str, tmp_path: Path) -> None:
