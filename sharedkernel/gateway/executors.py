@@ -11,10 +11,11 @@ Covers which executors there are, what they say, and which one gets a new sessio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelError
 from sharedkernel.executor.client import ELSEWHERE, ExecutorClient
 from sharedkernel.gateway.overview import away_entry, merge
-from sharedkernel.gateway.placing import Experience, choose, has_shelf
+from sharedkernel.gateway.placing import Experience, choose, shelf_owners
 from sharedkernel.paths import FIRST_DEVICES, LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.protocol import SessionDied
 
@@ -30,6 +31,9 @@ from sharedkernel.protocol import SessionDied
 ONLY = ""
 #: seconds that one of several executors may take to say how it is; the others are not kept waiting any longer
 _PATIENCE = 2.0
+#: seconds that a new session waits for one whose place no other can take: the first to answer where none does, as when
+#: the whole machine is busy, or the one with its user's shelf
+_PLACING_PATIENCE = 20.0
 
 _DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
 
@@ -104,6 +108,8 @@ class Executors:
             for name in devices or (ONLY,)
         }
         self._experience = Experience()
+        #: who has something on which device's shelf, as far as it has said
+        self._shelf_owners: dict[str, set[str]] = {}
         #: what was asked and is not answered yet, by device, with the time when
         self._asked: dict[str, dict[asyncio.Task[dict[str, Any]], float]] = {name: {} for name in self._clients}
         #: what is done at the next change, by device
@@ -186,9 +192,13 @@ class Executors:
         asked = {name: self._ask(name) for name in self.connected() if self._is_answering(name)}
         if asked:
             await asyncio.wait(asked.values(), timeout=_PATIENCE)
+        return self._answers(asked)
+
+    def _answers(self, asked: Mapping[str, asyncio.Task[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
         documents = {name: asked[name].result() for name in self._clients if name in asked and _succeeded(asked[name])}
         for name, document in documents.items():
             self._experience.observe(name, document)
+            self._shelf_owners[name] = shelf_owners(document)
         return documents
 
     async def wait_for_change(self, seconds: float) -> None:
@@ -268,12 +278,26 @@ class Executors:
                 raise self._none_answers(self._clients)
             return next(iter(self._clients))
         documents = {name: found for name, found in (await self.documents()).items() if name not in without}
+        late = set(self.connected()).difference(without, documents)
+        has_shelf = {name for name in late if user in self._shelf_owners.get(name, ())}
+        if late and (has_shelf or not documents):
+            documents |= await self._wait_for_any(has_shelf or late)
         if not documents:
             raise self._none_answers(self._clients)
         # What is on a shelf can be had on its device only, and matters more than load.
-        documents = {name: found for name, found in documents.items() if has_shelf(user, found)} or documents
+        documents = {name: found for name, found in documents.items() if user in shelf_owners(found)} or documents
         demand = self._experience.demand(user, notebook, documents)
         return choose(self.placement, demand, documents, {name: count_in_use(name) for name in documents})
+
+    async def _wait_for_any(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return the status documents of those of *names* that answer first; none if that takes too long."""
+        asked = {name: self._ask(name) for name in names}
+        pending: set[asyncio.Task[dict[str, Any]]] = set(asked.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PLACING_PATIENCE):
+                while pending and not any(map(_succeeded, asked.values())):
+                    _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        return self._answers(asked)
 
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:

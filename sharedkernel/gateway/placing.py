@@ -132,9 +132,9 @@ def _state(name: str, document: Mapping[str, Any], in_use: int, demand: Demand) 
     )
 
 
-def has_shelf(user: str, document: Mapping[str, Any]) -> bool:
-    """Whether *user* has something on the shelf of the device of *document*."""
-    return any(entry["name"] == user and entry.get("shelf_bytes") for entry in document["users"])
+def shelf_owners(document: Mapping[str, Any]) -> set[str]:
+    """Return who has something on the shelf of the device of *document*."""
+    return {entry["name"] for entry in document["users"] if entry.get("shelf_bytes")}
 
 
 def utilisation_of(session: Mapping[str, Any]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -388,6 +389,55 @@ def test_an_executor_that_does_not_answer_keeps_nobody_waiting(devices: Stack) -
         await until(lambda: is_available(devices))
 
     run(scenario())
+
+
+def test_a_session_is_started_when_executors_that_all_hung_go_on(devices: Stack) -> None:
+    """As on a machine that is busy for some seconds: who asks waits, and is not told that there is none."""
+
+    async def scenario() -> None:
+        grace = devices.client("grace")
+        with stopped(devices, "host"), stopped(devices, "host:1"):
+            starting = asyncio.create_task(grace.start())
+            while (answer := await grace.request("GET", STATUS)).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert "none of the executors" in answer.body["message"]
+            assert not starting.done()
+        assert await execute(grace, await starting, "1 + 1") == "2"
+
+    run(scenario())
+
+
+def test_who_has_a_shelf_waits_for_an_executor_that_hangs(devices: Stack) -> None:
+    """A session elsewhere would be without it for good; others are placed elsewhere meanwhile."""
+
+    async def scenario() -> None:
+        grace, linus = devices.client("grace"), devices.client("linus")
+        kernels = await start_on_each(devices, grace)
+        await execute(
+            grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)"
+        )
+        assert await devices_of(devices, await grace.start()) == ["host:1"]
+        with stopped(devices, "host:1"):
+            starting = asyncio.create_task(grace.start())
+            await until(lambda: is_away(devices))
+            assert await devices_of(devices, await linus.start()) == ["host"]
+            assert not starting.done()
+        assert await devices_of(devices, await starting) == ["host:1"]
+        await execute(grace, kernels["host:1"], "del shelf['x']")
+
+    run(scenario())
+
+
+@contextlib.contextmanager
+def stopped(stack: Stack, device: str) -> Iterator[None]:
+    """Have the executor of *device* hang meanwhile."""
+    process = stack.executors[device].process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 def test_a_start_that_an_executor_did_not_live_to_answer_is_made_on_another(devices: Stack) -> None:
