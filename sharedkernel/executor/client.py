@@ -50,7 +50,8 @@ class ExecutorClient:
     on_connected
         Called after each (re)connection, on the event loop: the moment to adopt sessions and send limits.
     on_earlier_wanted
-        Called with a session whose user wants the earlier one of the same notebook in its place, on the event loop.
+        Called with a session whose user wants the earlier one of the same notebook in its place, and the number of that
+        question, on the event loop.
 
     Every request raises :class:`~sharedkernel.errors.ExecutorUnavailable` while nothing answers, and the matching
     :class:`~sharedkernel.errors.Refused` when the executor refuses.
@@ -64,7 +65,7 @@ class ExecutorClient:
         role: str = "command",
         on_died: Callable[[protocol.SessionDied], None] | None = None,
         on_connected: Callable[[], None] | None = None,
-        on_earlier_wanted: Callable[[str], None] | None = None,
+        on_earlier_wanted: Callable[[str, int], None] | None = None,
     ) -> None:
         self._runtime_directory = runtime_directory
         self._served = served
@@ -196,7 +197,7 @@ class ExecutorClient:
             return
         if isinstance(message, protocol.EarlierWanted):
             if self.on_earlier_wanted is not None:
-                self.on_earlier_wanted(message.session)
+                self.on_earlier_wanted(message.session, message.question)
             return
         future = self._pending.pop(message.request, None)
         if future is None or future.done():
@@ -287,9 +288,11 @@ class ExecutorClient:
         record: SessionRecord = answer.record
         return record
 
-    async def notify_session(self, session: str, text: str) -> None:
-        """Show *text*, a sentence, in a session's notebook."""
-        await self._ask(lambda number: protocol.NotifySession(request=number, session=session, text=text))
+    async def notify_session(self, session: str, text: str, *, question: int = 0) -> None:
+        """Show *text*, a sentence, in a session's notebook, as the answer to its user's *question* if not 0."""
+        await self._ask(
+            lambda number: protocol.NotifySession(request=number, session=session, text=text, question=question)
+        )
 
     async def offload_session(self, session: str) -> None:
         """Offload an idle session; returns once its device memory is free.

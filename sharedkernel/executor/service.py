@@ -331,8 +331,8 @@ class ExecutorService:
             case protocol.ReclaimSession():
                 process = self._reclaim(message)
                 return protocol.SessionReady(request=message.request, record=process.record())
-            case protocol.NotifySession(text=text):
-                self.warn(self._session(message.session), text)
+            case protocol.NotifySession(text=text, question=question):
+                self.warn(self._session(message.session), text, question=question)
             case protocol.OffloadSession():
                 await self._grants.offload(self._session(message.session))
             case protocol.SignalSession():
@@ -462,12 +462,13 @@ class ExecutorService:
         self._incarnation += 1
         return self._incarnation
 
-    def _want_earlier(self, process: SessionProcess) -> None:
+    def _want_earlier(self, process: SessionProcess, question: int) -> None:
         assert process.session is not None
         if not self._gateways:
-            self.warn(process, "The gateway, which knows your earlier sessions, is not there; try again later.")
+            absent = "The gateway, which knows your earlier sessions, is not there; try again later."
+            self.warn(process, absent, question=question)
         for gateway in self._gateways:
-            gateway.send(protocol.EarlierWanted(session=process.session))
+            gateway.send(protocol.EarlierWanted(session=process.session, question=question))
 
     # --- what the device may do to sessions ---------------------------------------------------------------------------
 
@@ -475,10 +476,10 @@ class ExecutorService:
         """Return the processes that serve a session now."""
         return self._grants.sessions.values()
 
-    def warn(self, process: SessionProcess, text: str) -> None:
-        """Show *text*, a sentence, in the session's notebook."""
+    def warn(self, process: SessionProcess, text: str, *, question: int = 0) -> None:
+        """Show *text*, a sentence, in the session's notebook, as the answer to its user's *question* if not 0."""
         log.warning("session %s of %s: %s", process.session, process.user, text)
-        process.send(protocol.Notice(text=text))
+        process.send(protocol.Notice(text=text, question=question))
 
     def offload(self, process: SessionProcess) -> None:
         """Have the session's memory moved away, if it is idle."""
@@ -530,7 +531,7 @@ class ExecutorService:
         elif not process.session:  # a spare has no user whose code could run
             return
         elif isinstance(message, protocol.WantEarlier):
-            self._want_earlier(process)
+            self._want_earlier(process, message.question)
         else:
             process.used = process.used or isinstance(message, protocol.CellOpened)
             self._grants.hear(process, self._believe(process, message))

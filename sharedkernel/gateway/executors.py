@@ -91,7 +91,7 @@ class Executors:
         *,
         on_died: Callable[[str, SessionDied], None],
         on_connected: Callable[[str], None],
-        on_earlier_wanted: Callable[[str, str], None],
+        on_earlier_wanted: Callable[[str, str, int], None],
     ) -> None:
         for device in devices:
             _check_path(device_directory(runtime_directory, device))

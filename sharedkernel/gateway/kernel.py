@@ -215,15 +215,15 @@ class SessionKernel(ServerKernelManager):
         """
         await self._executor.offload_session(self.session_id)
 
-    async def notify(self, sentence: str) -> None:
-        """Show *sentence* below the cell that runs or ran last.
+    async def notify(self, sentence: str, *, question: int = 0) -> None:
+        """Show *sentence* below the cell that runs or ran last, as the answer to its *question* if not 0.
 
         Raises
         ------
         SharedKernelError
             When there is no such session, or no executor.
         """
-        await self._executor.notify_session(self.session_id, sentence)
+        await self._executor.notify_session(self.session_id, sentence, question=question)
 
     async def linger(self, seconds: float) -> None:
         """Shut it down, but let its process stay for *seconds*.

@@ -533,10 +533,10 @@ class SessionKernels(AsyncMappingKernelManager):
         users = self.quotas.known_users() | self.owners()
         await self.executors[device].configure_users([self.limits(user, device) for user in sorted(users)])
 
-    def on_earlier_wanted(self, device: str, session: str) -> None:
-        """Put the earlier session of the same notebook in a session's place."""
+    def on_earlier_wanted(self, device: str, session: str, question: int) -> None:
+        """Put the earlier session of the same notebook in a session's place, as its user's *question* wants."""
         if (kernel := self._of_session(session, device)) is not None:
-            self.spawn(self.lingering.bring_back(kernel))
+            self.spawn(self.lingering.bring_back(kernel, question))
 
     def on_died(self, device: str, news: SessionDied) -> None:
         """Meet the end of a session's process: unless it was asked for, another one is started."""

@@ -162,24 +162,18 @@ class Lingering:
             "run `%shared attach` to bring it back in place of this one."
         )
 
-    async def bring_back(self, kernel: SessionKernel) -> None:
+    async def bring_back(self, kernel: SessionKernel, question: int = 0) -> None:
         """Put what *kernel*'s user left of the same notebook in *kernel*'s place, once its cell has ended.
 
-        What comes of it is told in the notebook: at first by the session, whose cell waits for that, then from here.
+        What comes of it is told in the notebook: at first by the session, whose cell waits for it as the answer to its
+        *question*, then from here.
         """
         cell = kernel.activity.running_cell
         earlier = self.find(kernel, open_too=True)
+        await kernel.notify(_outlook(earlier), question=question)
         if earlier is None:
-            await kernel.notify("There is no earlier session of this notebook: it has ended, or there was none.")
             return
         clean = kernel.session_id
-        if earlier.is_open:
-            await kernel.notify(
-                "The last session of this notebook is open in another page or program; if it is closed there within "
-                f"{_CLIENT_PATIENCE:g} s, it takes the place of this one."
-            )
-        else:
-            await kernel.notify("The earlier session takes the place of this one as soon as this cell has ended.")
         await self._wait_for_turn(kernel, cell)
         if kernel.session_id != clean:
             return  # it was asked for twice, and is there
@@ -224,6 +218,18 @@ class Lingering:
             if _rests(kernel, cell) and not (is_open and clock() < patient_until):
                 return
             await asyncio.sleep(_CELL_INTERVAL)
+
+
+def _outlook(earlier: Earlier | None) -> str:
+    """Return what is to be expected by who asked for *earlier*."""
+    if earlier is None:
+        return "There is no earlier session of this notebook: it has ended, or there was none."
+    if earlier.is_open:
+        return (
+            "The last session of this notebook is open in another page or program; if it is closed there within "
+            f"{_CLIENT_PATIENCE:g} s, it takes the place of this one."
+        )
+    return "The earlier session takes the place of this one as soon as this cell has ended."
 
 
 def _rests(kernel: SessionKernel, cell: dict[str, Any]) -> bool:

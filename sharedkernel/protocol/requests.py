@@ -76,6 +76,8 @@ class NotifySession(Message, frozen=True, kw_only=True):
     request: int
     session: str
     text: str
+    #: of :class:`EarlierWanted`, where this answers it; 0: it answers nothing
+    question: int = 0
 
 
 class OffloadSession(Message, frozen=True, kw_only=True):
@@ -230,6 +232,8 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
     """The user of a session wants the earlier one of the same notebook in its place (pushed to every gateway)."""
 
     session: str
+    #: numbers the user's question; its answer is a :class:`NotifySession` with the same number
+    question: int = 0
 
 
 FromGateway = (

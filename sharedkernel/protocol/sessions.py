@@ -129,6 +129,9 @@ class Restored(Message, frozen=True, kw_only=True):
 class WantEarlier(Message, frozen=True, kw_only=True):
     """The user wants the earlier session of the same notebook in place of this one; answered by a :class:`Notice`."""
 
+    #: of the session's questions
+    question: int = 0
+
 
 class Watch(Message, frozen=True, kw_only=True):
     """The session wants :class:`View` every `interval` seconds; 0 ends it."""
@@ -216,6 +219,8 @@ class Notice(Message, frozen=True, kw_only=True):
     """A sentence for the session's user, to be shown in the notebook."""
 
     text: str
+    #: the :class:`WantEarlier` that it answers; 0: none
+    question: int = 0
 
 
 class View(Message, frozen=True, kw_only=True):

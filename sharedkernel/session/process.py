@@ -147,7 +147,7 @@ class SessionProcess:
             self._quota.allowance = message
             self._meter.allow(message)
         elif isinstance(message, protocol.Notice):
-            if not view.on_answer(message.text):
+            if not view.on_answer(message.question, message.text):
                 show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             self._refused_since = None

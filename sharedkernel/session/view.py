@@ -6,6 +6,7 @@ For the widgets and for notebooks; see :mod:`sharedkernel.widgets`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -30,8 +31,9 @@ class _View:
         self._lock = threading.Lock()
         self._subscribers: dict[int, tuple[Callback, float]] = {}
         self._numbers = 0
-        #: gets the answer to the question for an earlier session; None while no cell waits for one
-        self._answer: queue.SimpleQueue[str] | None = None
+        self._questions = itertools.count(1)
+        #: gets the answer to a question for an earlier session, by its number, while a cell waits for it
+        self._answers: dict[int, queue.SimpleQueue[str]] = {}
 
     def subscribe(self, callback: Callback, interval: float) -> Callable[[], None]:
         with self._lock:
@@ -63,18 +65,19 @@ class _View:
     def want_earlier(self, patience: float) -> str | None:
         """Ask for the notebook's earlier session and return the answer; None when it does not come in time."""
         answer: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._answer = answer
+        question = next(self._questions)
+        self._answers[question] = answer
         try:
-            self._link.send(protocol.WantEarlier())
+            self._link.send(protocol.WantEarlier(question=question))
             return answer.get(timeout=patience if self._link.is_connected else 0.0)
         except queue.Empty:
             return None
         finally:
-            self._answer = None
+            self._answers.pop(question, None)
 
-    def on_answer(self, text: str) -> bool:
-        """Take a sentence for the user, if a cell waits for one."""
-        answer, self._answer = self._answer, None
+    def on_answer(self, question: int, text: str) -> bool:
+        """Take the answer to *question*, if a cell still waits for it."""
+        answer = self._answers.pop(question, None)
         if answer is not None:
             answer.put(text)
         return answer is not None
@@ -99,9 +102,9 @@ def on_message(message: Any) -> None:
         _view.watch()
 
 
-def on_answer(text: str) -> bool:
+def on_answer(question: int, text: str) -> bool:
     """Take a sentence for the user, if a cell waits for it as an answer; False: it is for somebody else to show."""
-    return _view is not None and _view.on_answer(text)
+    return _view is not None and _view.on_answer(question, text)
 
 
 def _connected() -> _View:

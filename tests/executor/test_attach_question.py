@@ -1,0 +1,35 @@
+"""``%shared attach`` asks the gateway, and prints the answer to its question, not what else is said meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.executor.harness import Executor, ExecutorProcess
+
+
+def test_what_else_there_is_to_say_is_no_answer(process: ExecutorProcess) -> None:
+    """A notice that comes first, and an answer that came too late for the cell that asked, are shown as notices."""
+
+    async def check() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            questions: asyncio.Queue[int] = asyncio.Queue()
+            executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
+
+            async def tell(text: str, question: int = 0) -> None:
+                await executor.client.notify_session(notebook.session, text, question=question)
+
+            asking = asyncio.create_task(notebook.run("%shared attach"))
+            first = await questions.get()
+            await tell("Something else.")
+            await tell("The answer.", first)
+            assert sorted((await asking).text.splitlines()) == ["The answer.", "⚠ Something else."]
+
+            asking = asyncio.create_task(notebook.run("%shared attach"))
+            second = await questions.get()
+            assert second != first
+            await tell("The first answer once more.", first)
+            await tell("Another answer.", second)
+            assert sorted((await asking).text.splitlines()) == ["Another answer.", "⚠ The first answer once more."]
+
+    asyncio.run(check())
