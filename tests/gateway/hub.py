@@ -1,4 +1,4 @@
-"""A real JupyterHub on loopback: its users, groups and tokens, without the proxy that only browsers need."""
+"""A real JupyterHub on loopback: its users, groups, tokens and servers, without the proxy that only browsers need."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 
 from sharedkernel import lifetime
 from sharedkernel.local_stack import free_port
+from sharedkernel.relay.gateway import KERNEL_NAME
+from sharedkernel.relay.install import write_kernelspec
 from tests.gateway.conftest import wait_for
 
 SERVICE = "sharedkernel"
@@ -22,6 +24,7 @@ ADMIN_SCOPE = "custom:sharedkernel:admin"
 
 _CONFIG = """
 from jupyterhub.proxy import Proxy
+from sharedkernel import lifetime
 
 class NoProxy(Proxy):
     should_start = False
@@ -41,6 +44,15 @@ c.JupyterHub.cookie_secret_file = "cookie_secret"
 c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allowed_users = {users!r}
 c.JupyterHub.spawner_class = "simple"
+c.SimpleLocalProcessSpawner.home_dir_template = {homes!r}
+c.Spawner.cmd = lifetime.command("jupyterhub.singleuser", ["--allow-root"])
+c.Spawner.port = {server_port}
+c.Spawner.start_timeout = c.Spawner.http_timeout = 120
+c.Spawner.environment = {{
+    "JUPYTER_PATH": {jupyter_path!r},
+    "SHAREDKERNEL_GATEWAY_URL": lambda spawner: spawner.user_options["gateway"],
+    "SHAREDKERNEL_TOKEN": lambda spawner: spawner.api_token,
+}}
 c.JupyterHub.load_groups = {groups!r}
 c.JupyterHub.custom_scopes = {{"{admin_scope}": {{"description": "Administer shared devices."}}}}
 c.JupyterHub.services = [
@@ -49,8 +61,13 @@ c.JupyterHub.services = [
 ]
 c.JupyterHub.load_roles = [
     {{"name": "user", "scopes": ["self", "access:services!service={service}"]}},
+    {{
+        "name": "server",
+        "scopes": ["users:activity!user", "access:servers!server", "access:services!service={service}"],
+    }},
     {{"name": "chief", "scopes": ["{admin_scope}"], "users": {chiefs!r}}},
-    {{"name": "operator", "scopes": ["admin:users", "admin:groups", "tokens", "inherit"], "services": ["operator"]}},
+    {{"name": "operator", "scopes": ["admin:users", "admin:groups", "servers", "tokens", "inherit"],
+     "services": ["operator"]}},
 ]
 """
 
@@ -62,6 +79,8 @@ class Hub:
         self.directory = directory
         self.port = free_port()
         self.api_url = f"http://127.0.0.1:{self.port}/hub/api"
+        #: of the one user's server that may run at a time
+        self._server_port = free_port()
         self._operator_token = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
         users = {user for members in groups.values() for user in members} | set(chiefs)
@@ -69,9 +88,11 @@ class Hub:
         config = _CONFIG.format(
             public_port=free_port(), port=self.port, users=users, groups=loaded,
             admin_scope=ADMIN_SCOPE, service=SERVICE, service_token=secrets.token_hex(16),
-            operator_token=self._operator_token, chiefs=list(chiefs),
+            operator_token=self._operator_token, chiefs=list(chiefs), server_port=self._server_port,
+            homes=f"{directory}/homes/{{username}}", jupyter_path=str(directory / "share"),
         )  # fmt: skip
         directory.mkdir(exist_ok=True)
+        write_kernelspec(directory / "share" / "kernels" / KERNEL_NAME)
         (directory / "hub_config.py").write_text(config)
 
     def start(self) -> None:
@@ -115,6 +136,27 @@ class Hub:
     def token(self, user: str, **request: Any) -> str:
         """Return a new token of *user*."""
         return str(self.call("POST", f"/users/{user}/tokens", request)["token"])
+
+    def start_server(self, user: str, gateway_url: str) -> str:
+        """Start *user*'s Jupyter server, told of nothing but the gateway, and return its address."""
+        self.call("POST", f"/users/{user}/server", {"gateway": gateway_url})
+        wait_for(lambda: self._servers(user).get("", {}).get("ready"))
+        return f"http://127.0.0.1:{self._server_port}/user/{user}"
+
+    def stop_server(self, user: str) -> None:
+        """Stop *user*'s server as its owner would, and take its token away with it."""
+        self.call("DELETE", f"/users/{user}/server")
+        wait_for(lambda: not self._servers(user))
+
+    def server_token_scopes(self, user: str) -> set[str]:
+        """Return what the token of *user*'s server may do at the hub."""
+        tokens = self.call("GET", f"/users/{user}/tokens")["api_tokens"]
+        (scopes,) = [token["scopes"] for token in tokens if str(token["note"]).startswith("Server at")]
+        return set(scopes)
+
+    def _servers(self, user: str) -> dict[str, Any]:
+        servers: dict[str, Any] = self.call("GET", f"/users/{user}")["servers"]
+        return servers
 
     def revoke_all(self, user: str) -> None:
         """Take away every token of *user*."""

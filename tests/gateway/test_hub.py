@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tornado.httpclient import AsyncHTTPClient
 
-from tests.gateway.client import Client
+from tests.gateway.client import Channels, Client
 from tests.gateway.conftest import Stack, end_all, run
 from tests.gateway.hub import SERVICE, Hub
 
@@ -50,7 +51,9 @@ class HubStack(Stack):
 @pytest.fixture(scope="module")
 def whole_hub_stack() -> Iterator[HubStack]:
     with tempfile.TemporaryDirectory(prefix="sk-hub-") as directory:
-        hub = Hub(Path(directory), groups={"class": ["emil", "lise"], "staff": ["lise"]}, chiefs=["rosa"])
+        hub = Hub(
+            Path(directory), groups={"class": ["emil", "lise"], "staff": ["lise"], "guests": ["tove"]}, chiefs=["rosa"]
+        )
         try:
             hub.start()
             hub.wait_until_ready()
@@ -122,6 +125,37 @@ def test_a_classroom_that_comes_back_at_once_is_let_in(stack: HubStack) -> None:
         clients = [Client(stack.gateway_url, token) for token in tokens]
         answers = await asyncio.gather(*(client.request("GET", "/api/me") for client in clients))
         assert [answer.status for answer in answers] == [200] * len(tokens)
+
+    run(scenario())
+
+
+def test_a_server_of_the_hub_brings_its_users_identity_along(stack: HubStack) -> None:
+    """Its own token, which may do little at the hub, makes its notebooks the user's; so does their next server's."""
+    notebook = {"path": "plan.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+
+    @contextlib.asynccontextmanager
+    async def open_in_server() -> AsyncIterator[Channels]:
+        address = await asyncio.to_thread(stack.hub.start_server, "tove", stack.gateway_url)
+        try:
+            server = Client(address, stack.hub.token("tove"))
+            kernel = (await server.request("POST", "/api/sessions", notebook)).body["kernel"]["id"]
+            async with server.attach(kernel) as channels:
+                yield channels
+        finally:
+            await asyncio.to_thread(stack.hub.stop_server, "tove")
+
+    async def scenario() -> None:
+        async with open_in_server() as channels:
+            scopes = stack.hub.server_token_scopes("tove")
+            assert f"access:services!service={SERVICE}" in scopes
+            assert not {scope.partition("!")[0] for scope in scopes} & {"users", "read:users", "servers", "tokens"}
+            assert (await channels.run("kept = 6 * 7; kept"))["text"] == "42"
+            sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
+            assert [session["user"] for session in sessions] == ["tove"]
+        async with open_in_server() as channels:
+            await channels.run("%shared attach")
+            while (await channels.run("globals().get('kept')"))["text"] != "42":  # it comes when that cell has ended
+                pass
 
     run(scenario())
 
