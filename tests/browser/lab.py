@@ -18,6 +18,8 @@ from tests.serverextension.server import TOKEN, JupyterServer
 PATIENCE = 60_000
 #: milliseconds after which something that JupyterLab may have undone is tried again
 _RETRY = 5_000
+#: the same of what is there at once or not at all, and does no harm if it is done twice
+_RETRY_SOON = 1_500
 
 #: of JupyterLab's own, these ask the outside world for news
 _UNWANTED = ["@jupyterlab/apputils-extension:announcements"]
@@ -124,7 +126,7 @@ class LabPage:
     def _choose_command(self, label: str) -> None:
         palette = self.page.locator(".jp-ModalCommandPalette")
         self.page.keyboard.press("Control+Shift+C")
-        palette.locator("input").fill(label, timeout=_RETRY)
+        palette.locator("input").fill(label, timeout=_RETRY_SOON)
         expect(palette.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(label, timeout=_RETRY)
         palette.locator("input:focus").press("Enter", timeout=_RETRY)
         expect(palette).to_be_hidden()
@@ -144,7 +146,7 @@ class LabPage:
         while True:
             self.command("Show Shared GPU")
             try:
-                expect(self.panel).to_be_visible(timeout=_RETRY)
+                expect(self.panel).to_be_visible(timeout=_RETRY_SOON)
                 return
             except AssertionError:
                 if time.monotonic() > deadline:
