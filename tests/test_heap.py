@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, also from between what is still used."""
+"""What is no longer used goes back to the system, from between what is and also where it refers to itself."""
 
 from __future__ import annotations
 
@@ -7,27 +7,34 @@ import sys
 
 # In a process of its own: what this one's heap looks like depends on the tests before.
 _BUSY_HOUR = """
-import asyncio, contextlib, re
+import asyncio, contextlib, gc, re
 from pathlib import Path
 from sharedkernel import heap
+
+class Message:
+    def __init__(self):
+        self.content = bytes(5000)
+        self.itself = self
 
 def own():
     return 1024 * int(re.search(r"^Anonymous:\\s+(\\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)[1])
 
-async def quiet_minute():
-    trimming = asyncio.create_task(heap.keep_trimmed(0.01))
-    await asyncio.sleep(0.1)
+async def serve():
+    trimming = asyncio.create_task(heap.keep_trimmed(0.3))
+    await asyncio.sleep(0)  # what is there by now stays
+    before = own()
+    messages = [Message() for _ in range(20_000)]
+    kept = messages[::100] + messages[-1:]
+    del messages
+    busy = own()
+    await asyncio.sleep(1)
+    print(busy - before, own() - before)
     trimming.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await trimming
 
-before = own()
-messages = [bytes(5000) for _ in range(20_000)]
-kept = messages[::100] + messages[-1:]
-del messages
-busy = own()
-asyncio.run(quiet_minute())
-print(busy - before, own() - before)
+gc.set_threshold(100_000)  # as if there were many more objects
+asyncio.run(serve())
 """
 
 

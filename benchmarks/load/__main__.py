@@ -34,6 +34,11 @@ _TURNS, _TURN = 5, 4.0
 _SESSION_BYTES, _STOCK_BYTES = 48 << 20, 192 << 20
 #: chance that a notebook is closed and opened before a cell of a soak
 _REOPEN = 0.02
+#: trivial cells in each notebook before a soak: each of zmq's queues keeps another 16 KiB for good once 256 messages
+#: went through it, which would be in the middle of the soak
+_CELLS_BEFORE = 80
+#: minutes of load before a soak: as far back as the executor remembers for `sharedkernel trace`
+_MINUTES_BEFORE = 10.0
 #: what a service may grow by in an hour of a soak: a day of it is then still less than a notebook
 _MOST_GROWTH = 4 * 1024**2
 
@@ -63,7 +68,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=50, help="whose they are (default: %(default)s)")
     parser.add_argument("--busy", type=float, default=0.2, help="share with a cell open (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="of load (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, help="of a soak instead, which closes and opens notebooks too")
+    parser.add_argument(
+        "--minutes", type=float, help="of a soak instead, which closes and opens notebooks too (a warm-up goes before)"
+    )
     parser.add_argument(
         "--stock", type=int, help="idle kernels of the stock server; 0: none (default: as many, if memory allows)"
     )
@@ -83,8 +90,10 @@ async def _measure(options: argparse.Namespace) -> list[Result]:
             crowd.tally.round_trips = []
             seconds = 60 * options.minutes if soak else options.seconds
             num_busy = max(1, round(options.busy * options.sessions))
-            _say(f"{num_busy} of them busy for {seconds:g} s")
+            if soak:
+                await _warm_up(crowd, num_busy)
             growth = Growth(services(stack))
+            _say(f"{num_busy} of them busy for {seconds:g} s")
             async with _following(growth), lag.measured(stack.gateway_url) as answers:
                 await asyncio.gather(
                     crowd.stay_busy(num_busy, seconds, reopen=_REOPEN if soak else 0.0), crowd.echo(seconds)
@@ -128,6 +137,13 @@ async def _beside_stock(crowd: Crowd, count: int, seed: int) -> _Quiet:
                 ours=crowd.tally.round_trips,
                 our_bytes=median_pss_bytes(crowd.pids),
             )
+
+
+async def _warm_up(crowd: Crowd, num_busy: int) -> None:
+    """Fill what is bounded and fills once, so that only what grows for ever is left to be seen."""
+    _say(f"{_CELLS_BEFORE} trivial cells in each, then {num_busy} busy for {_MINUTES_BEFORE:g} min, not measured")
+    await crowd.settle_in(_CELLS_BEFORE)
+    await crowd.stay_busy(num_busy, 60 * _MINUTES_BEFORE, reopen=_REOPEN)
 
 
 def _affordable(wanted: int) -> int:
@@ -224,7 +240,7 @@ def _growth(growth: Growth) -> list[Result]:
         quarters = [
             format_bytes(round(growth.bytes_per_hour(name, number / 4, (number + 1) / 4))) for number in range(4)
         ]
-        how = f"Slope over the last three quarters of {brief(last.at - first.at)} with {len(samples)} samples; "
+        how = f"Slope over {brief(last.at - first.at)} with {len(samples)} samples; "
         results.append(
             Result(
                 metric=f"{name}_bytes_per_hour",

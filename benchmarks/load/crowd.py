@@ -53,6 +53,8 @@ _SEEDS, _ITERATIONS = range(8), 200
 #: seconds of a cell that computes nothing on the device
 _PAUSE = 0.5
 _ECHO = "1+1"
+#: notebooks that are opened, closed or settled in at one time
+_AT_ONCE = 8
 
 
 def _next_state(state: int) -> int:
@@ -128,6 +130,17 @@ class Crowd:
             raise
         return Desk(notebook=notebook, context=context, state=seed, pid=pid)
 
+    async def settle_in(self, num_cells: int) -> None:
+        """Run *num_cells* trivial cells in every notebook, several notebooks at a time."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def settle_one(desk: Desk) -> None:
+            async with gate:
+                for _ in range(num_cells):
+                    await desk.notebook.run(_ECHO)
+
+        await asyncio.gather(*map(settle_one, self.desks))
+
     async def stay_busy(self, num_busy: int, seconds: float, *, reopen: float = 0.0) -> None:
         """Keep *num_busy* desks at work for *seconds*; before a cell its notebook is closed and opened by chance."""
         until = time.monotonic() + seconds
@@ -198,9 +211,9 @@ class Crowd:
 
 
 @asynccontextmanager
-async def gather(routes: Sequence[Route], chance: random.Random, *, at_once: int = 8) -> AsyncIterator[Crowd]:
-    """Open a notebook on each of *routes*, *at_once* at a time; all are gone afterwards."""
-    crowd, gate = Crowd(routes, chance), asyncio.Semaphore(at_once)
+async def gather(routes: Sequence[Route], chance: random.Random) -> AsyncIterator[Crowd]:
+    """Open a notebook on each of *routes*, several at a time; all are gone afterwards."""
+    crowd, gate = Crowd(routes, chance), asyncio.Semaphore(_AT_ONCE)
 
     async def open_one(route: Route) -> None:
         async with gate:

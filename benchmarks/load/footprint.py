@@ -17,8 +17,6 @@ from scipy.stats import theilslopes
 from sharedkernel.local_stack import LocalStack
 
 _HOUR = 3600.0
-#: share of a soak that is not looked at: caches and heaps fill first
-WARM_UP = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +80,15 @@ class Growth:
                     self.samples[name].append(Sample(time.monotonic(), _memory_bytes(pid, "Anonymous"), descriptors))
             await asyncio.sleep(self._interval)
 
-    def bytes_per_hour(self, name: str, since: float = WARM_UP, until: float = 1.0) -> float:
+    def bytes_per_hour(self, name: str, since: float = 0.0, until: float = 1.0) -> float:
         """Return what a process's memory grows by, in bytes per hour, between two parts of the time (0 to 1)."""
         return self._slope(name, [sample.anonymous_bytes for sample in self.samples[name]], since, until)
 
     def descriptors_per_hour(self, name: str) -> float:
         """Return how many descriptors more a process has each hour."""
-        return self._slope(name, [sample.num_descriptors for sample in self.samples[name]], WARM_UP, 1.0)
+        return self._slope(name, [sample.num_descriptors for sample in self.samples[name]])
 
-    def _slope(self, name: str, values: Sequence[float], since: float, until: float) -> float:
+    def _slope(self, name: str, values: Sequence[float], since: float = 0.0, until: float = 1.0) -> float:
         part = slice(int(since * len(values)), int(until * len(values)))
         times = [sample.at for sample in self.samples[name]][part]
         # the median of all pairs' slopes: one garbage collection does not tilt it

@@ -32,12 +32,21 @@ class PingedByJupyter:
     a timeout above the interval.
     """
 
+    ping_callback: Any
+
     def get_websocket_protocol(self) -> Any:
         """Return what speaks with the client; it does not ping by itself."""
         protocol = super().get_websocket_protocol()  # type: ignore[misc]
         if protocol is not None:
             protocol.params.ping_interval = protocol.params.ping_timeout = None
         return protocol
+
+    def on_close(self) -> None:
+        """Ping no more; Jupyter would notice at the next ping only, and keep all of this until then."""
+        super().on_close()  # type: ignore[misc]
+        if self.ping_callback is not None:
+            self.ping_callback.stop()
+            self.ping_callback = None
 
 
 class OpenWebsockets:

@@ -145,6 +145,7 @@ class EventsHandler(AnswersRefusals, PingedByJupyter, WebSocketMixin, WebSocketH
 
     def on_close(self) -> None:
         """Stop watching."""
+        super().on_close()
         self.settings["status_feed"].remove(self)
 
     def show(self, document: Document) -> None:
