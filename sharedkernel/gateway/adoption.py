@@ -137,7 +137,7 @@ class Adoption:
                 kernel.follow(record, busy=busy)
                 kernel.tell_of_restart()
             return
-        if self._kernels.is_starting(record.session):
+        if self._kernels.starting.has(record.session):
             return
         kernel = self._kernels.make_kernel(
             kernel_id,

@@ -1,8 +1,8 @@
-"""Which sessions there are, whose they are, and how many a user may have.
+"""Which sessions there are, and whose they are.
 
 Every kernel here is a session that an executor has. The gateway keeps nothing of its own: when it starts, and when
-an executor comes back, it asks which sessions live and adopts them under their old ids (`adoption.py`). When it stops,
-they run on.
+an executor comes back, it asks which sessions live and adopts them under their old ids (`adoption.py`). New ones come
+from `starting.py`. When the gateway stops, they run on.
 
 With several executors a session is one's for good: while that one is away its sessions can't be restarted or ended,
 and all others can. How many sessions a user may have is counted over all; how much memory, each device counts alone.
@@ -14,10 +14,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
-from datetime import timedelta
-from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from jupyter_server._tz import utcnow
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
@@ -26,7 +23,7 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError
 from traitlets import Float, Instance, Integer, default
 
-from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.errors import ExecutorUnavailable, Refused, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.adoption import Adoption
 from sharedkernel.gateway.audit import AuditLog
 from sharedkernel.gateway.backlog import Backlog
@@ -36,6 +33,7 @@ from sharedkernel.gateway.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.lingering import Earlier, Lingering
 from sharedkernel.gateway.quotas import Quotas
+from sharedkernel.gateway.starting import Starting
 from sharedkernel.protocol import Limits, SessionDied
 from sharedkernel.relay.gateway import KERNEL_NAME, environment_of, kernel_of
 
@@ -43,8 +41,6 @@ from sharedkernel.relay.gateway import KERNEL_NAME, environment_of, kernel_of
 _ENVIRONMENT_PREFIX = "KERNEL_"
 #: most that they and the notebook's path may take, in characters: they travel in small messages
 _ENVIRONMENT_SIZE = 16 * 1024
-#: time since its last activity for which an idle session still counts as in use when a new one is placed
-_LATELY = timedelta(minutes=10)
 #: news of ends that are kept for sessions that are just being started, adopted or brought back
 _MAX_EARLY_ENDS = 1000
 #: seconds after which a client that was refused while draining should ask again
@@ -82,14 +78,8 @@ class SessionKernels(AsyncMappingKernelManager):
         self.audit_log = AuditLog(None)
         #: whether this gateway is about to stop, and starts no sessions any more
         self.draining = False
-        #: sessions being started, by user
-        self._num_starting: Counter[str] = Counter()
-        #: the same by device
-        self._num_starting_on: Counter[str] = Counter()
-        #: ids of those
-        self._starting_ids: set[str] = set()
-        #: starts under way that name a client's place, by (user, client key)
-        self._starting: dict[tuple[str, str], asyncio.Task[str]] = {}
+        #: those that are just being started
+        self.starting = Starting(self)
         #: news of ends of processes that no kernel followed when they came, by device, session and incarnation
         self._early_ends: dict[tuple[str, str, int], SessionDied] = {}
         self._tasks: set[asyncio.Future[None]] = set()
@@ -142,10 +132,6 @@ class SessionKernels(AsyncMappingKernelManager):
     def find(self, kernel_id: str) -> SessionKernel | None:
         """Return the kernel of this id; None if there is none."""
         return self._kernels.get(kernel_id)
-
-    def is_starting(self, session: str) -> bool:
-        """Whether the session of this name is being started, and has no kernel yet."""
-        return session in self._starting_ids
 
     def owner(self, kernel_id: str) -> str | None:
         """Return whose kernel, or lingering session, it is; None when there is none."""
@@ -223,19 +209,16 @@ class SessionKernels(AsyncMappingKernelManager):
                 f"`env` and `path` have more than {_ENVIRONMENT_SIZE} characters; pass data in files instead.",
                 reason="bad_request",
             )
-        client_key = env.get("KERNEL_CLIENT_KEY")
         # Or a client whose session is there would be given another one, and a user more than they may have.
         await self.adoption.wait()
-        start = partial(
-            self._start,
-            user=user.username,
+        return await self.starting.start(
+            user.username,
+            env.get("KERNEL_CLIENT_KEY"),
             notebook=env.get("KERNEL_NOTEBOOK") or path or None,
-            client_key=client_key,
             cwd=env.get("KERNEL_WORKING_DIR"),
             env=env,
             environment=environment,
         )
-        return await (start() if client_key is None else self._find_or_start(user.username, client_key, start))
 
     def _environment(self, kernel_name: str) -> str:
         """Return the Python environment of the kernel *kernel_name*.
@@ -258,108 +241,8 @@ class SessionKernels(AsyncMappingKernelManager):
             reason="no_such_kernel",
         )
 
-    def _of_client(self, user: str, client_key: str | None) -> str | None:
-        """Return the id of the kernel that *user*'s client has; None if it has none, or does not say who it is."""
-        ids = (
-            str(kernel_id)
-            for kernel_id, kernel in self._kernels.items()
-            if client_key is not None and (kernel.user, kernel.client_key) == (user, client_key)
-        )
-        return next(ids, None)
-
-    async def _find_or_start(self, user: str, client_key: str, start: Any) -> str:
-        if (there := self._of_client(user, client_key)) is not None:
-            return there
-        place = (user, client_key)
-        if place not in self._starting:
-            task = self._starting[place] = asyncio.create_task(start())
-            task.add_done_callback(lambda _: self._starting.pop(place))
-        # One client that gives up must not take the session from another that asked for the same.
-        return await asyncio.shield(self._starting[place])
-
-    async def _start(self, *, user: str, **session: Any) -> str:
-        # Counted before anything is awaited, so that requests in parallel cannot slip through together.
-        self._check_number(user)
-        self._num_starting[user] += 1
-        try:
-            await self._end_what_lingers_beyond(user)
-            return await self._start_somewhere(user=user, **session)
-        finally:
-            self._num_starting[user] -= 1
-
-    async def _start_somewhere(self, *, user: str, notebook: str | None, **session: Any) -> str:
-        """Start a session on the device that the placement rule chooses, or, if it refuses, on the next."""
-        refusals: dict[str, SharedKernelError] = {}
-        while True:
-            try:
-                device = await self.executors.place(user, notebook, count_in_use=self._count_in_use, without=refusals)
-            except ExecutorUnavailable:
-                if refusals:
-                    raise next(iter(refusals.values())) from None
-                raise
-            await self.adoption.wait_for(device)  # it may have this client's session
-            if (there := self._of_client(user, session["client_key"])) is not None:
-                return there
-            if self.adoption.is_meeting(device):
-                refusals[device] = ExecutorUnavailable(
-                    f"{self.executors.describe([device])} does not say which sessions it has; its log may say why, try "
-                    "again."
-                )
-                continue
-            # Without a pause from here: the next one to be placed sees this one.
-            try:
-                return await self._start_on(device, user=user, notebook=notebook, **session)
-            except (Refused, ExecutorUnavailable) as refusal:
-                self.log.info("no session of %s was started%s: %s", user, device and f" on {device}", refusal)
-                refusals[device] = refusal
-
-    async def _start_on(self, device: str, *, user: str, **session: Any) -> str:
-        kernel_id = str(uuid4())
-        self._num_starting_on[device] += 1
-        self._starting_ids.add(kernel_id)
-        try:
-            kernel = self.make_kernel(kernel_id, user=user, device=device, **session)
-            kernel.notice = self.lingering.describe(kernel)
-            await kernel.start_kernel()
-            self.register(kernel)
-        except ExecutorUnavailable:
-            self.adoption.abandon(kernel_id, device)
-            raise
-        finally:
-            self._num_starting_on[device] -= 1
-            self._starting_ids.discard(kernel_id)
-        self.log.info("kernel %s of %s started%s", kernel_id, user, device and f" on {device}")
-        return kernel_id
-
-    def _count_in_use(self, device: str) -> int:
-        """Return how many sessions on *device* have work or are likely to have some soon, those starting included."""
-        recent = utcnow() - _LATELY
-        kernels = [kernel for kernel in self._kernels.values() if kernel.device == device]
-        in_use = sum(kernel.execution_state == "busy" or kernel.last_activity > recent for kernel in kernels)
-        return in_use + self._num_starting_on[device]
-
-    def _check_number(self, user: str) -> None:
-        allowed = self.quotas.max_sessions(user)
-        there = sum(kernel.user == user for kernel in self._kernels.values()) + self._num_starting[user]
-        if allowed is not None and there >= allowed:
-            raise QuotaExceeded(
-                f"{user} may have {allowed} session{'s' * (allowed != 1)} at a time and has {there}; "
-                "shut down one of them (in the panel Shared GPU, or its notebook's Kernel menu), or ask the admin for "
-                "more."
-            )
-
-    async def _end_what_lingers_beyond(self, user: str) -> None:
-        """End lingering sessions of *user*, earliest first, until there are as many as allowed with those starting."""
-        allowed = self.quotas.max_sessions(user)
-        if allowed is None:
-            return
-        there = sum(kernel.user == user for kernel in self._kernels.values()) + self._num_starting[user]
-        lingering = self.lingering.of_user(user)
-        for earlier in lingering[: max(0, there + len(lingering) - allowed)]:
-            self.log.info("session %s of %s gives way to a new one", earlier.session, user)
-            await self._end_lingering(earlier)
-
-    async def _end_lingering(self, earlier: Earlier) -> None:
+    async def end_lingering(self, earlier: Earlier) -> None:
+        """End a session that lingers."""
         self.lingering.forget(earlier.session)
         with contextlib.suppress(SessionNotFound):
             await self.executors[earlier.device].end_session(earlier.session)
@@ -407,7 +290,7 @@ class SessionKernels(AsyncMappingKernelManager):
             When the executor is not there: the session runs on.
         """
         if (earlier := self.lingering.get(kernel_id)) is not None and linger is not None:
-            await self._end_lingering(earlier)
+            await self.end_lingering(earlier)
             return
         self._check_kernel_id(kernel_id)
         kernel = self._kernels[kernel_id]
