@@ -51,7 +51,10 @@ def test_a_session_cannot_be_given_anothers_id(scene: Scene) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("path", ["../../../../etc/cron.d/evil", "/etc/passwd", "~root/.ssh/authorized_keys", "a\n/b"])
+@pytest.mark.parametrize(
+    "path",
+    [f"{'../' * 9}etc", "../../../../etc/cron.d/evil", "/etc/passwd", "~root/.ssh/authorized_keys", "a\n/b"],
+)
 def test_a_notebooks_path_is_a_label(scene: Scene, path: str) -> None:
     """Whatever a notebook is called, nothing is read or written there; a folder that is none is not gone to."""
 
