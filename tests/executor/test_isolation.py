@@ -6,10 +6,14 @@ import ast
 import asyncio
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +26,7 @@ from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.accounts import NUMBERS_FILE
 from sharedkernel.executor.packets import connect
 from sharedkernel.executor.sessions import KeptSession, start_time
+from sharedkernel.local_stack import free_port
 from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Limits
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
@@ -164,6 +169,55 @@ def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard:
     else:
         assert done.stdout == ""
         assert "closed the connection" in done.stderr, done.stderr
+
+
+@pytest.fixture
+def gateways_own() -> Iterator[Path]:
+    """Yield a directory of the gateway's account, which reaches it."""
+    account = pwd.getpwnam(GATEWAY)
+    with tempfile.TemporaryDirectory(prefix="sk-gateway-") as directory:
+        os.chown(directory, account.pw_uid, account.pw_gid)
+        yield Path(directory)
+
+
+def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor, gateways_own: Path) -> None:
+    """In a runtime directory that is root's it lacks nothing: it complains of nothing, and goes when it is asked to."""
+    port = free_port()
+    account = pwd.getpwnam(GATEWAY)
+    become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+    command = readable_by_all(
+        [*become, sys.executable, "-m", "sharedkernel", "gateway", "--port", str(port), "--runtime-dir",
+         str(apart.runtime_directory), "--audit-file", str(gateways_own / "audit.jsonl")]
+    )  # fmt: skip
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(gateways_own),
+                   "JUPYTER_TOKEN": "secret"}  # fmt: skip
+
+    def ask(method: str, path: str) -> int:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method, data=b"{}")
+        request.add_header("Authorization", "token secret")
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                return int(answer.status)
+        except OSError:
+            return 0
+
+    with (gateways_own / "log").open("w+") as log:
+        gateway = subprocess.Popen(command, cwd="/", env=environment, stdout=log, stderr=log)
+        try:
+            while ask("GET", "/readyz") != 200 and gateway.poll() is None:
+                time.sleep(0.1)
+            assert ask("POST", "/api/kernels") == 201
+            drain = subprocess.run([*command, "--drain"], cwd="/", env=environment, check=False, timeout=PATIENCE)
+            assert drain.returncode == 0
+            assert gateway.wait(PATIENCE) == 0
+        finally:
+            gateway.kill()
+            gateway.wait()
+            log.seek(0)
+            said = log.read()
+    assert "drained" in said
+    assert [line for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Traceback"))] == []
+    assert '"start session"' in (gateways_own / "audit.jsonl").read_text()
 
 
 def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:
