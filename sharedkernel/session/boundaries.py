@@ -67,6 +67,7 @@ class Boundaries:
 
     def __init__(self, gate: Gate, meter: Meter, progress: Progress) -> None:
         self._gate = gate
+        self._grant = gate.grant
         self._progress = progress
         self._meter = meter
         self._main = threading.get_ident()
@@ -93,11 +94,11 @@ class Boundaries:
         register_optimizer_step_post_hook(lambda optimizer, *_: self.passed("step", id(optimizer)))
         loops.watch(None)  # cells refer to the hook from now on
         self._meter.on_clock = self._on_clock
-        self._gate.on_turn = self._on_turn
+        self._grant.on_turn = self._on_turn
 
     def passed(self, kind: str, place: int) -> None:
         """Take note that the candidate *kind* at *place* was passed."""
-        if not self._gate.holding or threading.get_ident() != self._main:
+        if not self._grant.is_held or threading.get_ident() != self._main:
             return
         if place == self._place and kind == self._kind:
             self._others_passed = 0
@@ -150,7 +151,7 @@ class Boundaries:
     def _on_clock(self) -> None:
         """Look at more candidates if no boundary comes (on the meter's thread, while a grant is held)."""
         self._ticks += 1
-        self._gate.measure_due = True
+        self._grant.measure_due = True
         if self._passed_since_clock:
             self._passed_since_clock = False
             self._longest_quiet = max(self._longest_quiet, self._quiet_ticks)
@@ -162,7 +163,7 @@ class Boundaries:
             self._look_further()
         none_lately = not self._kind and self._quiet_ticks >= RELEASE_AFTER
         last_resort = self._kind in ("loop", "forward") and self._ticks >= RELEASE_AFTER
-        self._gate.release_due = none_lately or last_resort
+        self._grant.release_due = none_lately or last_resort
         if not self._kind:
             self._gate.interrupt_soon()
 

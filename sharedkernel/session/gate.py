@@ -41,16 +41,16 @@ import torch
 from sharedkernel import protocol
 from sharedkernel.session.device_mode import DeviceMode
 from sharedkernel.session.forecast import Forecast
+from sharedkernel.session.grant import Grant
 from sharedkernel.session.growth import Growth
-from sharedkernel.session.latch import Latch
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
 from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePoint
-from sharedkernel.session.notices import NOTICE_AFTER, REFRESH_INTERVAL, Notice, Progress
+from sharedkernel.session.notices import Notice, Progress
 from sharedkernel.session.offload import CannotOffload, RestoreFailed
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
-from sharedkernel.session.thread_bound import ThreadBound
+from sharedkernel.session.wish import Wish, wait_for_answer
 from sharedkernel.signals_held import holdable, interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
 
@@ -58,9 +58,6 @@ log = logging.getLogger(__name__)
 
 #: seconds until memory that a running cell needs, and that could not be read back, is tried again
 _RESTORE_RETRY = 1.0
-
-#: seconds between two measurements of a grant that is kept
-GRANT_INTERVAL = 1.0
 
 
 class Gate:
@@ -101,35 +98,22 @@ class Gate:
         self._growth = growth
         self._forecast = forecast
         self._lanes = lanes
+        self.grant = Grant(page, meter, forecast)
+        self._wish = Wish(page, meter, notice, forecast, self.grant)
         self._main = threading.get_ident()
         self._concerns = concerns
         self._mode = DeviceMode(self.pass_device, self._grow_after, forecast.cost.count, concerns=concerns)
         self._modes = threading.local()
-        self._answered = Latch()
         #: one thread at a time asks for the device, or brings memory back
         self._asking = threading.RLock()
-        self._wanting = False
         #: the main thread waits for the device
         self._main_waits = False
-        self._refusal: protocol.RefusedGrant | None = None
-        self._threads = ThreadBound()
         self._sections = 0
         #: the executor asked for the memory to be moved away, and has no answer yet
         self._offload_asked = False
-        #: boundaries passed when the grant began or was measured last, and when that was
-        self._boundaries_before = 0
-        self._grant_measured_at = 0.0
         self._disabled = False
-        #: a grant is held
-        self.holding = False
-        #: measure at the next boundary (set by the meter's clock)
-        self.measure_due = False
-        #: release at the next boundary although nobody asks, to see whether the code still uses the device
-        self.release_due = False
         #: tells why user code may run although no section is open, if it may (the kernel sets it)
         self.why_busy: Callable[[], str | None] = lambda: None
-        #: called when a grant begins (True) and ends (False), on any thread
-        self.on_turn: Callable[[bool], None] = lambda begins: None
         #: called with the figures whenever memory was measured; may raise torch.OutOfMemoryError
         self.on_measured: Callable[[protocol.Memory], None] = lambda memory: None
         self.link: Link
@@ -138,7 +122,7 @@ class Gate:
 
     def connect(self, link: Link) -> None:
         """Put the gate in force: from now on no operation of the main thread passes without a grant."""
-        self.link = link
+        self.link = self._wish.link = link
         signal.signal(FORCE_SIGNAL, holdable(self._on_force_signal))
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
@@ -147,8 +131,8 @@ class Gate:
         """Return what a new executor must know (with `link.lock` held)."""
         return {
             "cell_open": self._sections > 0,
-            "holding": self.holding,
-            "wanting": self._wanting,
+            "holding": self.grant.is_held,
+            "wanting": self._wish.is_open,
             "offloaded_bytes": self._reclaim.away_bytes,
             "source": self._forecast.source,
         }
@@ -240,12 +224,12 @@ class Gate:
         if self._disabled:  # a forked child that runs on to the end of the cell
             return
         with signals_held():
-            if self._lanes is not None and threading.get_ident() == self._main and self.holding:
+            if self._lanes is not None and threading.get_ident() == self._main and self.grant.is_held:
                 self._lanes.hand_over("cell")  # what stays in the lane keeps that, but not the grant
             with self.link.lock:
                 self._sections -= 1
                 keeps = self._sections > 0 and self._is_main_in_lane()
-                released = self._end_grant("cell") if self.holding and not keeps else None
+                released = self.grant.end("cell") if self.grant.is_held and not keeps else None
                 if self._sections:
                     closed = None
                 else:
@@ -277,8 +261,8 @@ class Gate:
         """
         with self.link.lock:
             self._offload_asked = True
-            if self._wanting and self._main_waits and self._sections == 1 and self._reclaim.keeps_addresses:
-                self._answered.set()
+            if self._wish.is_open and self._main_waits and self._sections == 1 and self._reclaim.keeps_addresses:
+                self._wish.answered.set()
                 return False
             if self._sections:
                 self._decline_offload("busy", "Its code runs.")
@@ -318,7 +302,7 @@ class Gate:
         with self._one_at_a_time():
             if not self._reclaim.is_away:  # another thread has
                 return
-            self._wait(self._reclaim.answer.came)
+            wait_for_answer(self._reclaim.answer.came, self._notice, self.link)
             self._reclaim.answer.check()
             progress = Progress(self._notice)
 
@@ -344,16 +328,16 @@ class Gate:
             When the user interrupted meanwhile; the memory is back then, too.
         """
         with self.link.lock:
-            if not self._wanting:
+            if not self._wish.is_open:
                 return False
-            self._answered.clear()
+            self._wish.answered.clear()
         try:
             with self._reclaim.departure_at_once() as leave, self.link.lock:
-                if not self._wanting:
+                if not self._wish.is_open:
                     raise CannotOffload("Its turn has come.", reason="busy")
                 self.link.send(leave())
-                self._offload_asked = self._wanting = False
-                self._words[Word.TURN] = Turn.READY
+                self._offload_asked = False
+                self._wish.drop()
                 self._reclaim.answer.clear()
         except CannotOffload as error:
             self._decline_offload(error.reason, str(error))
@@ -373,7 +357,7 @@ class Gate:
                 log.warning("memory of a running cell is not back yet: %s", error)
                 time.sleep(_RESTORE_RETRY)
         if interrupt is not None:
-            self._answered.set()  # there is nothing to withdraw
+            self._wish.answered.set()  # there is nothing to withdraw
             raise interrupt
 
     # --- acquire ------------------------------------------------------------------------------------------------------
@@ -391,7 +375,7 @@ class Gate:
         if self._disabled:
             return
         main = threading.get_ident() == self._main
-        if self.holding:
+        if self.grant.is_held:
             if main:
                 if growth := self._growth.before_operation():
                     self._grow_if_possible(growth)
@@ -402,79 +386,39 @@ class Gate:
         with signals_held(), self._one_at_a_time():
             if self._sections == 0:
                 self._open_for_stray_operation()
-            if not self.holding:
+            if not self.grant.is_held:
                 self._acquire()
         if main:
-            self._threads.keep()
+            self.grant.threads.keep()
 
     def _acquire(self, growth: int = 0, spare: int = 0) -> None:
         """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing; wait for it."""
         self._main_waits = threading.get_ident() == self._main
-        self._want(growth, spare)
+        self._wish.say(growth, spare)
         try:
-            self._wait(self._answered)
-            while self._offload_asked and self._wanting:
+            self._wish.wait()
+            while self._offload_asked and self._wish.is_open:
                 if self._give_way():
-                    self._want(0, spare)
-                self._wait(self._answered)
+                    self._wish.say(0, spare)
+                self._wish.wait()
         except BaseException:
-            self._withdraw()
+            self._wish.withdraw()
             raise
         finally:
             self._main_waits = False
             self._decline_offload("busy", "Its code runs.")
-        if self._refusal is not None:
+        if self._wish.refusal is not None:
             # What earlier code needed may not fit beside what is kept by now. What runs next may need less; if it does
             # not, it is refused when it grows.
             if not growth and self._meter.forget_peak():
                 return self._acquire(spare=spare)
-            raise torch.OutOfMemoryError(self._refusal.message)
+            raise torch.OutOfMemoryError(self._wish.refusal.message)
         if self._lanes is not None and threading.get_ident() == self._main:
             self._lanes.turn_began()
 
     def _is_main_in_lane(self) -> bool:
         """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""
         return self._lanes is not None and self._lanes.has_turn and threading.get_ident() != self._main
-
-    def _want(self, growth: int, spare: int) -> None:
-        memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
-        self._notice.wait_begins()
-        with self.link.lock:
-            self._answered.clear()
-            self._refusal = None
-            self._wanting = True
-            self._words[Word.TURN] = Turn.WANTING
-            foreseen = self._forecast.news(self._words[Word.ITERATIONS])
-            wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
-            self.link.send(*(message for message in (foreseen, wanted) if message))
-
-    def _wait(self, answered: Latch) -> None:
-        """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
-        with interrupts_let_through():
-            if answered.wait(NOTICE_AFTER):
-                return
-        try:
-            self._notice.show(has_executor=self.link.is_connected)
-            while True:
-                with interrupts_let_through():
-                    if answered.wait(REFRESH_INTERVAL):
-                        return
-                self._notice.refresh(has_executor=self.link.is_connected)
-        finally:
-            self._notice.end()
-
-    def _withdraw(self) -> None:
-        """Take the wish back. A grant may already be under way: wait for the answer, and give it back."""
-        with signals_held():  # also where the interrupt that ended the wait left them let through
-            self.link.send(protocol.DeviceWantWithdrawn())
-            # The executor answers at once; if it is gone, the greeting to the next one says what holds.
-            while not self._answered.wait(0.1) and self.link.is_connected:
-                pass
-            with self.link.lock:
-                self._wanting = False
-                self._words[Word.TURN] = Turn.READY
-                if self.holding:
-                    self.link.send(self._end_grant("boundary"))
 
     def on_message(self, message: Any) -> None:
         """Take an answer of the executor (on the link's thread)."""
@@ -488,32 +432,7 @@ class Gate:
                 if self._sections and self._reclaim.is_away:  # else it crossed with the section's end
                     self._reclaim.answer.give(None if isinstance(message, protocol.Restore) else message)
             return
-        with self.link.lock:
-            granted = isinstance(message, protocol.Granted)
-            if not self._wanting:
-                if granted and not self.holding:  # crossed with a withdrawal that nobody heard
-                    self.link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
-                return
-            self._wanting = False
-            self._words[Word.TURN] = Turn.READY
-            if isinstance(message, protocol.RefusedGrant):
-                self._refusal = message
-            if granted:
-                self._threads.granted = message.threads
-                self.holding = True
-            # The waiting thread wakes up while the rest is done; it needs the lock to end what begins here.
-            self._answered.set()
-            if granted:
-                self._begin_grant()
-
-    def _begin_grant(self) -> None:
-        self.release_due = False
-        self._boundaries_before = self._words[Word.ITERATIONS]
-        self._words[Word.TURN] = Turn.HOLDING
-        self._forecast.grant_began(self._boundaries_before)
-        self._grant_measured_at = time.monotonic()
-        self._meter.grant_began()
-        self.on_turn(True)
+        self._wish.hear(message)
 
     # --- growth -------------------------------------------------------------------------------------------------------
 
@@ -528,7 +447,7 @@ class Gate:
                     "again."
                 )
             self._acquire(growth, spare)
-        self._threads.keep()
+        self.grant.threads.keep()
 
     def _grow_if_possible(self, growth: int) -> None:
         try:
@@ -539,7 +458,7 @@ class Gate:
 
     def _grow_after(self, operation: Any, error: BaseException) -> bool:
         """Get the memory that *operation* failed for, in the main thread; whether to do it again."""
-        if self._disabled or not self.holding or threading.get_ident() != self._main:
+        if self._disabled or not self.grant.is_held or threading.get_ident() != self._main:
             return False
         growth = self._growth.after_failure(operation, error)
         if growth:
@@ -560,24 +479,24 @@ class Gate:
             Whether it is the one that iterations are told by, and not one of those it may turn out to be.
         """
         self._words[Word.ITERATIONS] += iterations
-        if self._words[Word.PREEMPT] or self.release_due:
+        if self._words[Word.PREEMPT] or self.grant.release_due:
             self._look_ahead(is_known=is_known)
             self.give_back("boundary")
         else:
             is_guarded = self._mode.is_in
             if not is_guarded and self._growth.is_guard_due:
                 self._mode.put_in()
-            if self.measure_due or self._mode.is_in:
+            if self.grant.measure_due or self._mode.is_in:
                 self._measure()
                 self._look_ahead(is_known=is_known)
             if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
                 self.give_back("boundary")
             elif is_guarded and self._growth.is_need_known and not self._forecast.cost.is_wanted:
                 with signals_held():
-                    if self.holding:  # a force signal may have given the grant back meanwhile
+                    if self.grant.is_held:  # a force signal may have given the grant back meanwhile
                         self._mode.take_out()
                         self._forecast.cost.mode_left()
-            if self._lanes is not None and self.holding:
+            if self._lanes is not None and self.grant.is_held:
                 with signals_held():
                     self._lanes.boundary_passed()
 
@@ -585,34 +504,20 @@ class Gate:
         """Release the grant and let the next operation acquire one again; return whether it is released."""
         main = threading.get_ident() == self._main
         with signals_held():
-            if self._lanes is not None and main and self.holding and not self._lanes.hand_over(at):
+            if self._lanes is not None and main and self.grant.is_held and not self._lanes.hand_over(at):
                 return False
             with self.link.lock:
-                if not self.holding:
+                if not self.grant.is_held:
                     return True
-                self.link.send(self._end_grant(at))
+                self.link.send(self.grant.end(at))
             if main and not self._mode.is_in:
                 self._mode.put_in()
         if at == "boundary":
             self.on_measured(self._meter.memory)
         return True
 
-    def _end_grant(self, at: ReleasePoint) -> protocol.GrantReleased:
-        utilisation = self._meter.utilisation()
-        live = self._meter.grant_ended(at_boundary=at != "yield")
-        self.holding = False
-        self.on_turn(False)
-        self._words[Word.TURN] = Turn.READY
-        return protocol.GrantReleased(
-            at=at,
-            memory=self._meter.memory,
-            live_bytes=live,
-            iterations=self._words[Word.ITERATIONS] - self._boundaries_before,
-            utilisation=utilisation,
-        )
-
     def _measure(self) -> None:
-        self.measure_due = False
+        self.grant.measure_due = False
         self._meter.boundary_measured()
         self._growth.boundary_passed()
         self.on_measured(self._meter.memory)
@@ -624,31 +529,21 @@ class Gate:
         if not is_known:
             return
         with signals_held(), self.link.lock:
-            news = (self._forecast.look(self._words[Word.ITERATIONS]), self._measured_grant())
+            news = (self._forecast.look(self._words[Word.ITERATIONS]), self.grant.news())
             if any(news):
                 self.link.send(*(message for message in news if message))
 
-    def _measured_grant(self) -> protocol.GrantMeasured | None:
-        """Return what the grant came to since that was last said, if it is time to say it."""
-        now = time.monotonic()
-        if now < self._grant_measured_at + GRANT_INTERVAL:
-            return None
-        iterations = self._words[Word.ITERATIONS]
-        completed, self._boundaries_before = iterations - self._boundaries_before, iterations
-        self._grant_measured_at = now
-        return protocol.GrantMeasured(iterations=completed, utilisation=self._meter.utilisation())
-
     def interrupt_soon(self) -> None:
         """Make the main thread do soon what a boundary would do, although none comes (any thread)."""
-        if self.holding and (self._mode.is_in or self.release_due):
+        if self.grant.is_held and (self._mode.is_in or self.grant.release_due):
             signal.pthread_kill(self._main, FORCE_SIGNAL)
 
     def _on_force_signal(self) -> None:
-        if self._disabled or not self.holding:
+        if self._disabled or not self.grant.is_held:
             return
         if self._lanes is not None and self._lanes.is_called_back():
             return  # the pools are in the middle of something; whoever sent the signal repeats it
-        if self._words[Word.PREEMPT] or self.release_due:
+        if self._words[Word.PREEMPT] or self.grant.release_due:
             self.give_back("yield")
         elif self._mode.is_in and self._growth.is_quiet:  # without boundaries, nothing else tells what it needs
             self._mode.take_out()

@@ -1,0 +1,109 @@
+"""A session's wish for the device: said to the executor, waited for, answered or withdrawn.
+
+One thread at a time wishes (the gate sees to that); the link's thread brings the answer.
+"""
+
+from __future__ import annotations
+
+from sharedkernel import protocol
+from sharedkernel.session.forecast import Forecast
+from sharedkernel.session.grant import Grant
+from sharedkernel.session.latch import Latch
+from sharedkernel.session.link import Link
+from sharedkernel.session.meters import Meter
+from sharedkernel.session.notices import NOTICE_AFTER, REFRESH_INTERVAL, Notice
+from sharedkernel.session.page import Page, Turn, Word
+from sharedkernel.signals_held import interrupts_let_through, signals_held
+
+
+def wait_for_answer(answered: Latch, notice: Notice, link: Link) -> None:
+    """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
+    with interrupts_let_through():
+        if answered.wait(NOTICE_AFTER):
+            return
+    try:
+        notice.show(has_executor=link.is_connected)
+        while True:
+            with interrupts_let_through():
+                if answered.wait(REFRESH_INTERVAL):
+                    return
+            notice.refresh(has_executor=link.is_connected)
+    finally:
+        notice.end()
+
+
+class Wish:
+    """One session's wish for the device, time and again.
+
+    Parameters
+    ----------
+    page, meter, notice, forecast, grant
+        The session's.
+    """
+
+    def __init__(self, page: Page, meter: Meter, notice: Notice, forecast: Forecast, grant: Grant) -> None:
+        self._words = page.words
+        self._meter = meter
+        self._notice = notice
+        self._forecast = forecast
+        self._grant = grant
+        #: it was said, and has no answer
+        self.is_open = False
+        #: there is something to do for who waits: an answer, or else what the gate has to do meanwhile
+        self.answered = Latch()
+        #: the answer, if it was no grant
+        self.refusal: protocol.RefusedGrant | None = None
+        self.link: Link
+
+    def say(self, growth: int, spare: int) -> None:
+        """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing."""
+        memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
+        self._notice.wait_begins()
+        with self.link.lock:
+            self.answered.clear()
+            self.refusal = None
+            self.is_open = True
+            self._words[Word.TURN] = Turn.WANTING
+            foreseen = self._forecast.news(self._words[Word.ITERATIONS])
+            wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
+            self.link.send(*(message for message in (foreseen, wanted) if message))
+
+    def wait(self) -> None:
+        """Wait until there is something to do, open to interrupts."""
+        wait_for_answer(self.answered, self._notice, self.link)
+
+    def drop(self) -> None:
+        """Take note that it is void (with `link.lock` held)."""
+        self.is_open = False
+        self._words[Word.TURN] = Turn.READY
+
+    def withdraw(self) -> None:
+        """Take it back. A grant may already be under way: wait for the answer, and give it back."""
+        with signals_held():  # also where the interrupt that ended the wait left them let through
+            self.link.send(protocol.DeviceWantWithdrawn())
+            # The executor answers at once; if it is gone, the greeting to the next one says what holds.
+            while not self.answered.wait(0.1) and self.link.is_connected:
+                pass
+            with self.link.lock:
+                self.drop()
+                if self._grant.is_held:
+                    self.link.send(self._grant.end("boundary"))
+
+    def hear(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
+        """Take the executor's answer (on the link's thread)."""
+        with self.link.lock:
+            granted = isinstance(message, protocol.Granted)
+            if not self.is_open:
+                if granted and not self._grant.is_held:  # crossed with a withdrawal that nobody heard
+                    self.link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
+                return
+            self.drop()
+            if isinstance(message, protocol.RefusedGrant):
+                self.refusal = message
+            if isinstance(message, protocol.Granted):
+                self._grant.threads.granted = message.threads
+                self._grant.is_held = True
+            # The waiting thread wakes up while the rest is done; it needs the lock to end what begins here.
+            self.answered.set()
+            if granted:
+                self._grant.begin()
