@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_server.serverapp import ServerApp
-from tornado.httpserver import HTTPServer
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Enum, Float, Integer, Set, TraitError, Unicode, default
 from traitlets.config.loader import DeferredConfig
@@ -34,6 +32,7 @@ from sharedkernel.gateway.identity import OwnerAuthorizer, SingleUser, TokenUser
 from sharedkernel.gateway.kernel import SessionKernel
 from sharedkernel.gateway.kernels import SessionKernels
 from sharedkernel.gateway.kernelspecs import NoContents, SharedKernelSpecs
+from sharedkernel.gateway.listening import check_port, make_http_server
 from sharedkernel.gateway.memberships import Memberships
 from sharedkernel.gateway.metrics import watch_loop_lag
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
@@ -57,8 +56,6 @@ from sharedkernel.paths import default_runtime_directory, make_private_directory
 DEFAULT_PORT = 8585
 #: seconds until an absent executor is told of; one that was started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
-#: longest headers of a request
-_MAX_HEADER_BYTES = 64 * 1024
 
 
 class SharedKernelGateway(CommandApp, ServerApp):
@@ -348,19 +345,17 @@ class SharedKernelGateway(CommandApp, ServerApp):
         ConfigError
             When it would listen beyond this machine without encryption, or cannot listen.
         """
-        self._http_server = HTTPServer(
+        self._http_server = make_http_server(
             Entrance(
                 self.web_app,
                 hosts=None if self.allow_remote_access else self.local_hostnames,
                 remote=not (self.sock or is_loopback(self.ip)),
             ),
-            ssl_options=None if self._certificate is None else self._certificate.context,
+            self._certificate,
+            patience=self.request_patience,
             xheaders=self.trust_xheaders,
             max_body_size=self.max_body_size,
             max_buffer_size=self.max_buffer_size,
-            max_header_size=_MAX_HEADER_BYTES,
-            idle_connection_timeout=self.request_patience,
-            body_timeout=self.request_patience,
         )
         if not self.sock:
             self._find_http_port()
@@ -397,18 +392,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     def _find_http_port(self) -> None:
         if self.port and not self.port_retries:
-            try:
-                for family, kind, protocol, _, address in socket.getaddrinfo(
-                    self.ip or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-                ):
-                    with socket.socket(family, kind, protocol) as probe:
-                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                        probe.bind(address)
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot serve on {self.ip or 'any address'}, port {self.port} ({error.strerror}); "
-                    "name another with --port, or stop what uses it."
-                ) from None
+            check_port(self.ip, self.port)
         super()._find_http_port()
 
     def start(self) -> None:

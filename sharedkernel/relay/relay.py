@@ -36,6 +36,7 @@ from sharedkernel.relay import wire
 from sharedkernel.relay.credentials import find_credentials
 from sharedkernel.relay.gateway import Gateway, GatewayRefused, GatewayUnreachable
 from sharedkernel.relay.held import Held, HeldMessage
+from sharedkernel.relay.outage import Outage
 from sharedkernel.relay.sockets import ClientSockets, Connection
 from sharedkernel.relay.stand_in import Problem, Request, StandIn
 
@@ -49,8 +50,6 @@ SEEN_KEPT = 16
 RETRY_PAUSE = (0.2, 5.0)
 #: seconds that a connection has to last before its loss is met by an attempt at once
 STABLE_CONNECTION = 5.0
-#: seconds of an outage before a running cell is told of it
-OUTAGE_PATIENCE = 3.0
 #: seconds that ending the session may take when the client shuts the kernel down; Jupyter waits five
 SHUTDOWN_PATIENCE = 4.0
 
@@ -130,11 +129,8 @@ class Relay:
         self._incarnations = itertools.count(1)
         self._incarnation = 0
         self._connected_at = 0.0
-        self._lost_at = 0.0
         self._pause = 0.0
-        self._outage_timer: asyncio.TimerHandle | None = None
-        #: the cell that was told of the outage, and wants to know of its end
-        self._told: bytes | None = None
+        self._outage = Outage(self._stand_in, self._running_cell)
         #: message id of the question that tells which outcomes were lost, and whom it is about
         self._probe: tuple[str, list[_Key]] | None = None
         #: joins or rejoins
@@ -355,7 +351,7 @@ class Relay:
         self._websocket = websocket
         self._state = State.JOINED
         self._connected_at = self._loop.time()
-        self._end_outage()
+        self._outage.end()
         self._meet_process(None if websocket.headers is None else websocket.headers.get(wire.PROCESS_HEADER))
         self._ask_what_was_lost()
         self._interrupt_is_held = False
@@ -396,10 +392,10 @@ class Relay:
     def _lose(self) -> None:
         """Meet the loss of the connection."""
         self._state = State.AWAY
-        self._lost_at = self._loop.time()
-        if self._lost_at - self._connected_at >= STABLE_CONNECTION:
+        if self._loop.time() - self._connected_at >= STABLE_CONNECTION:
             self._pause = 0.0
-        self._outage_timer = self._loop.call_later(OUTAGE_PATIENCE, self._tell_outage)
+        assert self._gateway is not None
+        self._outage.begin(self._gateway.url)
         self._connecting = self._begin(self._rejoin())
 
     async def _rejoin(self) -> None:
@@ -422,34 +418,16 @@ class Relay:
                 if not error.is_passing:
                     return self._refuse(error)
 
-    def _tell_outage(self) -> None:
-        cell = next((request for request in self._pending.values() if request.is_cell), None)
-        if cell is None or self._gateway is None:
-            return
-        self._told = cell.header
-        self._stand_in.say(
-            f"[Shared GPU] the gateway at {self._gateway.url} is away; the session goes on there, and this notebook "
-            "waits for it.",
-            cell.header,
-        )
-
-    def _end_outage(self) -> None:
-        if self._outage_timer is not None:
-            self._outage_timer.cancel()
-            self._outage_timer = None
-        if self._told is not None:
-            away = self._loop.time() - self._lost_at
-            self._stand_in.say(f"[Shared GPU] the gateway is back after {away:.0f} s.", self._told)
-            self._told = None
+    def _running_cell(self) -> bytes | None:
+        """Return the header of the cell that runs, or is the first to; None if there is none."""
+        return next((request.header for request in self._pending.values() if request.is_cell), None)
 
     def _refuse(self, error: SharedKernelError) -> None:
         """Answer what waits: there is no session."""
         if self._state is State.ENDED:
             return
-        if self._outage_timer is not None:
-            self._outage_timer.cancel()
+        self._outage.forget()
         self._state = State.REFUSED
-        self._told = None
         self._problem = Problem(_problem_name(error), str(error))
         for _ in self._held.take():
             pass
@@ -457,8 +435,7 @@ class Relay:
 
     def _give_up(self) -> None:
         """Say that the session is gone and end, so that the client starts a relay with a new one."""
-        cells = [request for request in self._pending.values() if request.is_cell]
-        self._stand_in.say(f"[Shared GPU] {_GONE}", cells[0].header if cells else b"{}")
+        self._stand_in.say(f"[Shared GPU] {_GONE}", self._running_cell() or b"{}")
         self._settle(list(self._pending.values()), Problem("SharedGPUSessionGone", _GONE))
         self.stop(1)
 
