@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_core.paths import jupyter_config_dir
-from rich.console import Console
-from rich.table import Table
 from traitlets import Bool, Unicode
 
 from sharedkernel.commands.base import CommandApp, fail
@@ -235,6 +233,9 @@ class TokenApp(CommandApp):
         if self.json:
             self._print([{"user": user, "created": created, "id": id} for user, created, id in rows], "")
             return
+        from rich.console import Console  # which gateways, that read the file too, do without
+        from rich.table import Table
+
         table = Table("user", "created (UTC)", "begins with")
         for row in rows:
             table.add_row(*row)
