@@ -86,6 +86,31 @@ def stack(whole_stack: Stack) -> Iterator[Stack]:
     run(end_all(whole_stack.client("ada")))
 
 
+@pytest.fixture(scope="module")
+def two() -> Iterator[Stack]:
+    """Run two executors of a GiB each, which may be killed."""
+    with Stack(
+        users=["ada", "grace", "linus"],
+        executors=["host", "host:1"],
+        capacity="1GiB",
+        quotas={"users": {"linus": {"sessions": 2, "memory": "50%"}}},
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture
+def devices(two: Stack) -> Iterator[Stack]:
+    """Return the stack; sessions that a test leaves are ended, and a test that fails shows the gateway's log."""
+    seen = len(two.gateway_log())
+    yield two
+    sys.stdout.write(two.gateway_log()[seen:])
+    for executor in two.executors.values():
+        if not executor.running:
+            executor.start()
+    two.gateway.wait_until_ready()
+    run(end_all(two.client("ada")))
+
+
 async def end_all(admin: Client) -> None:
     """End everybody's sessions."""
     kernels = (await admin.request("GET", "/api/kernels")).body

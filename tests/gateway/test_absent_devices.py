@@ -1,0 +1,243 @@
+"""Several devices behind one gateway, of which some are away, hang, or are not there yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+
+from sharedkernel import protocol
+from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET, device_directory
+from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.devices import STATUS, devices_of, execute, start_on_each, status_of, until
+
+
+def test_an_executor_that_is_away_concerns_its_own_sessions_only(devices: Stack) -> None:
+    """They cannot be ended or restarted, though their cells run on; everything else works, and it is said."""
+    grace = devices.client("grace")
+    executor = devices.executors["host:1"]
+
+    async def scenario() -> None:
+        kernels = await start_on_each(devices, grace)
+        lost, here = kernels["host:1"], kernels["host"]
+        pid = await execute(grace, lost, "import os; x = 41; print(os.getpid())")
+        executor.kill()
+        await until(lambda: is_away(devices))
+        for method, path in (("DELETE", f"/api/kernels/{lost}"), ("POST", f"/api/kernels/{lost}/restart")):
+            answer = await grace.request(method, path)
+            assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+            assert "`sharedkernel executor --device host:1 --runtime-dir" in answer.body["message"]
+        assert await execute(grace, lost, "x + 1") == "42"
+        status = await status_of(devices)
+        assert status["device"]["name"] == "host"
+        assert status["device"]["capacity_bytes"] == 1 << 30
+        assert [session["id"] for session in status["sessions"]] == [here]
+        away = status["devices"][1]
+        assert (away["num_sessions"], away["capacity_bytes"], away["used_bytes"]) == (1, 1 << 30, None)
+        assert "--device host:1" in away["message"]
+        assert (await grace.request("POST", f"/api/kernels/{here}/restart")).status == 200
+        new = [await grace.start(), await grace.start()]
+        assert await devices_of(devices, *new) == ["host", "host"]
+        assert (await grace.request("GET", f"/api/kernels/{'0' * 8}-0000-0000-0000-{'0' * 12}")).status == 404
+        executor.start()
+        await until(lambda: is_available(devices))
+        assert await devices_of(devices, lost) == ["host:1"]
+        assert await execute(grace, lost, "print(os.getpid(), x + 1)") == f"{pid} 42"
+
+    run(scenario())
+
+
+def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(devices: Stack) -> None:
+    """Sessions are started on the other one; which sessions it has, it may say later."""
+    grace = devices.client("grace")
+    executor = devices.executors["host:1"]
+    path = device_directory(devices.runtime_directory, "host:1") / EXECUTOR_SOCKET
+    device = protocol.Device(name="host:1", kind="host", capacity_bytes=1 << 30, reserve_bytes=0)
+    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid())
+
+    async def scenario() -> None:
+        asked, writers = asyncio.Event(), []
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            await reader.read(65536)
+            writer.write(protocol.encode(welcome))
+            while await reader.read(65536):
+                asked.set()
+
+        executor.kill()
+        await until(lambda: is_away(devices))
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(greet, path)
+        try:
+            await asked.wait()
+            kernels = await asyncio.gather(grace.start(KERNEL_CLIENT_KEY="place"), grace.start())
+            assert await devices_of(devices, *kernels) == ["host", "host"]
+        finally:
+            server.close()
+            for writer in writers:
+                writer.close()
+                await writer.wait_closed()
+            path.unlink(missing_ok=True)
+
+    run(scenario())
+
+
+async def is_away(stack: Stack) -> bool:
+    """Whether the gateway knows that the second device's executor is not there."""
+    return not (await status_of(stack))["devices"][1]["available"]
+
+
+async def is_available(stack: Stack) -> bool:
+    """Whether both are there."""
+    return not await is_away(stack)
+
+
+def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None:
+    """New sessions go to the one that is; what may be on the other is not called unknown until it is back."""
+    grace = devices.client("grace")
+    kernels = asyncio.run(start_on_each(devices, grace))
+    devices.executors["host:1"].kill()
+    devices.gateway.kill()
+    devices.restart_gateway()
+
+    async def scenario() -> None:
+        assert await devices_of(devices, await grace.start()) == ["host"]
+        answer = await grace.request("GET", f"/api/kernels/{kernels['host:1']}")
+        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+        assert "the executor of host:1" in answer.body["message"]
+        devices.executors["host:1"].start()
+        path = f"/api/kernels/{kernels['host:1']}"
+        while (await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert (await grace.request("GET", path)).status == 200
+
+    run(scenario())
+
+
+def test_an_executor_that_does_not_answer_keeps_nobody_waiting(devices: Stack) -> None:
+    """It is stopped, not gone: status says so, and sessions start on the other."""
+    process = devices.executors["host:1"].process
+    assert process is not None
+
+    async def scenario() -> None:
+        grace = devices.client("grace")
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            kernels = [await grace.start() for _ in range(3)]
+            status = await status_of(devices)
+            assert "does not answer" in status["devices"][1]["message"]
+            assert await devices_of(devices, *kernels) == ["host"] * 3
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        await until(lambda: is_available(devices))
+
+    run(scenario())
+
+
+def test_a_session_is_started_when_executors_that_all_hung_go_on(devices: Stack) -> None:
+    """As on a machine that is busy for some seconds: who asks waits, and is not told that there is none."""
+
+    async def scenario() -> None:
+        grace = devices.client("grace")
+        with stopped(devices, "host"), stopped(devices, "host:1"):
+            starting = asyncio.create_task(grace.start())
+            while (answer := await grace.request("GET", STATUS)).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert "none of the executors" in answer.body["message"]
+            assert not starting.done()
+        assert await execute(grace, await starting, "1 + 1") == "2"
+
+    run(scenario())
+
+
+def test_who_has_a_shelf_waits_for_an_executor_that_hangs(devices: Stack) -> None:
+    """A session elsewhere would be without it for good; others are placed elsewhere meanwhile."""
+
+    async def scenario() -> None:
+        grace, linus = devices.client("grace"), devices.client("linus")
+        kernels = await start_on_each(devices, grace)
+        await execute(
+            grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)"
+        )
+        assert await devices_of(devices, await grace.start()) == ["host:1"]
+        with stopped(devices, "host:1"):
+            starting = asyncio.create_task(grace.start())
+            await until(lambda: is_away(devices))
+            assert await devices_of(devices, await linus.start()) == ["host"]
+            assert not starting.done()
+        assert await devices_of(devices, await starting) == ["host:1"]
+        await execute(grace, kernels["host:1"], "del shelf['x']")
+
+    run(scenario())
+
+
+@contextlib.contextmanager
+def stopped(stack: Stack, device: str) -> Iterator[None]:
+    """Have the executor of *device* hang meanwhile."""
+    process = stack.executors[device].process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def test_a_start_that_an_executor_did_not_live_to_answer_is_made_on_another(devices: Stack) -> None:
+    """And what it has started all the same is ended when it is back: it would be nobody's."""
+    executor = devices.executors["host:1"]
+
+    async def scenario() -> None:
+        grace = devices.client("grace")
+        first = await grace.start()
+        spare = await spare_of(devices, "host:1")
+        spare.suspend()  # it is made a session, and does not say so
+        try:
+            start = asyncio.create_task(grace.start())
+            await until(lambda: has_session_on(devices, "host:1"))
+            assert not start.done()
+            executor.kill()
+            second = await start
+        finally:
+            spare.resume()
+        assert await devices_of(devices, first, second) == ["host", "host"]
+        executor.start()
+        await until(lambda: is_available(devices))
+        wait_for(lambda: "it was not assigned to its user yet" in executor.log_path.read_text())
+        while len((await status_of(devices))["sessions"]) > 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert {model["id"] for model in (await grace.request("GET", "/api/kernels")).body} == {first, second}
+
+    run(scenario())
+
+
+async def spare_of(stack: Stack, device: str) -> psutil.Process:
+    """Return the process that is ready to be the next session of *device*, which has none."""
+    directory = device_directory(stack.runtime_directory, device)
+    process = stack.executors[device].process
+    assert process is not None
+    executor = psutil.Process(process.pid)
+    # It listens, and the gateway and the spare have connected.
+    path = str(directory / EXECUTOR_SOCKET)
+    while [socket.laddr for socket in executor.net_connections("unix")].count(path) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    await status_of(stack)  # by its answer, it has heard what was said before
+    forks = [process for process in psutil.process_iter() if str(directory / WARM_PARENT_SOCKET) in words_of(process)]
+    (spare,) = [fork for fork in forks if fork.ppid() in [parent.pid for parent in forks]]
+    return spare
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+async def has_session_on(stack: Stack, device: str) -> bool:
+    return device in [session["device"] for session in (await status_of(stack))["sessions"]]
