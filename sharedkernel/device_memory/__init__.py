@@ -11,6 +11,7 @@ Who does what, from below:
 `memfd`, `cuda`           two drivers: memory files with CUDA's refusals, and CUDA
 `layout`                  how a lane and private memory are cut into units
 `store`                   the executor's side: creates and counts units, every one in exactly one account
+`mapper`                  changes what is mapped in slots: in all of them, or in none
 `arena`                   a session's page table: what each address shows
 `offload`, `shelter`      page-wise away and back, at unchanged addresses
 `torch_pool`              torch's allocator over addresses of ours

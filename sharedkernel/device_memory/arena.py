@@ -19,75 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 from sharedkernel.device_memory.driver import Driver, Handle
-from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping, OutOfDeviceMemory
-from sharedkernel.device_memory.layout import UNIT_SIZES, GivenUnit, UnitInfo
+from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
+from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
 from sharedkernel.device_memory.ranges import FreeRanges
 from sharedkernel.signals_held import signals_held
 
-log = logging.getLogger(__name__)
-_Item = TypeVar("_Item")
-
-#: addresses at which units are seen for a moment, to copy or fill them
-_SCRATCH = 4 * UNIT_SIZES[-1]
 #: addresses of an arena, in bytes; they cost nothing
 ADDRESSES = 1 << 42
-
-
-class SlotState(StrEnum):
-    """What a slot shows."""
-
-    UNMAPPED = "unmapped"
-    LANE = "lane"
-    PRIVATE = "private"
-    #: was private; offloaded
-    AWAY = "away"
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A place for one unit."""
-
-    address: int
-    size: int
-    state: SlotState = SlotState.UNMAPPED
-    #: the unit it shows
-    unit: UnitInfo | None = None
-    handle: Handle | None = None
-    #: the lane's unit that belongs here; None: it is no place of a lane
-    lane_unit: int | None = None
-    #: where its bytes are in the shelter while it is away; None: nothing lived in it
-    offset: int | None = None
-
-    @property
-    def end(self) -> int:
-        """The address after it."""
-        return self.address + self.size
-
-
-@dataclass(slots=True, eq=False)
-class Area:
-    """Slots side by side that were made together."""
-
-    slots: list[Slot] = field(default_factory=list)
-
-    @property
-    def address(self) -> int:
-        """Where it starts."""
-        return self.slots[0].address
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return self.slots[-1].end - self.slots[0].address
 
 
 class Arena:
@@ -105,9 +49,9 @@ class Arena:
         self.driver = driver
         self._size = addresses
         self._start = driver.reserve(addresses)
-        self._scratch = self._start
+        self._mapper = Mapper(driver, self._start)
         self._free = FreeRanges()
-        self._free.add(self._start + _SCRATCH, addresses - _SCRATCH)
+        self._free.add(self._start + SCRATCH, addresses - SCRATCH)
         self._slots: dict[int, Slot] = {}
         self._addresses: list[int] = []
         #: number → size and handle of the lane's units that this process has imported
@@ -178,8 +122,8 @@ class Arena:
                 self.driver.fill(shown[number], size, byte)
             else:
                 hidden.append((size, handle))
-        for batch in _batches(hidden, key=lambda each: each[0]):
-            with self._seen(batch) as addresses:
+        for batch in batches(hidden, key=lambda each: each[0]):
+            with self._mapper.seen(batch) as addresses:
                 for (size, _), address in zip(batch, addresses, strict=True):
                     self.driver.fill(address, size, byte)
         self.driver.synchronize()
@@ -203,7 +147,7 @@ class Arena:
     def show_lane(self, slots: Iterable[Slot]) -> None:
         """Let unmapped slots of a lane's area show its units."""
         chosen = [slot for slot in slots if slot.state is SlotState.UNMAPPED]
-        self._remap([(slot, self._lane_handle(slot)) for slot in chosen])
+        self._mapper.remap([(slot, self._lane_handle(slot)) for slot in chosen])
         for slot in chosen:
             self._set_lane(slot)
 
@@ -216,12 +160,12 @@ class Arena:
             area = self._new_area([unit.size for unit, _ in imported])
             if self.driver.must_be_idle_to_map:
                 self.driver.synchronize()
-            self._remap([(slot, handle) for slot, (_, handle) in zip(area.slots, imported, strict=True)])
+            self._mapper.remap([(slot, handle) for slot, (_, handle) in zip(area.slots, imported, strict=True)])
             if not self.driver.is_new_memory_clean:
                 self.driver.fill(area.address, area.size, 0)
         except BaseException:
             # their state is not private yet, so this releases nothing
-            self._remap([(slot, None) for slot in area.slots])
+            self._mapper.remap([(slot, None) for slot in area.slots])
             self._remove(area.slots)
             self._abandon(imported)
             raise
@@ -253,11 +197,11 @@ class Arena:
         try:
             pairs = self._pair(slots, imported, SlotState.LANE)
             self.driver.synchronize()
-            for batch in _batches(pairs, key=lambda pair: pair[0].size):
-                with self._seen([(slot.size, handle) for slot, (_, handle) in batch]) as addresses:
+            for batch in batches(pairs, key=lambda pair: pair[0].size):
+                with self._mapper.seen([(slot.size, handle) for slot, (_, handle) in batch]) as addresses:
                     for (slot, _), address in zip(batch, addresses, strict=True):
                         self.driver.copy(address, slot.address, slot.size)
-            self._remap([(slot, handle) for slot, (_, handle) in pairs])
+            self._mapper.remap([(slot, handle) for slot, (_, handle) in pairs])
         except BaseException:
             self._abandon(imported)
             raise
@@ -269,7 +213,7 @@ class Arena:
         """Let private slots of a lane's area, in which nothing lives, show the lane again."""
         chosen = list(slots)
         self.driver.synchronize()
-        self._remap([(slot, self._lane_handle(slot)) for slot in chosen])
+        self._mapper.remap([(slot, self._lane_handle(slot)) for slot in chosen])
         for slot in chosen:
             self._note_freed(slot)
             self._set_lane(slot)
@@ -281,7 +225,7 @@ class Arena:
         if not chosen:
             return
         self.driver.synchronize()
-        self._remap([(slot, None) for slot in chosen])
+        self._mapper.remap([(slot, None) for slot in chosen])
         for slot in chosen:
             self._note_freed(slot)
             slot.state, slot.unit, slot.offset = SlotState.UNMAPPED, None, None
@@ -307,7 +251,7 @@ class Arena:
             raise
         is_back = False
         try:
-            self._remap([(slot, handle) for slot, (_, handle) in pairs])
+            self._mapper.remap([(slot, handle) for slot, (_, handle) in pairs])
             yield
             self.driver.synchronize()
             # an interrupt is raised at the end of this: they are back, then
@@ -319,7 +263,7 @@ class Arena:
             if not is_back:
                 with signals_held():
                     self.driver.synchronize()
-                    self._remap([(slot, None) for slot, _ in pairs])
+                    self._mapper.remap([(slot, None) for slot, _ in pairs])
                     self._abandon(imported)
 
     # --- its end -----------------------------------
@@ -421,106 +365,3 @@ class Arena:
             del self._slots[slot.address]
             del self._addresses[bisect_left(self._addresses, slot.address)]
             self._free.add(slot.address, slot.size)
-
-    @contextlib.contextmanager
-    def _seen(self, units: Sequence[tuple[int, Handle]]) -> Iterator[list[int]]:
-        """Map units side by side at addresses of no slot, for as long as the body runs."""
-        addresses, end = [], self._scratch
-        with signals_held():
-            try:
-                for size, handle in units:
-                    self.driver.map(end, size, handle)
-                    addresses.append(end)
-                    end += size
-                if units:
-                    self.driver.set_access(self._scratch, end - self._scratch)
-                yield addresses
-                self.driver.synchronize()
-            finally:
-                if end > self._scratch:
-                    self._unmap_scratch(end - self._scratch)
-
-    def _unmap_scratch(self, size: int) -> None:
-        try:
-            self.driver.unmap(self._scratch, size)
-        except BaseException as error:
-            try:
-                self.driver.unmap(self._scratch, size)
-            except BaseException as failure:
-                raise _broken(error) from failure
-            raise
-
-    @signals_held()
-    def _remap(self, changes: Sequence[tuple[Slot, Handle | None]]) -> None:
-        """Map another handle, or none, at each of the slots: all of them, or none.
-
-        `Slot.handle` is what is mapped, before and after; private handles that are not mapped any more are released.
-        """
-        changes = sorted(changes, key=lambda change: change[0].address)
-        old = [(slot, slot.handle) for slot, _ in changes]
-        #: what is mapped now
-        current = {slot: slot.handle for slot, _ in changes}
-        try:
-            self._unmap_in(current)
-            self._map_in(current, changes)
-        except BaseException as error:
-            try:
-                self._unmap_in(current)
-                self._map_in(current, old)
-            except BaseException as failure:
-                raise _broken(error) from failure
-            raise
-        for slot, handle in changes:
-            if slot.handle is not None and slot.state is SlotState.PRIVATE:
-                self._release(slot.handle)
-            slot.handle = handle
-
-    def _unmap_in(self, current: dict[Slot, Handle | None]) -> None:
-        """Unmap what is mapped, whole runs of it at a time."""
-        for run in _runs(slot for slot, handle in current.items() if handle is not None):
-            self.driver.unmap(run[0].address, run[-1].end - run[0].address)
-            for slot in run:
-                current[slot] = None
-
-    def _map_in(self, current: dict[Slot, Handle | None], wanted: Sequence[tuple[Slot, Handle | None]]) -> None:
-        for slot, handle in wanted:
-            if handle is not None:
-                self.driver.map(slot.address, slot.size, handle)
-                current[slot] = handle
-        # one call for many mappings: it is the costly one
-        for run in _runs(slot for slot, handle in wanted if handle is not None):
-            self.driver.set_access(run[0].address, run[-1].end - run[0].address)
-
-
-def _broken(error: BaseException) -> ArenaBroken:
-    log.error("a change of the page table failed and could not be undone: %s", error)
-    return ArenaBroken(
-        f"this session's device memory is lost, since a change of its mappings failed half-way ({error}); "
-        "restart its kernel."
-    )
-
-
-def _runs(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
-    """Yield the slots, which come by address, in groups that lie side by side."""
-    run: list[Slot] = []
-    for slot in slots:
-        if run and run[-1].end != slot.address:
-            yield run
-            run = []
-        run.append(slot)
-    if run:
-        yield run
-
-
-def _batches(items: Sequence[_Item], key: Callable[[_Item], int]) -> Iterator[list[_Item]]:
-    """Yield the items in groups whose sizes sum to what fits into the scratch addresses."""
-    batch: list[_Item] = []
-    total = 0
-    for item in items:
-        if batch and total + key(item) > _SCRATCH:
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += key(item)
-    if batch:
-        yield batch

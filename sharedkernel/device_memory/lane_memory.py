@@ -34,11 +34,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sharedkernel.device_memory import offload
-from sharedkernel.device_memory.arena import Arena, Slot, SlotState
+from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.errors import HandOverPostponed, InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
+from sharedkernel.device_memory.mapper import Slot, SlotState
+from sharedkernel.device_memory.offload import Absence, Leaving, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier
 from sharedkernel.device_memory.shelter import Shelter
@@ -81,32 +82,6 @@ class Figures:
     held: int
 
 
-class Leaving:
-    """Memory on its way off the device: first :meth:`write`, in any thread, then :meth:`leave` or :meth:`give_up`."""
-
-    def __init__(self, memory: LaneMemory, arena: Arena, live: LiveRanges, shelter: Shelter) -> None:
-        self._memory = memory
-        self._arena = arena
-        self._live = live
-        self._shelter = shelter
-        self._offsets: dict[Slot, int | None] = {}
-        #: bytes that will be free
-        self.size = arena.private_bytes
-
-    def write(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Copy everything to the shelter; see :func:`sharedkernel.device_memory.offload.copy_out`."""
-        self._offsets = offload.copy_out(self._arena, self._live, self._shelter, is_stopped)
-
-    def leave(self) -> int:
-        """Free the memory, none of which was changed since this began; return the bytes that this freed."""
-        self._memory._send_away(self._offsets, self._shelter)
-        return sum(slot.size for slot in self._offsets)
-
-    def give_up(self) -> None:
-        """Forget the copy; the memory was never gone."""
-        self._shelter.close()
-
-
 class LaneMemory:
     """One session's lane, private memory and pools.
 
@@ -143,7 +118,7 @@ class LaneMemory:
         self._has_turn = False
         #: segments for small blocks that iterations need; None: not known yet
         self._num_small: int | None = None
-        self._shelter: Shelter | None = None
+        self._absence = Absence(arena, self._segments)
         #: where blocks lived when last looked
         self._live = LiveRanges()
         #: why this session uses no lane; None: it may
@@ -434,7 +409,7 @@ class LaneMemory:
                 private=self._arena.private_bytes,
                 sticky=sum(slot.size for slots in lanes for slot in slots),
                 headroom=self._segments.headroom,
-                away=sum(offload.sizes_away(self._arena)),
+                away=sum(sizes_away(self._arena)),
                 held=self._segments.bytes_of([self._persistent, *self._lane_generations()]),
             )
 
@@ -443,7 +418,7 @@ class LaneMemory:
     @property
     def is_away(self) -> bool:
         """Whether the session's memory is offloaded."""
-        return self._shelter is not None
+        return self._absence.is_away
 
     def offload(self, make_shelter: Callable[[int], Shelter]) -> int:
         """Move everything off the device; return the bytes that this freed.
@@ -486,23 +461,11 @@ class LaneMemory:
         self._segments.reap(live)
         self._segments.drop_headroom()
         self._segments.tell_freed()
-        return Leaving(self, self._arena, live, make_shelter(offload.bytes_to_keep(self._arena, live)))
-
-    def _send_away(self, offsets: dict[Slot, int | None], shelter: Shelter) -> None:
-        try:
-            with self._segments.lock:
-                self._arena.send_away(offsets)
-        finally:
-            # an interrupt may come as the last step is done: the page table tells what holds
-            if offload.sizes_away(self._arena):
-                self._shelter = shelter
-            else:
-                shelter.close()
-            self._segments.tell_freed()
+        return self._absence.prepare(live, make_shelter)
 
     def sizes_away(self) -> list[int]:
         """Return the sizes of the private units that :meth:`restore` needs."""
-        return offload.sizes_away(self._arena)
+        return sizes_away(self._arena)
 
     def restore(self, given: Sequence[GivenUnit]) -> None:
         """Bring everything back to where it was; the lane has to be set again.
@@ -517,23 +480,13 @@ class LaneMemory:
         DeviceMemoryError, KeyboardInterrupt
             Everything is still away, unless :attr:`is_away` says otherwise, and the units were let go.
         """
-        if self._shelter is None:
-            raise InvalidMapping("nothing is away that could be restored.")
-        try:
-            with self._segments.lock:
-                offload.restore(self._arena, given, self._shelter)
-        finally:
-            if not offload.sizes_away(self._arena):
-                self._shelter.close()
-                self._shelter = None
-            self._segments.tell_freed()
+        self._absence.restore(given)
 
     def close(self) -> None:
         """Unmap everything: no tensor of this process on the device may be touched any more."""
         self.end_iteration()
         self._pools.end(self._persistent.pool)
-        if self._shelter is not None:
-            self._shelter.close()
+        self._absence.close()
         self._arena.close()
         self._segments.tell_freed()
 

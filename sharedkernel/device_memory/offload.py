@@ -13,10 +13,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from sharedkernel.device_memory.arena import Arena, Slot, SlotState
+from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.driver import MIB, HostBuffer
+from sharedkernel.device_memory.errors import InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit
+from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.ranges import LiveRanges
+from sharedkernel.device_memory.segments import Segments
 from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.signals_held import signals_held
 
@@ -126,6 +129,93 @@ def restore(arena: Arena, given: Sequence[GivenUnit], shelter: Shelter) -> None:
                 arena.driver.write(address, buffers[number % 2][:size])
                 if number + 2 < len(pieces):
                     reading[number % 2] = read(number + 2)
+
+
+class Leaving:
+    """Memory on its way off the device: first :meth:`write`, in any thread, then :meth:`leave` or :meth:`give_up`."""
+
+    def __init__(self, absence: Absence, arena: Arena, live: LiveRanges, shelter: Shelter) -> None:
+        self._absence = absence
+        self._arena = arena
+        self._live = live
+        self._shelter = shelter
+        self._offsets: dict[Slot, int | None] = {}
+        #: bytes that will be free
+        self.size = arena.private_bytes
+
+    def write(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Copy everything to the shelter; see :func:`copy_out`."""
+        self._offsets = copy_out(self._arena, self._live, self._shelter, is_stopped)
+
+    def leave(self) -> int:
+        """Free the memory, none of which was changed since this began; return the bytes that this freed."""
+        self._absence.begin(self._offsets, self._shelter)
+        return sum(slot.size for slot in self._offsets)
+
+    def give_up(self) -> None:
+        """Forget the copy; the memory was never gone."""
+        self._shelter.close()
+
+
+class Absence:
+    """Whether a session's private memory is away, and where.
+
+    Parameters
+    ----------
+    arena, segments
+        The session's.
+    """
+
+    def __init__(self, arena: Arena, segments: Segments) -> None:
+        self._arena = arena
+        self._segments = segments
+        self._shelter: Shelter | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is."""
+        return self._shelter is not None
+
+    def prepare(self, live: LiveRanges, make_shelter: Callable[[int], Shelter]) -> Leaving:
+        """Make a shelter for what lives, and return what moves it there."""
+        return Leaving(self, self._arena, live, make_shelter(bytes_to_keep(self._arena, live)))
+
+    def begin(self, offsets: dict[Slot, int | None], shelter: Shelter) -> None:
+        """Free what was copied to *shelter*, which is closed if nothing is."""
+        try:
+            with self._segments.lock:
+                self._arena.send_away(offsets)
+        finally:
+            # an interrupt may come as the last step is done: the page table tells what holds
+            if sizes_away(self._arena):
+                self._shelter = shelter
+            else:
+                shelter.close()
+            self._segments.tell_freed()
+
+    def restore(self, given: Sequence[GivenUnit]) -> None:
+        """Bring everything back; see :func:`restore`.
+
+        Raises
+        ------
+        InvalidMapping
+            When nothing is away.
+        """
+        if self._shelter is None:
+            raise InvalidMapping("nothing is away that could be restored.")
+        try:
+            with self._segments.lock:
+                restore(self._arena, given, self._shelter)
+        finally:
+            if not sizes_away(self._arena):
+                self.close()
+            self._segments.tell_freed()
+
+    def close(self) -> None:
+        """Forget what is away."""
+        if self._shelter is not None:
+            self._shelter.close()
+            self._shelter = None
 
 
 @contextlib.contextmanager

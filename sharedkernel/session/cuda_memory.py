@@ -27,8 +27,9 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.lane_memory import LaneMemory, Leaving
+from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
+from sharedkernel.device_memory.offload import Leaving
 from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.packets import MAX_DESCRIPTORS

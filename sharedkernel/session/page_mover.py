@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sharedkernel.device_memory.lane_memory import Leaving
+from sharedkernel.device_memory.offload import Leaving
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.cuda_memory import CudaMemory
 from sharedkernel.session.cuda_mover import StorageMover, check_host_has_room

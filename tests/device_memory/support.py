@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharedkernel.device_memory.arena import Arena, SlotState
+from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
+from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.memfd import MemfdDriver
 from sharedkernel.device_memory.offload import copy_out
 from sharedkernel.device_memory.ranges import LiveRanges

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sharedkernel.device_memory.arena import Arena, SlotState
+from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.errors import (
@@ -18,6 +18,7 @@ from sharedkernel.device_memory.errors import (
     InvalidMapping,
     OutOfDeviceMemory,
 )
+from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.shelter import MemoryShelter
