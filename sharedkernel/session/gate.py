@@ -32,13 +32,13 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from sharedkernel import protocol
+from sharedkernel.session.departure import Departure
 from sharedkernel.session.device_mode import DeviceMode
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.grant import Grant
@@ -46,18 +46,14 @@ from sharedkernel.session.growth import Growth
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
 from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePoint
-from sharedkernel.session.notices import Notice, Progress
-from sharedkernel.session.offload import CannotOffload, RestoreFailed
+from sharedkernel.session.notices import Notice
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
-from sharedkernel.session.wish import Wish, wait_for_answer
+from sharedkernel.session.wish import Wish
 from sharedkernel.signals_held import holdable, interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
-
-#: seconds until memory that a running cell needs, and that could not be read back, is tried again
-_RESTORE_RETRY = 1.0
 
 
 class Gate:
@@ -106,11 +102,10 @@ class Gate:
         self._modes = threading.local()
         #: one thread at a time asks for the device, or brings memory back
         self._asking = threading.RLock()
+        self._departure = Departure(reclaim, notice, self._wish, self._one_at_a_time)
         #: the main thread waits for the device
         self._main_waits = False
         self._sections = 0
-        #: the executor asked for the memory to be moved away, and has no answer yet
-        self._offload_asked = False
         self._disabled = False
         #: tells why user code may run although no section is open, if it may (the kernel sets it)
         self.why_busy: Callable[[], str | None] = lambda: None
@@ -122,7 +117,7 @@ class Gate:
 
     def connect(self, link: Link) -> None:
         """Put the gate in force: from now on no operation of the main thread passes without a grant."""
-        self.link = self._wish.link = link
+        self.link = self._wish.link = self._departure.link = link
         signal.signal(FORCE_SIGNAL, holdable(self._on_force_signal))
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
@@ -212,10 +207,10 @@ class Gate:
                         self._lanes.section_began()
                     self.link.send(protocol.CellOpened())
                     self._reclaim.section_opened()
-                    self._decline_offload("busy", "Its code runs.")
+                    self._departure.decline("busy", "Its code runs.")
             if self._reclaim.is_away:
                 try:
-                    self._bring_back()
+                    self._departure.bring_back()
                 except BaseException:
                     self._close()
                     raise
@@ -260,35 +255,19 @@ class Gate:
         the main thread.
         """
         with self.link.lock:
-            self._offload_asked = True
+            self._departure.is_asked = True
             if self._wish.is_open and self._main_waits and self._sections == 1 and self._reclaim.keeps_addresses:
                 self._wish.answered.set()
                 return False
             if self._sections:
-                self._decline_offload("busy", "Its code runs.")
-            return self._offload_asked
+                self._departure.decline("busy", "Its code runs.")
+            return self._departure.is_asked
 
     async def offload(self) -> None:
         """Move the session's memory away if that can be done and is still asked for, and answer the executor."""
-        if self.needs_section or not self._offload_asked:  # an earlier one, which a section stopped, answers for both
+        if self.needs_section or not self._departure.is_asked:  # an earlier one, stopped by a section, answers for both
             return
-        try:
-            async with self._reclaim.departure(self._why_busy) as leave:
-                with signals_held(), self.link.lock:
-                    self.link.send(leave())
-                    self._offload_asked = False
-        except CannotOffload as error:
-            self._decline_offload(error.reason, str(error))
-        except Exception:
-            log.exception("could not offload")
-            self._decline_offload("unsafe", "An error kept its memory here; the session's log tells more.")
-
-    def _decline_offload(self, reason: str, message: str) -> None:
-        """Answer the executor, unless that was done."""
-        with self.link.lock:
-            if self._offload_asked:
-                self._offload_asked = False
-                self.link.send(protocol.OffloadDeclined(reason=reason, message=message))
+        await self._departure.leave(self._why_busy)
 
     def _why_busy(self) -> str | None:
         if self._sections or self._disabled:
@@ -296,69 +275,6 @@ class Gate:
         if not self.link.is_connected:
             return "Its executor has just gone away."
         return self.why_busy()
-
-    def _bring_back(self) -> None:
-        """Wait until there is room for what is away, and restore it (within a section)."""
-        with self._one_at_a_time():
-            if not self._reclaim.is_away:  # another thread has
-                return
-            wait_for_answer(self._reclaim.answer.came, self._notice, self.link)
-            self._reclaim.answer.check()
-            progress = Progress(self._notice)
-
-            def pause(done: int, total: int) -> None:
-                with interrupts_let_through():
-                    progress.tell(done, total)
-
-            try:
-                note = self._reclaim.restore(pause)
-            finally:
-                progress.end()
-            with self.link.lock:
-                self.link.send(note())
-
-    def _give_way(self) -> bool:
-        """Move the memory away while the main thread waits for the device; return whether it was, and is back.
-
-        Then what was wanted has to be wanted anew: room was made for it.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            When the user interrupted meanwhile; the memory is back then, too.
-        """
-        with self.link.lock:
-            if not self._wish.is_open:
-                return False
-            self._wish.answered.clear()
-        try:
-            with self._reclaim.departure_at_once() as leave, self.link.lock:
-                if not self._wish.is_open:
-                    raise CannotOffload("Its turn has come.", reason="busy")
-                self.link.send(leave())
-                self._offload_asked = False
-                self._wish.drop()
-                self._reclaim.answer.clear()
-        except CannotOffload as error:
-            self._decline_offload(error.reason, str(error))
-            return False
-        self._come_back()
-        return True
-
-    def _come_back(self) -> None:
-        """Bring memory back in the middle of what runs: it cannot go on, nor end, without."""
-        interrupt: KeyboardInterrupt | None = None
-        while self._reclaim.is_away:
-            try:
-                self._bring_back()
-            except KeyboardInterrupt as error:
-                interrupt = error
-            except (torch.OutOfMemoryError, RestoreFailed) as error:
-                log.warning("memory of a running cell is not back yet: %s", error)
-                time.sleep(_RESTORE_RETRY)
-        if interrupt is not None:
-            self._wish.answered.set()  # there is nothing to withdraw
-            raise interrupt
 
     # --- acquire ------------------------------------------------------------------------------------------------------
 
@@ -397,8 +313,8 @@ class Gate:
         self._wish.say(growth, spare)
         try:
             self._wish.wait()
-            while self._offload_asked and self._wish.is_open:
-                if self._give_way():
+            while self._departure.is_asked and self._wish.is_open:
+                if self._departure.give_way():
                     self._wish.say(0, spare)
                 self._wish.wait()
         except BaseException:
@@ -406,7 +322,7 @@ class Gate:
             raise
         finally:
             self._main_waits = False
-            self._decline_offload("busy", "Its code runs.")
+            self._departure.decline("busy", "Its code runs.")
         if self._wish.refusal is not None:
             # What earlier code needed may not fit beside what is kept by now. What runs next may need less; if it does
             # not, it is refused when it grows.
