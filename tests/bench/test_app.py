@@ -18,7 +18,7 @@ from tests.commands.support import COMMAND, processes_of, wait_until
 def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
-        [*COMMAND, "bench", *arguments], capture_output=True, text=True, timeout=110, env=os.environ | environment
+        [*COMMAND, "bench", *arguments], capture_output=True, text=True, timeout=280, env=os.environ | environment
     )
 
 
