@@ -95,6 +95,26 @@ def test_connections_that_never_say_anything_whole_keep_nobody_out(scene: Scene)
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
 
 
+def test_a_body_that_is_too_long_is_not_waited_for(scene: Scene) -> None:
+    """What would be beyond the limit is refused by what its headers say, before any of it is kept."""
+
+    async def answer(length: int, body: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.stack.port)
+        head = f"POST /api/kernels HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n"
+        writer.write(head.encode() + body)
+        try:
+            return await reader.readline()
+        finally:
+            writer.close()
+
+    async def scenario() -> None:
+        longest = 1 << 20
+        assert await answer(longest + 1, b"") == b"HTTP/1.1 400 Bad Request\r\n"
+        assert await answer(longest, bytes(longest)) == b"HTTP/1.1 403 Forbidden\r\n"
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+
+
 def test_no_file_is_served_but_the_kernelspecs_pictures(scene: Scene) -> None:
     """No spelling of a way out of their folder leads out of it."""
 

@@ -18,7 +18,14 @@ import zmq
 from jupyter_client.session import Session as MessageSession
 
 import sharedkernel
-from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
+from sharedkernel.errors import ConfigError
+from sharedkernel.paths import (
+    DESCRIPTOR_SOCKET,
+    EXECUTOR_SOCKET,
+    KEEPER_SOCKET,
+    WARM_PARENT_SOCKET,
+    make_private_directory,
+)
 from tests.attacks.conftest import Scene
 from tests.fuzz.conftest import attached
 from tests.gateway.client import PATIENCE
@@ -82,6 +89,41 @@ def test_another_user_of_the_host_reaches_no_socket_and_no_key(scene: Scene) -> 
     paths = [run / name for name in (EXECUTOR_SOCKET, DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET)]
     attempts = [*map(str, paths), f"{connection['ip']}-1", connection["ip"].removesuffix("-ipc") + ".json"]
     subprocess.run([sys.executable, "-c", _TRY_ALL, str(_NOBODY), *attempts], check=True)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("a link", "is not a directory"),
+        ("open", "is open to other users"),
+        pytest.param(
+            "another's",
+            "belongs to another user",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can make somebody else's"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("or_roots", [False, True])
+def test_what_somebody_else_put_in_the_place_of_a_runtime_directory_is_not_used(
+    tmp_path: Path, what: str, sentence: str, or_roots: bool
+) -> None:
+    """Its default place is in `/tmp`, where everybody may make it first; and nothing is changed of what is there."""
+    place, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    match what:
+        case "a link":
+            place.symlink_to(elsewhere)
+        case "open":
+            place.mkdir()
+            place.chmod(0o770)
+        case _:
+            place.mkdir(mode=0o700)
+            os.chown(place, _NOBODY, _NOBODY)
+    before = place.lstat()
+    with pytest.raises(ConfigError, match=sentence):
+        make_private_directory(place, or_roots=or_roots)
+    assert place.lstat() == before
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_a_message_without_the_sessions_key_is_not_heard(scene: Scene, tmp_path: Path) -> None:
