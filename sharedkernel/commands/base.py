@@ -60,13 +60,15 @@ class CommandApp(Application):
     accepts_arguments: ClassVar[bool] = False
 
     def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
-        """Parse *argv*; wrong use ends the process with one sentence and exit code 2."""
+        """Parse *argv*; wrong use ends the process with one sentence and exit code 2, a place that is not to be had with 1."""
         # Application's own wrapper around its method would log the error and exit with 1
         parse = inspect.unwrap(Application.parse_command_line)
         try:
             parse(self, argv)
         except (TraitError, ArgumentError) as error:
             fail(f"{str(error).rstrip('.')}; {self.remedy(argv or ())}.", status=2)
+        except OSError as error:  # Jupyter makes a directory as soon as an option names it
+            fail(f"{error.filename} cannot be used ({error.strerror}); name another, or have its owner make it.")
         if self.extra_args and not self.accepts_arguments:
             fail(f"{self.extra_args[0]!r} is not understood; see `{self._command_line} --help`.", status=2)
 

@@ -86,6 +86,13 @@ def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) ->
     assert done.stdout == ""
 
 
+def test_a_directory_that_is_not_to_be_had_is_one_sentence_and_1() -> None:
+    """Jupyter makes it while it still reads the line, and its error is none of ours."""
+    done = sharedkernel("gateway", "--runtime-dir", "/dev/null/run", "--check-config")
+    sentence = "/dev/null/run cannot be used (Not a directory); name another, or have its owner make it."
+    assert (done.returncode, done.stderr) == (1, f"sharedkernel: {sentence}\n")
+
+
 def test_no_command_shows_the_help() -> None:
     """The bare command is wrong use, answered with the help."""
     done = sharedkernel()
