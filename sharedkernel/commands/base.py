@@ -60,7 +60,7 @@ class CommandApp(Application):
     accepts_arguments: ClassVar[bool] = False
 
     def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
-        """Parse *argv*; wrong use ends the process with one sentence and exit code 2, a place that is not to be had with 1."""
+        """Parse *argv*; wrong use ends the process with one sentence and exit code 2, an unusable directory with 1."""
         # Application's own wrapper around its method would log the error and exit with 1
         parse = inspect.unwrap(Application.parse_command_line)
         try:
