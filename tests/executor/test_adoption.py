@@ -81,10 +81,12 @@ async def kill(notebook: Notebook) -> None:
 
 
 def owners(path: Path) -> Iterator[psutil.Process]:
-    """Yield the processes that listen at *path*."""
+    """Yield the processes that listen at *path*, which is on their command lines: to ask all others takes seconds."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if any((found.laddr, found.raddr) == (str(path), "") for found in process.net_connections("unix")):
+            if str(path) in process.cmdline() and any(
+                (found.laddr, found.raddr) == (str(path), "") for found in process.net_connections("unix")
+            ):
                 yield process
 
 
