@@ -90,13 +90,8 @@ class Forecast:
         """The hash of what runs; None: not known."""
         return self._source
 
-    def look(self, iterations: int) -> protocol.Foreseen | None:
-        """Look at a pass of the known boundary, when the session has completed *iterations* in all.
-
-        Returns
-        -------
-        What the executor should be told, if anything.
-        """
+    def look(self, iterations: int) -> None:
+        """Look at a pass of the known boundary, when the session has completed *iterations* in all."""
         counters = self.progress.counters()
         outermost = counters[0] if counters else None
         now = _Look(
@@ -115,7 +110,6 @@ class Forecast:
             each_run = passed / (now.fraction - self._first.fraction)
             self._remaining = round(each_run * (1 - now.fraction + self._runs[now.place]))
         self._measure(iterations)
-        return self.news(iterations)
 
     def _measure(self, iterations: int) -> None:
         at, (since, before) = time.monotonic(), self._held_since
@@ -125,7 +119,7 @@ class Forecast:
             self._held_since = (at, iterations)
 
     def news(self, iterations: int) -> protocol.Foreseen | None:
-        """Return what the executor should be told before it is asked for the device, if anything."""
+        """Return what the executor should be told by now, if anything."""
         told, cost = self._told, self.cost.cost if self._seconds is not None else None
         foreseen = protocol.Foreseen(
             source=self._source,

@@ -396,6 +396,7 @@ class Gate:
         """
         self._words[Word.ITERATIONS] += iterations
         if self._words[Word.PREEMPT] or self.grant.release_due:
+            # What is new is said with the next wish: somebody waits for the device now.
             self._look_ahead(is_known=is_known)
             self.give_back("boundary")
         else:
@@ -405,6 +406,8 @@ class Gate:
             if self.grant.measure_due or self._mode.is_in:
                 self._measure()
                 self._look_ahead(is_known=is_known)
+                if is_known:
+                    self._tell_news()
             if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
                 self.give_back("boundary")
             elif is_guarded and self._growth.is_need_known and not self._forecast.cost.is_wanted:
@@ -439,13 +442,17 @@ class Gate:
         self.on_measured(self._meter.memory)
 
     def _look_ahead(self, *, is_known: bool) -> None:
-        """Take note of how far the cell is, and tell the executor what it does not expect."""
+        """Take note of how far the cell is."""
         if self._mode.is_in:
             self._forecast.cost.boundary_passed(is_known=is_known)
-        if not is_known:
-            return
+        if is_known:
+            with signals_held(), self.link.lock:
+                self._forecast.look(self._words[Word.ITERATIONS])
+
+    def _tell_news(self) -> None:
+        """Tell the executor what it does not expect."""
         with signals_held(), self.link.lock:
-            news = (self._forecast.look(self._words[Word.ITERATIONS]), self.grant.news())
+            news = (self._forecast.news(self._words[Word.ITERATIONS]), self.grant.news())
             if any(news):
                 self.link.send(*(message for message in news if message))
 
