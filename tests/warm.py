@@ -10,6 +10,8 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,8 @@ _WARM_PARENT_LOG = "warm_parent.log"
 _PATIENCE = 60.0
 _free: list[WarmPlace] = []
 _all: list[WarmPlace] = []
+#: ends what is left when this process is killed
+_watches: list[subprocess.Popen[str]] = []
 
 
 class WarmPlace:
@@ -92,6 +96,7 @@ def take_place() -> WarmPlace:
             _free.remove(place)
             return place
     _all.append(WarmPlace())
+    _watch(_all[-1].directory)
     return _all[-1]
 
 
@@ -106,6 +111,19 @@ def end_places() -> None:
     while _all:
         _all.pop().end()
     _free.clear()
+    while _watches:
+        with _watches.pop():
+            pass
+
+
+def _watch(directory: Path) -> None:
+    if not _watches:
+        # a session of its own: a terminal's Ctrl-C is not for it
+        command = [sys.executable, str(Path(__file__).with_name("left_places.py"))]
+        _watches.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True))
+    pipe = _watches[0].stdin
+    assert pipe is not None
+    print(directory, file=pipe, flush=True)
 
 
 def _environment() -> dict[str, str]:
