@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from sharedkernel.signals_held import signals_held
+
 log = logging.getLogger(__name__)
 
 #: seconds between two documents: at least two a second must be shown
@@ -53,7 +55,8 @@ class Feed:
         from sharedkernel.session import view
 
         session_id = view.session_id()
-        with self._changed:
+        # An interrupt would leave the lock locked, for which the link waits then.
+        with signals_held(), self._changed:
             self._followers = [*self._followers, follower][-MOST_FOLLOWERS:]
             if self._thread is None or not self._thread.is_alive():  # a forked child has none
                 self._thread = threading.Thread(
@@ -67,7 +70,7 @@ class Feed:
         return lambda: self._leave(follower)
 
     def _leave(self, follower: Follower) -> None:
-        with self._changed:
+        with signals_held(), self._changed:
             self._followers = [other for other in self._followers if other is not follower]
             if not self._followers and self._unsubscribe is not None:
                 self._unsubscribe()
