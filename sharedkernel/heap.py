@@ -1,9 +1,9 @@
 """Memory that is no longer used, given back to the operating system.
 
 Ended sessions and closed websockets leave rings of objects behind (Jupyter's and tornado's as well as our own), which
-Python looks for only when a quarter more objects are there than after its last look: in a gateway of hundreds of
-sessions that takes an hour. And the C library's allocator keeps what is freed among what is still used. So a service stays as
-large as its busiest hour, and looks as if it leaked (ARCHITECTURE.md, "Found by measuring").
+Python looks for only when a quarter more objects are there than after its last look: the more sessions, the later. And
+the C library's allocator keeps what is freed among what is still used. So a service stays as large as its busiest hour,
+and looks as if it leaked (ARCHITECTURE.md, "Found by measuring").
 """
 
 from __future__ import annotations
