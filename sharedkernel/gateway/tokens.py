@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -105,15 +106,17 @@ class TokenFile:
             raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error.strerror}).") from None
         seen = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
         if seen != self._seen:
-            if stat.S_IMODE(found.st_mode) & 0o077:
-                raise ConfigError(f"{self.path} is open to other users; run `chmod 600 {self.path}`.")
+            self._check_private(found)
             try:
-                stored = json.loads(self.path.read_text())
-                self._tokens = {name: StoredToken(**token) for name, token in stored["tokens"].items()}
+                self._tokens = _parse(self.path.read_text())
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error}).") from None
             self._seen = seen
         return self._tokens
+
+    def _check_private(self, found: os.stat_result) -> None:
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise ConfigError(f"{self.path} is open to other users; run `chmod 600 {self.path}`.")
 
     def add(self, user: str) -> str:
         """Make a token for *user* and return it: the only time that it can be seen.
@@ -150,7 +153,11 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, StoredToken]]:
-        """Yield the tokens to change; others that change them wait, readers see the old file or the new one."""
+        """Yield the tokens to change; others that change them wait, readers see the old file or the new one.
+
+        The new file belongs to whom the old one did, or the directory where there was none: what root changes is still
+        the gateway's account's to read.
+        """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -158,18 +165,69 @@ class TokenFile:
             raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
         try:
             fcntl.flock(directory, fcntl.LOCK_EX)
-            tokens = dict(self.tokens())
+            tokens, old = self._read_own()
             yield tokens
             content = json.dumps({"version": 1, "tokens": {name: asdict(token) for name, token in tokens.items()}})
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".tokens-", delete=False) as new:
-                new.write(content + "\n")
-                new.flush()
-                os.fsync(new.fileno())
-            os.replace(new.name, self.path)
+            _replace(self.path, content + "\n", *(old or _of_directory(directory)))
         except OSError as error:
             raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
         finally:
             os.close(directory)
+
+    def _read_own(self) -> tuple[dict[str, StoredToken], tuple[int, int, int] | None]:
+        """Return the tokens to change, and owner, group and mode of their file; None: there is none.
+
+        From one descriptor, and through no link at the end of the path: root may do this in another account's
+        directory, and what that account may not read must not become its own.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return {}, None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ConfigError(
+                    f"{self.path} is a link; name the file that it leads to with --tokens-file."
+                ) from None
+            raise
+        with open(descriptor) as file:
+            found = os.fstat(descriptor)
+            self._check_private(found)
+            try:
+                tokens = _parse(file.read())
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error}).") from None
+        return tokens, (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+
+
+def _parse(content: str) -> dict[str, StoredToken]:
+    return {name: StoredToken(**token) for name, token in json.loads(content)["tokens"].items()}
+
+
+def _of_directory(directory: int) -> tuple[int, int, int]:
+    """Return owner, group and mode of the first file of tokens in *directory*."""
+    found = os.fstat(directory)
+    return found.st_uid, found.st_gid, 0o600
+
+
+def _replace(path: Path, content: str, uid: int, gid: int, mode: int) -> None:
+    """Put *content* in the place of the file *path*, whole at any moment."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".tokens-", delete=False) as new:
+        try:
+            new.write(content)
+            new.flush()
+            try:
+                os.fchown(new.fileno(), uid, gid)
+            except PermissionError:
+                if os.geteuid() == 0:
+                    raise  # as on another machine's disk: the gateway's account could not read it
+                # Who is not root has read the old file, or makes the first one: it is theirs already.
+            os.fchmod(new.fileno(), mode)
+            os.fsync(new.fileno())
+            os.replace(new.name, path)
+        except BaseException:
+            os.unlink(new.name)
+            raise
 
 
 def token_id(name: str) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tokens import TokenFile
+from tests.executor.isolation import GATEWAY, needs_root, readable_by_all
 
 
 def test_a_token_names_its_user_and_nobody_else(tmp_path: Path) -> None:
@@ -81,21 +86,76 @@ def test_a_file_that_is_gone_is_not_taken_for_an_empty_one(tmp_path: Path) -> No
     assert gateway.user_for(token) == "ada"
 
 
-@pytest.mark.parametrize("name", ["", "-ada", "a b", "ada\n", "x" * 65, "ädä"])
-def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str) -> None:
-    """Names are short and plain: they stand in logs, status and metrics."""
-    with pytest.raises(ConfigError, match="cannot be a user's name"):
-        TokenFile(tmp_path / "tokens.json").add(name)
-
-
-def command(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def command(path: Path, *arguments: str, account: str | None = None) -> subprocess.CompletedProcess[str]:
+    become: list[str] = []
+    if account is not None:
+        found = pwd.getpwnam(account)
+        become = ["setpriv", f"--reuid={found.pw_uid}", f"--regid={found.pw_gid}", "--clear-groups"]
+    line = [*become, sys.executable, "-m", "sharedkernel", "token", *arguments, "--tokens-file", str(path)]
     return subprocess.run(
-        [sys.executable, "-m", "sharedkernel", "token", *arguments, "--tokens-file", str(path)],
+        line if account is None else readable_by_all(line),
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])} | ({"HOME": "/"} if account else {}),
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
+
+
+@pytest.fixture
+def gateways_own() -> Iterator[Path]:
+    """Yield a directory of the gateway's account, which reaches it."""
+    account = pwd.getpwnam(GATEWAY)
+    with tempfile.TemporaryDirectory(prefix="sk-tokens-") as directory:
+        os.chown(directory, account.pw_uid, account.pw_gid)
+        yield Path(directory)
+
+
+@needs_root
+def test_what_root_changes_stays_readable_to_the_gateway_s_account(gateways_own: Path) -> None:
+    """From the first token on: or everybody would be locked out by one who is let in."""
+    path = gateways_own / "tokens.json"
+    account = pwd.getpwnam(GATEWAY)
+    for change, users in (
+        (("add", "ada"), ["ada"]),
+        (("add", "grace"), ["ada", "grace"]),
+        (("remove", "ada"), ["grace"]),
+    ):
+        assert command(path, *change).returncode == 0
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (account.pw_uid, account.pw_gid, 0o600)
+        listed = command(path, "list", "--json", account=GATEWAY)
+        assert listed.returncode == 0, listed.stderr
+        assert [entry["user"] for entry in json.loads(listed.stdout)] == users
+    assert [entry.name for entry in gateways_own.iterdir()] == ["tokens.json"]
+    path.chmod(0o400)
+    os.chown(path, account.pw_uid, 1)
+    assert command(path, "add", "ada").returncode == 0
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (account.pw_uid, 1, 0o400)
+
+
+def test_tokens_are_not_changed_through_a_link(tmp_path: Path) -> None:
+    """Whoever owns the directory could have root hand them a file that they may not read; it says what to name."""
+    path, kept = tmp_path / "tokens.json", tmp_path / "kept" / "tokens.json"
+    token = TokenFile(kept).add("ada")
+    before = kept.stat()
+    path.symlink_to(kept)
+    assert TokenFile(path).user_for(token) == "ada"  # a gateway may read one all the same
+    refused = command(path, "add", "grace")
+    assert refused.returncode == 1
+    assert refused.stderr == f"sharedkernel: {path} is a link; name the file that it leads to with --tokens-file.\n"
+    assert path.is_symlink()
+    assert kept.stat() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["kept", "tokens.json"]
+
+
+@pytest.mark.parametrize("name", ["", "-ada", "a b", "ada\n", "x" * 65, "ädä"])
+def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str) -> None:
+    """Names are short and plain: they stand in logs, status and metrics."""
+    with pytest.raises(ConfigError, match="cannot be a user's name"):
+        TokenFile(tmp_path / "tokens.json").add(name)
 
 
 def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
