@@ -21,10 +21,14 @@ EXECUTOR_SOCKET = "executor.sock"
 DESCRIPTOR_SOCKET = "memory.sock"
 KEEPER_SOCKET = "keeper.sock"
 WARM_PARENT_SOCKET = "warm.sock"
+#: patterns of the sockets of all warm parents, and of those that fork no more since they are of other code
+WARM_PARENT_SOCKETS, RETIRED_SOCKETS = "warm*.sock", "old-*.sock"
 #: connection files and ipc sockets of the sessions
 SESSIONS_DIRECTORY = "s"
 #: the sessions' records, should the keeper be lost
 RECORDS_DIRECTORY = "records"
+#: files of a gateway whose account is not the executor's
+GATEWAY_DIRECTORY = "gateway"
 #: logs of the executor's processes and sessions
 LOGS_DIRECTORY = "logs"
 #: variable that names a directory for memory that is moved away
@@ -46,6 +50,18 @@ def default_runtime_directory() -> Path:
 def device_directory(runtime_directory: Path, device: str) -> Path:
     """Return where the executor of *device*, such as ``host:1``, meets the gateway of *runtime_directory*."""
     return runtime_directory if device in FIRST_DEVICES else runtime_directory / device.replace(":", "-")
+
+
+def gateway_directory(runtime_directory: Path) -> Path:
+    """Return where this account's gateway of *runtime_directory* keeps its files.
+
+    It is *runtime_directory* itself, unless an executor of root's has made a directory for this account in it.
+    """
+    own = runtime_directory / GATEWAY_DIRECTORY
+    try:
+        return own if own.lstat().st_uid == os.getuid() != runtime_directory.stat().st_uid else runtime_directory
+    except OSError:
+        return runtime_directory
 
 
 def subdirectories_served(runtime_directory: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError
+from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.accounts import Accounts, Login, Numbers, parse_uid_range
 from sharedkernel.executor.cgroups import Cgroups, find_base
 from sharedkernel.executor.directories import (
@@ -30,7 +30,7 @@ from sharedkernel.executor.directories import (
     make_shared_directory,
 )
 from sharedkernel.executor.directory_lock import lend_gateway_lock
-from sharedkernel.paths import OFFLOAD_VARIABLE, make_private_directory
+from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, make_private_directory
 
 #: where homes are when nothing else is said, as root
 DEFAULT_HOMES = Path("/var/lib/sharedkernel/homes")
@@ -91,12 +91,13 @@ class Isolation:
             uids = parse_uid_range(options.uid_range) if options.uid_range else None
             numbers = None if uids is None else Numbers(self._homes, uids)
             self._accounts = Accounts(numbers, _existing_groups(options.device_groups))
-            for folder in (*passages, runtime_directory, runtime_directory / USERS_DIRECTORY):
+            ours = [*passages, runtime_directory]
+            for folder in (*ours, runtime_directory / USERS_DIRECTORY):
                 make_shared_directory(folder, named_by="--runtime-dir")
             _check_passable(runtime_directory, "--runtime-dir")
             _check_passable(self._homes, "--homes")
             if self.gateway is not None:
-                lend_gateway_lock([*passages, runtime_directory][0], self.gateway.pw_uid, self.gateway.pw_gid)
+                _lend_to_gateway(ours[0], self.gateway)
             self._open_cgroups()
 
     def _open_cgroups(self) -> None:
@@ -228,6 +229,16 @@ def _gateway_account(options: IsolationOptions, kind: str) -> pwd.struct_passwd 
         return pwd.getpwnam(options.gateway_user)
     except KeyError:
         raise ConfigError(f"there is no account {options.gateway_user!r} here; create it, or name another.") from None
+
+
+def _lend_to_gateway(directory: Path, account: pwd.struct_passwd) -> None:
+    """Make what a gateway of *account*, which may make nothing in *directory*, has there."""
+    try:
+        make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
+    except Refused as refusal:  # it was another account's gateway's, whose files this one could not write
+        raise ConfigError(str(refusal)) from None
+    # Last: a gateway that starts beside this executor waits for it, and finds everything then.
+    lend_gateway_lock(directory, account.pw_uid, account.pw_gid)
 
 
 def _existing_groups(names: Sequence[str]) -> tuple[int, ...]:

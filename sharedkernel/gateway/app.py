@@ -51,7 +51,7 @@ from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.gateway.tokens import default_tokens_file
 from sharedkernel.gateway.websocket import SessionWebsocket
 from sharedkernel.heap import keep_trimmed
-from sharedkernel.paths import default_runtime_directory, make_private_directory
+from sharedkernel.paths import default_runtime_directory, gateway_directory, make_private_directory
 
 DEFAULT_PORT = 8585
 #: seconds until an absent executor is told of; one that was started together with the gateway imports torch first
@@ -179,7 +179,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
     ).tag(config=True)
     audit_file = Unicode(
         help="Where it is written down who did what to whose session, as lines of JSON; `none`: nowhere. Default: "
-        "`audit.jsonl` in the runtime directory."
+        "`audit.jsonl` in the runtime directory; in `gateway` there, if root's executor made that for its account."
     ).tag(config=True)
     log_style = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
     check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)
@@ -306,10 +306,6 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.extra_services = ["sharedkernel.gateway.handlers"]
         super().init_configurables()
         manager = self.kernel_manager
-        if isinstance(self.identity_provider, HubUsers):
-            self._memberships = Memberships(Path(self.runtime_dir) / "groups.json")
-            self.identity_provider.on_groups = self._learn_groups
-            quotas.memberships = self._memberships
         manager.quotas, manager.policy = quotas, policy
         manager.executors = Executors(
             Path(self.runtime_dir),
@@ -320,18 +316,25 @@ class SharedKernelGateway(CommandApp, ServerApp):
             on_earlier_wanted=manager.on_earlier_wanted,
         )
         self.tornado_settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
-        self.tornado_settings["audit_log"] = manager.audit_log = AuditLog(self._audit_path())
         self.tornado_settings["open_websockets"] = OpenWebsockets(self.max_websockets)
         # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
         self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
         # Whom requests are for was seen to at the entrance.
         self.tornado_settings["allow_remote_access"] = True
         self._presence = Presence(Path(self.runtime_dir))
+        self._open_files(gateway_directory(Path(self.runtime_dir)))  # which is there once there is a lock to have
 
-    def _audit_path(self) -> Path | None:
-        if self.audit_file == "none":
-            return None
-        return Path(self.audit_file).expanduser() if self.audit_file else Path(self.runtime_dir) / "audit.jsonl"
+    def _open_files(self, directory: Path) -> None:
+        """Find, or make, what is kept in *directory* unless another place is named."""
+        manager = self.kernel_manager
+        if isinstance(self.identity_provider, HubUsers):
+            self._memberships = Memberships(directory / "groups.json")
+            self.identity_provider.on_groups = self._learn_groups
+            manager.quotas.memberships = self._memberships
+        named = Path(self.audit_file).expanduser() if self.audit_file else directory / "audit.jsonl"
+        audit_log = AuditLog(None if self.audit_file == "none" else named)
+        self.tornado_settings["audit_log"] = manager.audit_log = audit_log
+        audit_log.check()
 
     def _learn_groups(self, user: str, groups: Iterable[str]) -> None:
         if self._memberships.learn(user, groups):

@@ -32,11 +32,24 @@ class AuditLog:
     Parameters
     ----------
     path
-        The file, made 0600 by the first act; None: nothing is written.
+        The file, made 0600; None: nothing is written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+
+    def check(self) -> None:
+        """Say at the start if nothing can be written down; each act that is not is told of by itself."""
+        if self._path is None:
+            return
+        try:
+            os.close(_open(self._path))
+        except OSError as error:
+            log.error(
+                "nothing that is done can be written down in %s (%s); name another file with --audit-file.",
+                self._path,
+                error.strerror,
+            )
 
     def record(self, action: str, **details: Any) -> None:
         """Write down that *action* was done.
@@ -63,15 +76,17 @@ class AuditLog:
             **details,
         }
         try:
-            descriptor = os.open(
-                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-            )
+            descriptor = _open(self._path)
             try:
                 os.write(descriptor, json.dumps(entry).encode() + b"\n")
             finally:
                 os.close(descriptor)
         except OSError as error:
             log.error("%s by %s could not be written to %s: %s", action, user, self._path, error.strerror)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 class Audited(RequestHandler):

@@ -21,12 +21,14 @@ class Memberships(dict[str, tuple[str, ...]]):
     Parameters
     ----------
     path
-        The file that keeps them; what is no such file is taken as empty, and written anew.
+        The file that keeps them; what is no such file is taken as empty, and written anew. That it cannot be written is
+        said at once, and again only when it could be meanwhile.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
+        self._is_kept = True
         try:
             stored = json.loads(path.read_text())["groups"]
             self.update({str(user): tuple(map(str, groups)) for user, groups in stored.items()})
@@ -34,6 +36,7 @@ class Memberships(dict[str, tuple[str, ...]]):
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             log.warning("the groups kept in %s cannot be read (%s); each user's are learned again.", path, error)
+        self._store()
 
     def learn(self, user: str, groups: Iterable[str]) -> bool:
         """Take note that *user* is in *groups*; return whether that is news."""
@@ -50,4 +53,13 @@ class Memberships(dict[str, tuple[str, ...]]):
                 json.dump({"version": 1, "groups": self}, new)
             os.replace(new.name, self._path)
         except OSError as error:
-            log.warning("the groups of users cannot be kept in %s: %s", self._path, error.strerror)
+            if self._is_kept:
+                log.warning(
+                    "the groups of users cannot be kept in %s (%s): after a restart, quotas by group hold for nobody "
+                    "before their next request.",
+                    self._path,
+                    error.strerror,
+                )
+            self._is_kept = False
+        else:
+            self._is_kept = True

@@ -9,6 +9,7 @@ goes with its process, however that ends. The file has its process id, and its p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -77,7 +78,9 @@ class Presence:
                 if (descriptor := _lock(self._path)) is not None:
                     return descriptor
                 self._check_is_ending(is_over)
-            except PermissionError:
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
                 # The executor makes it for this account, and may be just starting. Notebooks matter more.
                 if is_over:
                     log.warning(

@@ -187,7 +187,7 @@ def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor
     become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
     command = readable_by_all(
         [*become, sys.executable, "-m", "sharedkernel", "gateway", "--port", str(port), "--runtime-dir",
-         str(apart.runtime_directory), "--audit-file", str(gateways_own / "audit.jsonl")]
+         str(apart.runtime_directory)]
     )  # fmt: skip
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(gateways_own),
                    "JUPYTER_TOKEN": "secret"}  # fmt: skip
@@ -217,7 +217,12 @@ def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor
             said = log.read()
     assert "drained" in said
     assert [line for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Traceback"))] == []
-    assert '"start session"' in (gateways_own / "audit.jsonl").read_text()
+    audit = apart.runtime_directory / "gateway" / "audit.jsonl"
+    assert '"start session"' in audit.read_text()
+    assert [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (audit.parent, audit)] == [
+        (account.pw_uid, 0o700),
+        (account.pw_uid, 0o600),
+    ]
 
 
 def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:

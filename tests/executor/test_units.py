@@ -25,7 +25,7 @@ def test_users_pass_through_the_directories_and_the_gateway_stays_without_root()
     executor, gateway = map(settings, NAMES)
     assert {"User=root", "RuntimeDirectoryMode=0711", "StateDirectoryMode=0711", "Delegate=yes"} <= set(executor)
     assert "ProtectControlGroups=no" in executor
-    assert gateway == ["RuntimeDirectory="]
+    assert gateway == ["RuntimeDirectory=", "ReadWritePaths=/run/sharedkernel"]
     (user,) = [line for line in (UNITS / NAMES[1]).read_text().splitlines() if line.startswith("User=")]
     assert any(f"--gateway-user {user.removeprefix('User=')}" in line for line in executor)
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.executor.directories import make_directory_of
 from sharedkernel.executor.directory_lock import GATEWAY_LOCK, lend_gateway_lock
+from sharedkernel.paths import GATEWAY_DIRECTORY
 from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
 from tests.gateway.conftest import wait_for
 
@@ -170,3 +172,44 @@ def test_root_s_executor_makes_that_file_for_the_account_of_its_gateway() -> Non
         assert path.stat().st_mode & 0o777 == 0o600
     finally:
         executor.close()
+
+
+@needs_root
+def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
+    """In a sentence each; in what root's executor makes for its account it writes everything, and says nothing."""
+    account = pwd.getpwnam(GATEWAY)
+    become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/nonexistent",
+                   "JUPYTERHUB_API_TOKEN": "0" * 32, "JUPYTERHUB_SERVICE_NAME": "gpu"}  # fmt: skip
+
+    def complaints(directory: Path) -> list[str]:
+        """Return what a gateway for a hub's users says until it serves."""
+        options = ["--identity", "jupyterhub", "--port", "0", "--runtime-dir", str(directory)]
+        command = readable_by_all([*become, sys.executable, "-m", "sharedkernel", "gateway", *options])
+        gateway = subprocess.Popen(
+            command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with ended(gateway):
+            assert serves(gateway)
+            gateway.send_signal(signal.SIGTERM)
+            _, said = gateway.communicate(timeout=60)
+        lines = [line.partition("] ")[2] for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Trace"))]
+        assert lines.pop() == "received signal 15, stopping"
+        return lines
+
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        assert complaints(directory) == [
+            f"{directory / GATEWAY_LOCK} cannot be locked: this gateway cannot be drained and keeps no other out",
+            f"the groups of users cannot be kept in {directory}/groups.json (Permission denied): after a restart, "
+            "quotas by group hold for nobody before their next request.",
+            f"nothing that is done can be written down in {directory}/audit.jsonl (Permission denied); name another "
+            "file with --audit-file.",
+        ]
+        own = make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
+        lend_gateway_lock(directory, account.pw_uid, account.pw_gid)
+        assert complaints(directory) == []
+        assert {path.name: path.stat().st_uid for path in own.iterdir()} == dict.fromkeys(
+            ("groups.json", "audit.jsonl"), account.pw_uid
+        )
