@@ -2,6 +2,10 @@
 
 What is being started is no kernel yet, and counts all the same: for its user's number, for the next one to be placed,
 and for a client that asks twice. A device whose executor refuses or goes away meanwhile is followed by the next.
+
+Sessions of one notebook count as one less to their user's number where one of them has no client or lingers: that one
+is there to be brought back, for which there has to be another to say so in. So a user may have twice their number at
+the very most, half of it without a client.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +25,7 @@ from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, Sha
 
 if TYPE_CHECKING:
     from sharedkernel.gateway.kernels import SessionKernels
+    from sharedkernel.gateway.lingering import Earlier
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +44,8 @@ class Starting:
 
     def __init__(self, kernels: SessionKernels) -> None:
         self._kernels = kernels
-        #: sessions being started, by user
-        self._num: Counter[str] = Counter()
+        #: sessions being started, by user and notebook
+        self._num: Counter[tuple[str, str | None]] = Counter()
         #: the same by device
         self._num_on: Counter[str] = Counter()
         #: ids of those
@@ -89,15 +95,16 @@ class Starting:
         )
         return next(ids, None)
 
-    async def _start(self, *, user: str, **session: Any) -> str:
+    async def _start(self, *, user: str, notebook: str | None, **session: Any) -> str:
         # Counted before anything is awaited, so that requests in parallel cannot slip through together.
-        self._check_number(user)
-        self._num[user] += 1
+        self._num[user, notebook] += 1
         try:
+            self._check_number(user)
             await self._end_what_lingers_beyond(user)
-            return await self._start_somewhere(user=user, **session)
+            return await self._start_somewhere(user=user, notebook=notebook, **session)
         finally:
-            self._num[user] -= 1
+            self._num[user, notebook] -= 1
+            self._num = +self._num  # or it would keep the name of each notebook that there ever was
 
     async def _start_somewhere(self, *, user: str, notebook: str | None, **session: Any) -> str:
         """Start a session on the device that the placement rule chooses, or, if it refuses, on the next."""
@@ -152,10 +159,32 @@ class Starting:
         in_use = sum(kernel.execution_state == "busy" or kernel.last_activity > recent for kernel in kernels)
         return in_use + self._num_on[device]
 
+    def _num_of(self, user: str, lingering: Iterable[Earlier] = ()) -> int:
+        """Return for how many *user*'s sessions count: kernels, those being started, and *lingering* ones."""
+        num: Counter[str | None] = Counter()
+        without_client: set[str | None] = set()
+        for (owner, notebook), starting in self._num.items():
+            num[notebook] += starting * (owner == user)
+        for kernel in self._kernels.all():
+            num[kernel.notebook] += kernel.user == user
+            if kernel.user == user and not kernel.attached:
+                without_client.add(kernel.notebook)
+        for earlier in lingering:
+            num[earlier.notebook] += 1
+            without_client.add(earlier.notebook)
+        left = sum(notebook is not None and num[notebook] > 1 for notebook in without_client)
+        return num.total() - left
+
     def _check_number(self, user: str) -> None:
+        """See that *user* may have what is there and starting.
+
+        Raises
+        ------
+        QuotaExceeded
+            When it is too much.
+        """
         allowed = self._kernels.quotas.max_sessions(user)
-        there = sum(kernel.user == user for kernel in self._kernels.all()) + self._num[user]
-        if allowed is not None and there >= allowed:
+        if allowed is not None and (there := self._num_of(user) - 1) >= allowed:
             raise QuotaExceeded(
                 f"{user} may have {allowed} session{'s' * (allowed != 1)} at a time and has {there}; "
                 "shut down one of them (in the panel Shared GPU, or its notebook's Kernel menu), or ask the admin for "
@@ -167,8 +196,12 @@ class Starting:
         allowed = self._kernels.quotas.max_sessions(user)
         if allowed is None:
             return
-        there = sum(kernel.user == user for kernel in self._kernels.all()) + self._num[user]
-        lingering = self._kernels.lingering.of_user(user)
-        for earlier in lingering[: max(0, there + len(lingering) - allowed)]:
-            log.info("session %s of %s gives way to a new one", earlier.session, user)
-            await self._kernels.end_lingering(earlier)
+        for earlier in self._kernels.lingering.of_user(user):
+            lingering = self._kernels.lingering.of_user(user)
+            num = self._num_of(user, lingering)
+            if num <= allowed:
+                return
+            # The last of a notebook that is just opened counts for nothing, so that nothing would be gained by its end.
+            if earlier in lingering and self._num_of(user, [left for left in lingering if left != earlier]) < num:
+                log.info("session %s of %s gives way to a new one", earlier.session, user)
+                await self._kernels.end_lingering(earlier)

@@ -344,6 +344,57 @@ def test_clients_hear_of_the_change_before_the_clean_session_ends(own_stack: Sta
     assert log.index(f"kernel {new} restarted") < log.index(f"session {new} of ada ended")
 
 
+def test_what_was_left_does_not_keep_its_notebook_from_being_opened(own_stack: Stack) -> None:
+    """A hub stopped the user's server, and the next one opens all notebooks at once; each gets one session, no more."""
+    grace = own_stack.client("grace")
+    notebooks = ("a.ipynb", "b.ipynb")
+
+    async def opened(notebook: str, key: str) -> tuple[int, str]:
+        body = {"env": {"KERNEL_NOTEBOOK": notebook, "KERNEL_CLIENT_KEY": f"{key} {notebook}"}}
+        answer = await grace.request("POST", "/api/kernels", body)
+        return answer.status, answer.body.get("id") or answer.body["reason"]
+
+    async def scenario() -> None:
+        for notebook in notebooks:
+            kernel = await grace.start(KERNEL_NOTEBOOK=notebook, KERNEL_CLIENT_KEY=f"old {notebook}")
+            async with grace.attach(kernel) as channels:
+                await channels.run(f"x = {notebook!r}")
+            await until(lambda kernel=kernel: is_left(grace, kernel))
+        asked = [(notebook, key) for key in ("new", "newer") for notebook in notebooks]
+        answers = await asyncio.gather(*(opened(*place) for place in asked))
+        assert [status for status, _ in answers] == [201, 201, 429, 429]
+        assert await opened("c.ipynb", "new") == (429, "quota")
+        for (_, kernel), notebook in zip(answers[:2], notebooks, strict=True):
+            async with grace.attach(kernel) as channels:
+                await attach(channels)
+                assert (await channels.run("x"))["text"] == repr(notebook)
+            await has_given_way(grace, kernel)
+        assert sorted(await kernels(grace)) == sorted(kernel for _, kernel in answers[:2])
+        assert await opened("c.ipynb", "new") == (429, "quota")
+        await end_at_once(grace)
+
+    run(scenario())
+
+
+def test_what_lingers_does_not_give_way_to_its_own_notebook(own_stack: Stack) -> None:
+    """It is what the new session of its user, who has as many as they may, would bring back; an earlier one goes."""
+    grace = own_stack.client("grace")
+
+    async def scenario() -> None:
+        await grace.start(KERNEL_NOTEBOOK="b.ipynb")
+        for number in (1, 2):
+            await leave(grace, f"x = {number}", NOTEBOOK)
+        new = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        assert [entry["lingering"] for entry in (await sessions(grace)).values()].count(True) == 1
+        async with grace.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "2"
+        await has_given_way(grace, new)
+        await end_at_once(grace)
+
+    run(scenario())
+
+
 def test_lingering_sessions_give_way_and_end(own_stack: Stack) -> None:
     """The earliest where its user wants more than they may have; each when its time is over; an unused one at once."""
     grace, mary = own_stack.client("grace"), own_stack.client("mary")
