@@ -2,7 +2,8 @@
 
 The executor may go away at any time and another take its place. Then the link connects again and says by a
 :class:`~sharedkernel.protocol.SessionHello` where the session stands; what was sent to the old executor and not heard
-is covered by that, so nothing is repeated.
+is covered by that, so nothing is repeated. One that does not welcome the session, as when it speaks another version of
+the protocol, is asked ever more seldom: the right one may come in its place.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from sharedkernel.signals_held import signals_held
 
 log = logging.getLogger(__name__)
 
-#: seconds between attempts to reach an executor that went away
-RETRY_INTERVAL = 0.1
+#: seconds between attempts to reach an executor that went away, and at most between those to be welcomed: less than
+#: an executor gives the sessions that it adopts
+RETRY_INTERVAL, _MOST_INTERVAL = 0.1, 1.0
 
 
 class Link:
@@ -92,11 +94,12 @@ class Link:
             self._socket = None
 
     def _run(self) -> None:
+        interval = RETRY_INTERVAL
         while not self._stop.is_set():
             connection = self._connect()
-            if connection is not None:
-                self._read(connection)
-            self._stop.wait(RETRY_INTERVAL)
+            is_refused = connection is not None and not self._read(connection)
+            interval = min(2 * interval, _MOST_INTERVAL) if is_refused else RETRY_INTERVAL
+            self._stop.wait(interval)
 
     def _connect(self) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,13 +113,15 @@ class Link:
             return None
         return connection
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: socket.socket) -> bool:
+        """Hear an executor until it goes away; return whether it has welcomed this session."""
+        is_welcome = False
         decoder = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES)
         try:
             while data := connection.recv(65536):
                 for message in decoder.feed(data):
                     if isinstance(message, protocol.Welcome):
-                        self.is_connected = True
+                        self.is_connected = is_welcome = True
                     self._on_message(message)
         except (OSError, ProtocolError) as error:
             log.info("lost the executor: %s", error)
@@ -124,3 +129,4 @@ class Link:
             with self.lock:
                 if self._socket is connection:
                     self._drop()
+        return is_welcome

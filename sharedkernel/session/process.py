@@ -20,7 +20,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 
 from sharedkernel import processes, protocol
-from sharedkernel.errors import SessionNotFound
+from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.session import account, folders, packages, view
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
@@ -84,6 +84,8 @@ class SessionProcess:
         self._assigned = False
         #: since when executors have refused it; None: the last one knew it
         self._refused_since: float | None = None
+        #: the sentence with which it was refused last
+        self._refusal: str | None = None
         self._app = _make_app(connection_file, with_history=isolation == "none")
         self._kernel: SessionKernel = self._app.kernel
         self._kernel.outbox = Outbox()
@@ -150,21 +152,30 @@ class SessionProcess:
             if not view.on_answer(message.question, message.text):
                 show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
-            self._refused_since = None
+            self._refused_since = self._refusal = None
             view.on_message(message)
         elif isinstance(message, protocol.Offload):
             if self._gate.ask_offload():
                 self._loop.add_callback(self._gate.offload)
         elif isinstance(message, protocol.Failed):
-            log.error("the executor refused this session: %s", message.message)
-            self._meet_refusal(time.monotonic())
-            if not self._assigned and message.reason == SessionNotFound.reason:
-                os._exit(1)  # a spare that its executor does not know will never serve anybody
+            self._meet_refusal(message, time.monotonic())
         else:
             self._gate.on_message(message)
 
-    def _meet_refusal(self, now: float) -> None:
-        """End, if no executor has known this session for a while: its user cannot reach it any more."""
+    def _meet_refusal(self, failed: protocol.Failed, now: float) -> None:
+        """End, if there is nothing to lose, or no executor has known this session for a while.
+
+        Its user cannot reach it any more then. One that speaks another version of the protocol knows nothing of it;
+        the link asks on until one comes that does.
+        """
+        if failed.message != self._refusal:  # once, and not each second for as long as it takes
+            self._refusal = failed.message
+            log.error("the executor refused this session: %s", failed.message)
+        if not self._assigned and failed.reason in (SessionNotFound.reason, ProtocolError.reason):
+            os._exit(1)  # a spare that its executor does not know will never serve anybody
+        if failed.reason == ProtocolError.reason:
+            self._refused_since = None
+            return
         self._refused_since = self._refused_since or now
         if now - self._refused_since > _REFUSED_PATIENCE:
             os._exit(1)
