@@ -13,8 +13,8 @@ from sharedkernel.relay.credentials import (
     TOKEN_VARIABLE,
     URL_VARIABLE,
     Credentials,
-    credentials_path,
     find_credentials,
+    find_kept,
 )
 from sharedkernel.relay.gateway import KERNEL_NAME
 
@@ -47,7 +47,7 @@ class GatewayCommandApp(CommandApp):
         try:
             return find_credentials(KERNEL_NAME, environment)
         except ConfigError as error:
-            if credentials_path(KERNEL_NAME).exists() or all(environment.get(name) for name in given):
+            if find_kept(KERNEL_NAME).exists() or all(environment.get(name) for name in given):
                 raise
             # For the user of `sharedkernel lab` there is nothing to install.
             raise ConfigError(

@@ -1,6 +1,8 @@
 """Which gateway, and which token: from the environment, or from the file that `sharedkernel install` wrote.
 
 The file belongs to one kernelspec, lies in the user's Jupyter configuration folder and is readable by that user only.
+In an image for JupyterHub's servers it lies in the environment's folder, is everybody's to read, and holds no token:
+each server has its own from the hub, and shows it to the gateway of that file alone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from sharedkernel.errors import ConfigError
 URL_VARIABLE = "SHAREDKERNEL_GATEWAY_URL"
 TOKEN_VARIABLE = "SHAREDKERNEL_TOKEN"
 CA_VARIABLE = "SHAREDKERNEL_CA_FILE"
+#: in which a hub gives a server its own token
+HUB_TOKEN_VARIABLE = "JUPYTERHUB_API_TOKEN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,7 @@ class Credentials:
 
     #: without a slash at its end
     url: str
+    #: in a kept file, "": each server's own
     token: str = field(repr=False)
     #: path of the authorities (PEM) that the gateway's certificate is signed by; None: those this system trusts
     ca_file: str | None = None
@@ -92,6 +97,15 @@ def credentials_path(name: str) -> Path:
     return Path(jupyter_config_dir()) / "sharedkernel" / f"{name}.json"
 
 
+def find_kept(name: str) -> Path:
+    """Return the file of kernelspec *name*'s credentials: the user's, else an environment's; the user's if none is."""
+    from jupyter_core.paths import jupyter_config_path
+
+    own = credentials_path(name)
+    places = [own, *(Path(folder) / own.parent.name / own.name for folder in jupyter_config_path())]
+    return next(filter(os.path.isfile, places), own)
+
+
 def find_credentials(name: str, environment: Mapping[str, str] = os.environ) -> Credentials:
     """Return the credentials for kernelspec *name*; the environment goes before the file, value by value.
 
@@ -103,24 +117,66 @@ def find_credentials(name: str, environment: Mapping[str, str] = os.environ) -> 
     url, token = environment.get(URL_VARIABLE), environment.get(TOKEN_VARIABLE)
     ca_file = environment.get(CA_VARIABLE)
     if not (url and token):
-        stored = _load(credentials_path(name))
-        url, token, ca_file = url or stored.url, token or stored.token, ca_file or stored.ca_file
+        kept = _load(find_kept(name))
+        url, ca_file = url or kept.url, ca_file or kept.ca_file
+        token = token or kept.token or _hub_token(kept.url, url, environment)
     ca_file = check_ca_file(ca_file) if ca_file else None
     return Credentials(url=check_url(url), token=check_token(token), ca_file=ca_file)
+
+
+def _hub_token(configured: str, url: str, environment: Mapping[str, str]) -> str:
+    """Return the token that a hub gave to this server, if *url* is the gateway that was *configured* to see it.
+
+    Raises
+    ------
+    ConfigError
+        When it is another one, or there is no such token.
+    """
+    if check_url(url) != configured:
+        raise ConfigError(f"JupyterHub's tokens are for {configured} alone; for {url}, set {TOKEN_VARIABLE}, too.")
+    token = environment.get(HUB_TOKEN_VARIABLE)
+    if not token:
+        raise ConfigError(
+            f"this kernel is for servers of JupyterHub, and {HUB_TOKEN_VARIABLE} is not set; set {TOKEN_VARIABLE} to a "
+            "token of yours."
+        )
+    return token
 
 
 def store_credentials(name: str, credentials: Credentials) -> Path:
     """Write the credentials of kernelspec *name*, readable by this user only, and return where."""
     path = credentials_path(name)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = {"gateway_url": credentials.url, "token": credentials.token}
-    if credentials.ca_file is not None:
-        kept["ca_file"] = credentials.ca_file
+    return _store(path, {"gateway_url": credentials.url, "token": credentials.token}, credentials.ca_file, mode=0o600)
+
+
+def store_hub_gateway(name: str, credentials: Credentials, folder: Path) -> Path:
+    """Write which gateway is shown the tokens of a hub's servers, readable by everybody, and return where.
+
+    Parameters
+    ----------
+    name
+        Of the kernelspec.
+    credentials
+        Their token is not written.
+    folder
+        Of Jupyter's configuration.
+    """
+    path = folder / "sharedkernel" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {"gateway_url": credentials.url, "token_from": HUB_TOKEN_VARIABLE}
+    return _store(path, kept, credentials.ca_file, mode=0o644)
+
+
+def _store(path: Path, kept: dict[str, str], ca_file: str | None, *, mode: int) -> Path:
+    if ca_file is not None:
+        kept["ca_file"] = ca_file
     text = json.dumps(kept, indent=2)
     # Private from its first byte, whole at any moment: written beside the old one, then put in its place.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text + "\n")
+        os.chmod(fresh, mode)  # whatever the umask is
     os.replace(fresh, path)
     return path
 
@@ -130,9 +186,10 @@ def _load(path: Path) -> Credentials:
     try:
         stored = json.loads(path.read_text())
         ca_file = stored.get("ca_file")
+        is_hubs = stored.get("token_from") == HUB_TOKEN_VARIABLE
         return Credentials(
             url=str(stored["gateway_url"]),
-            token=str(stored["token"]),
+            token="" if is_hubs else str(stored["token"]),
             ca_file=None if ca_file is None else str(ca_file),
         )
     except FileNotFoundError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
 from traitlets import Bool, Unicode
 
 from sharedkernel.commands.base import CommandApp, fail
@@ -28,6 +29,7 @@ from sharedkernel.relay.credentials import (
     check_token,
     check_url,
     store_credentials,
+    store_hub_gateway,
 )
 from sharedkernel.relay.gateway import KERNEL_NAME, Gateway, GatewayRefused, GatewayUnreachable
 
@@ -87,6 +89,7 @@ class InstallApp(CommandApp):
         sharedkernel install --gateway-url https://gpu.example.org --token 3f1c…  # for you
         sharedkernel install --gateway-url https://gpu.example.org --sys-prefix  # asks for the token
         {TOKEN_VARIABLE}=3f1c… sharedkernel install --gateway-url https://gpu.example.org
+        sharedkernel install --gateway-url https://gpu.example.org --sys-prefix --jupyterhub  # in an image
     """
 
     gateway_url = Unicode(
@@ -102,6 +105,11 @@ class InstallApp(CommandApp):
     user = Bool(False, help="Install for you alone (the default).").tag(config=True)
     sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
     prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
+    jupyterhub = Bool(
+        False,
+        help="Keep no token: each server of a JupyterHub shows this gateway its own. A token given all the same is "
+        "shown it now, to learn which Python environments it has, and not kept.",
+    ).tag(config=True)
     kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(config=True)
     display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.").tag(config=True)
 
@@ -118,6 +126,10 @@ class InstallApp(CommandApp):
         "sys-prefix": (
             {"InstallApp": {"sys_prefix": True}},
             "Install into the Python environment that runs this command.",
+        ),
+        "jupyterhub": (
+            {"InstallApp": {"jupyterhub": True}},
+            "Keep no token: each server of a JupyterHub shows this gateway its own.",
         ),
     }
 
@@ -136,19 +148,27 @@ class InstallApp(CommandApp):
         warning = None
         environments: list[str] = []
         try:
-            environments = asyncio.run(_check(credentials))
+            environments = asyncio.run(_check(credentials)) if credentials.token else []
         except GatewayUnreachable as error:
             warning = str(error)
         except GatewayRefused as error:
             fail(f"nothing was installed: {error}")
         try:
             places = [self._install_kernelspec(environment) for environment in ("", *environments)]
-            kept = store_credentials(self.kernel_name, credentials)
+            if self.jupyterhub:
+                kept = store_hub_gateway(self.kernel_name, credentials, self._config_folder())
+            else:
+                kept = store_credentials(self.kernel_name, credentials)
         except OSError as error:
             fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
         for environment, place in zip(("", *environments), places, strict=True):
             self._tell(f'Installed the kernel "{self._display_name(environment)}" in {place}')
-        self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
+        if self.jupyterhub:
+            self._tell(
+                f"The gateway's address is kept in {kept}; each server of JupyterHub shows it a token of its own."
+            )
+        else:
+            self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
         if warning is not None:
             self._tell(
                 f"sharedkernel: warning: {warning} It was installed all the same; the token was not checked.",
@@ -174,13 +194,36 @@ class InstallApp(CommandApp):
         if not url:
             raise ConfigError(f"which gateway? Give its address with --gateway-url or in {URL_VARIABLE}.")
         url = check_url(url)
-        token = self.token or os.environ.get(TOKEN_VARIABLE)
-        if not token and sys.stdin.isatty():
-            token = getpass(f"Your token for {url}: ")
-        if not token:
-            raise ConfigError(f"which token? Give it with --token or in {TOKEN_VARIABLE}; the gateway's admin has one.")
+        token = self._read_token(url)
         ca_file = self.ca_file or os.environ.get(CA_VARIABLE)
-        return Credentials(url=url, token=check_token(token), ca_file=check_ca_file(ca_file) if ca_file else None)
+        return Credentials(url=url, token=token, ca_file=check_ca_file(ca_file) if ca_file else None)
+
+    def _read_token(self, url: str) -> str:
+        """Return the token; "": none is needed.
+
+        Raises
+        ------
+        ConfigError
+            When there is none, or a hub's servers would not find what is kept without one.
+        """
+        token = self.token or os.environ.get(TOKEN_VARIABLE)
+        if self.jupyterhub and str(self._config_folder()) not in jupyter_config_path():
+            raise ConfigError(
+                f"Jupyter does not look in {self._config_folder()}, see `jupyter --paths`; use --sys-prefix."
+            )
+        if not token and not self.jupyterhub and sys.stdin.isatty():
+            token = getpass(f"Your token for {url}: ")
+        if not token and not self.jupyterhub:
+            raise ConfigError(
+                f"which token? Give it with --token or in {TOKEN_VARIABLE}, the gateway's admin has one; or "
+                "--jupyterhub, if each server of a hub has its own."
+            )
+        return check_token(token) if token else ""
+
+    def _config_folder(self) -> Path:
+        """Return Jupyter's configuration folder beside the kernelspec."""
+        prefix = sys.prefix if self.sys_prefix else self.prefix
+        return Path(prefix).absolute() / "etc" / "jupyter" if prefix else Path(jupyter_config_dir())
 
     def _display_name(self, environment: str) -> str:
         if not environment:

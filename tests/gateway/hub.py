@@ -50,8 +50,9 @@ c.Spawner.port = {server_port}
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 c.Spawner.environment = {{
     "JUPYTER_PATH": {jupyter_path!r},
-    "SHAREDKERNEL_GATEWAY_URL": lambda spawner: spawner.user_options["gateway"],
-    "SHAREDKERNEL_TOKEN": lambda spawner: spawner.api_token,
+    "JUPYTER_CONFIG_PATH": {config_path!r},
+    "SHAREDKERNEL_GATEWAY_URL": lambda spawner: spawner.user_options.get("gateway", ""),
+    "SHAREDKERNEL_TOKEN": lambda spawner: spawner.api_token if "gateway" in spawner.user_options else "",
 }}
 c.JupyterHub.load_groups = {groups!r}
 c.JupyterHub.custom_scopes = {{"{admin_scope}": {{"description": "Administer shared devices."}}}}
@@ -89,11 +90,17 @@ class Hub:
             public_port=free_port(), port=self.port, users=users, groups=loaded,
             admin_scope=ADMIN_SCOPE, service=SERVICE, service_token=secrets.token_hex(16),
             operator_token=self._operator_token, chiefs=list(chiefs), server_port=self._server_port,
-            homes=f"{directory}/homes/{{username}}", jupyter_path=str(directory / "share"),
+            homes=f"{directory}/homes/{{username}}", jupyter_path=str(self.image / "share" / "jupyter"),
+            config_path=str(self.image / "etc" / "jupyter"),
         )  # fmt: skip
         directory.mkdir(exist_ok=True)
-        write_kernelspec(directory / "share" / "kernels" / KERNEL_NAME)
+        write_kernelspec(self.image / "share" / "jupyter" / "kernels" / KERNEL_NAME)
         (directory / "hub_config.py").write_text(config)
+
+    @property
+    def image(self) -> Path:
+        """What servers have in their environment."""
+        return self.directory / "image"
 
     def start(self) -> None:
         """Start it; :meth:`wait_until_ready` says when it answers."""
@@ -137,9 +144,9 @@ class Hub:
         """Return a new token of *user*."""
         return str(self.call("POST", f"/users/{user}/tokens", request)["token"])
 
-    def start_server(self, user: str, gateway_url: str) -> str:
-        """Start *user*'s Jupyter server, told of nothing but the gateway, and return its address."""
-        self.call("POST", f"/users/{user}/server", {"gateway": gateway_url})
+    def start_server(self, user: str, gateway_url: str | None = None) -> str:
+        """Start *user*'s Jupyter server, told of nothing but the gateway, if that, and return its address."""
+        self.call("POST", f"/users/{user}/server", {} if gateway_url is None else {"gateway": gateway_url})
         wait_for(lambda: self._servers(user).get("", {}).get("ready"))
         return f"http://127.0.0.1:{self._server_port}/user/{user}"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -129,33 +131,54 @@ def test_a_classroom_that_comes_back_at_once_is_let_in(stack: HubStack) -> None:
     run(scenario())
 
 
+@contextlib.asynccontextmanager
+async def open_in_server(stack: HubStack, gateway_url: str | None) -> AsyncIterator[Channels]:
+    """Have tove's server, told of *gateway_url*, open a notebook with the shared kernel."""
+    notebook = {"path": "plan.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+    address = await asyncio.to_thread(stack.hub.start_server, "tove", gateway_url)
+    try:
+        server = Client(address, stack.hub.token("tove"))
+        kernel = (await server.request("POST", "/api/sessions", notebook)).body["kernel"]["id"]
+        async with server.attach(kernel) as channels:
+            yield channels
+    finally:
+        await asyncio.to_thread(stack.hub.stop_server, "tove")
+
+
 def test_a_server_of_the_hub_brings_its_users_identity_along(stack: HubStack) -> None:
     """Its own token, which may do little at the hub, makes its notebooks the user's; so does their next server's."""
-    notebook = {"path": "plan.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
-
-    @contextlib.asynccontextmanager
-    async def open_in_server() -> AsyncIterator[Channels]:
-        address = await asyncio.to_thread(stack.hub.start_server, "tove", stack.gateway_url)
-        try:
-            server = Client(address, stack.hub.token("tove"))
-            kernel = (await server.request("POST", "/api/sessions", notebook)).body["kernel"]["id"]
-            async with server.attach(kernel) as channels:
-                yield channels
-        finally:
-            await asyncio.to_thread(stack.hub.stop_server, "tove")
 
     async def scenario() -> None:
-        async with open_in_server() as channels:
+        async with open_in_server(stack, stack.gateway_url) as channels:
             scopes = stack.hub.server_token_scopes("tove")
             assert f"access:services!service={SERVICE}" in scopes
             assert not {scope.partition("!")[0] for scope in scopes} & {"users", "read:users", "servers", "tokens"}
             assert (await channels.run("kept = 6 * 7; kept"))["text"] == "42"
             sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
             assert [session["user"] for session in sessions] == ["tove"]
-        async with open_in_server() as channels:
+        async with open_in_server(stack, stack.gateway_url) as channels:
             await channels.run("%shared attach")
             while (await channels.run("globals().get('kept')"))["text"] != "42":  # it comes when that cell has ended
                 pass
+
+    run(scenario())
+
+
+def test_a_server_needs_nothing_but_an_image_in_which_it_is_installed(stack: HubStack) -> None:
+    """The hub's administrator sets no variable, and keeps no token in the image: each server's own is shown."""
+    command = [sys.executable, "-m", "sharedkernel", "install", "--jupyterhub"]
+    environment = os.environ | {"JUPYTER_CONFIG_PATH": str(stack.hub.image / "etc" / "jupyter")}
+    installed = subprocess.run(
+        [*command, "--prefix", str(stack.hub.image), "--gateway-url", stack.gateway_url],
+        env=environment, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert installed.returncode == 0, installed.stderr
+
+    async def scenario() -> None:
+        async with open_in_server(stack, None) as channels:
+            assert (await channels.run("6 * 7"))["text"].endswith("42")
+            sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
+            assert "tove" in [session["user"] for session in sessions]
 
     run(scenario())
 

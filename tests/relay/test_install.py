@@ -13,7 +13,14 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.local_stack import free_port
-from sharedkernel.relay.credentials import Credentials, check_token, check_url, find_credentials, store_credentials
+from sharedkernel.relay.credentials import (
+    Credentials,
+    check_token,
+    check_url,
+    find_credentials,
+    store_credentials,
+    store_hub_gateway,
+)
 from tests.relay.support import TIMEOUT, GatewayProcess, Notebook
 
 
@@ -69,6 +76,51 @@ def test_two_gateways_have_a_kernel_each(home: Path, stock_gateway: GatewayProce
         find_credentials("shared-gpu", {})
 
 
+def test_in_an_image_each_hub_s_server_has_its_own_token(
+    home: Path, stock_gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment keeps the address, for everybody to read, and no token; a kernel works with the server's."""
+    prefix = home / "image"
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(prefix / "etc" / "jupyter"))
+    monkeypatch.setenv("JUPYTER_PATH", str(prefix / "share" / "jupyter"))
+    ended = install("--gateway-url", stock_gateway.url, "--prefix", str(prefix), "--jupyterhub")
+    assert ended.returncode == 0, ended.stderr
+    kept = prefix / "etc" / "jupyter" / "sharedkernel" / "shared-gpu.json"
+    assert str(kept) in ended.stdout
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o644
+    assert json.loads(kept.read_text()) == {"gateway_url": stock_gateway.url, "token_from": "JUPYTERHUB_API_TOKEN"}
+    assert not (home / "config").exists()
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", stock_gateway.token)
+    with Notebook(None, None) as notebook:
+        assert notebook.run("print(1 + 1)").text() == "2\n"
+    ended = install(
+        "--gateway-url", stock_gateway.url, "--token", stock_gateway.token, "--prefix", str(prefix), "--jupyterhub"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert stock_gateway.token not in kept.read_text()
+
+
+def test_a_hub_s_token_is_for_the_gateway_that_was_configured_for_it(home: Path) -> None:
+    """No other is shown it: not one that a variable names, and not one that was installed with a token."""
+    hub = {"JUPYTERHUB_API_TOKEN": "hubs"}
+    elsewhere = {"SHAREDKERNEL_GATEWAY_URL": "http://elsewhere"}
+    with pytest.raises(ConfigError, match="sharedkernel install"):
+        find_credentials("shared-gpu", hub | elsewhere)
+    store_hub_gateway("shared-gpu", Credentials(url="http://configured", token=""), home / "config")
+    assert find_credentials("shared-gpu", hub) == Credentials(url="http://configured", token="hubs")
+    own = hub | {"SHAREDKERNEL_TOKEN": "own"}
+    assert find_credentials("shared-gpu", own) == Credentials(url="http://configured", token="own")
+    assert find_credentials("shared-gpu", own | elsewhere) == Credentials(url="http://elsewhere", token="own")
+    same = {"SHAREDKERNEL_GATEWAY_URL": "http://configured/"}
+    assert find_credentials("shared-gpu", hub | same) == Credentials(url="http://configured", token="hubs")
+    with pytest.raises(ConfigError, match="JupyterHub's tokens are for http://configured alone"):
+        find_credentials("shared-gpu", hub | elsewhere)
+    with pytest.raises(ConfigError, match="JUPYTERHUB_API_TOKEN is not set"):
+        find_credentials("shared-gpu", {})
+    store_credentials("shared-gpu", Credentials(url="http://kept", token="kept"))
+    assert find_credentials("shared-gpu", hub) == Credentials(url="http://kept", token="kept")
+
+
 def test_an_unreachable_gateway_is_a_warning(home: Path) -> None:
     """The laptop may be on the train."""
     url = f"http://127.0.0.1:{free_port()}"
@@ -93,6 +145,10 @@ def test_a_token_that_the_gateway_does_not_know_is_refused(home: Path, stock_gat
     [
         (["--token", "t"], "which gateway?"),
         (["--gateway-url", "http://127.0.0.1:1"], "which token?"),
+        (
+            ["--gateway-url", "http://h", "--prefix", "/nowhere", "--jupyterhub"],
+            "Jupyter does not look in /nowhere/etc",
+        ),
         (["--gateway-url", "gpu.example.org", "--token", "t"], "is not a gateway's address"),
         (["--gateway-url", "http://h:99999", "--token", "t"], "is not a gateway's address"),
         (["--gateway-url", "http://h/?token=x", "--token", "t"], "holds more than a gateway's address"),
