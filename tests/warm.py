@@ -21,7 +21,13 @@ import psutil
 from sharedkernel import protocol
 from sharedkernel.executor.launch import scrubbed_environment, wait_for_end
 from sharedkernel.executor.packets import PacketSocket, connect
-from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, WARM_PARENT_SOCKET, make_private_directory
+from sharedkernel.paths import (
+    KEEPER_SOCKET,
+    LOGS_DIRECTORY,
+    RETIRED_SOCKETS,
+    WARM_PARENT_SOCKET,
+    make_private_directory,
+)
 
 _WARM_PARENT_LOG = "warm_parent.log"
 #: seconds that killed processes may take to be reaped
@@ -53,6 +59,8 @@ class WarmPlace:
         with self._reached(WARM_PARENT_SOCKET, protocol.FromWarmParent) as warm_parent:
             if warm_parent is not None:
                 _end_children(warm_parent)
+        for path in self.runtime_directory.glob(RETIRED_SOCKETS):  # the code was edited while tests ran
+            self._quit(path.name)
         logs = self.runtime_directory / LOGS_DIRECTORY
         stay = {self.runtime_directory, self.runtime_directory / WARM_PARENT_SOCKET, logs, logs / _WARM_PARENT_LOG}
         for folder in (self.directory, self.runtime_directory, logs):
@@ -66,11 +74,14 @@ class WarmPlace:
     def end(self) -> None:
         """End the warm parent too, and remove everything."""
         self.clear()
-        with self._reached(WARM_PARENT_SOCKET, protocol.FromWarmParent) as warm_parent:
+        self._quit(WARM_PARENT_SOCKET)
+        shutil.rmtree(self.directory)
+
+    def _quit(self, name: str) -> None:
+        with self._reached(name, protocol.FromWarmParent) as warm_parent:
             if warm_parent is not None:
                 warm_parent.send(protocol.Quit())
                 wait_for_end(warm_parent)
-        shutil.rmtree(self.directory)
 
     def _make(self) -> None:
         make_private_directory(self.runtime_directory)

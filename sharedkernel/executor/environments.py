@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.executor.code_stamp import CodeStamp, own_folders, stamp_of_folders
 from sharedkernel.executor.launch import scrubbed_environment
 from sharedkernel.paths import WARM_PARENT_SOCKET
 from sharedkernel.protocol import PROTOCOL_VERSION
@@ -46,6 +47,8 @@ class Environment:
     python: str
     #: where it imports from
     folders: tuple[str, ...]
+    #: of what its sessions run
+    stamp: CodeStamp
 
     @property
     def socket(self) -> str:
@@ -59,7 +62,7 @@ class Environment:
 
 def own_environment() -> Environment:
     """Return the environment that this process runs in."""
-    return Environment(name=OWN, python=sys.executable, folders=tuple(sys.path))
+    return Environment(name=OWN, python=sys.executable, folders=tuple(sys.path), stamp=stamp_of_folders(own_folders()))
 
 
 def open_environments(pythons: Mapping[str, str]) -> dict[str, Environment]:
@@ -103,4 +106,5 @@ def _open(name: str, python: str) -> Environment:
         )
     if found["protocol"] != PROTOCOL_VERSION:
         raise ConfigError(f"the environment {name} has another version of sharedkernel; install the same one there.")
-    return Environment(name=name, python=python, folders=tuple(found["path"]))
+    folders = tuple(found["path"])
+    return Environment(name=name, python=python, folders=folders, stamp=stamp_of_folders(folders))

@@ -4,7 +4,7 @@ It keeps entries of bytes and open descriptors by key: for each session its reco
 of what is on the users' shelves. When the executor was killed, the next one asks for everything and goes on with it.
 The executor has all of it, too: when the keeper was killed, the next one is given everything again.
 
-Run as ``python -m sharedkernel.executor.keeper SOCKET``.
+Run as ``python -m sharedkernel.executor.keeper SOCKET STAMP``; the stamp is for executors to read (`code_stamp.py`).
 """
 
 from __future__ import annotations
@@ -119,4 +119,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

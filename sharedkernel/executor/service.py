@@ -32,6 +32,7 @@ from sharedkernel.errors import (
     SharedKernelError,
 )
 from sharedkernel.executor.adoption import Adoption
+from sharedkernel.executor.code_stamp import check_left
 from sharedkernel.executor.connections import Connection
 from sharedkernel.executor.descriptor_channel import DescriptorChannel
 from sharedkernel.executor.devices import ServedDevice
@@ -143,7 +144,7 @@ class ExecutorService:
         Raises
         ------
         ConfigError
-            When the directory cannot be used, or another executor serves it.
+            When the directory cannot be used, another executor serves it, or what is in it speaks another version.
         """
         if len(os.fsencode(self.directory)) > LONGEST_RUNTIME_DIRECTORY:
             raise ConfigError(
@@ -153,6 +154,7 @@ class ExecutorService:
         if not self._isolation.uses_accounts:  # or sessions pass through it
             make_private_directory(self.directory)
         self._lock_descriptor = lock_directory(self.directory)
+        check_left(self.directory)
         allow_many_descriptors()
         make_private_directory(self.directory / LOGS_DIRECTORY)
         self._isolation.make_sessions_directory(self.directory / SESSIONS_DIRECTORY)
@@ -228,7 +230,8 @@ class ExecutorService:
     def _adopt(self, process: SessionProcess, kept: KeptSession) -> None:
         if not process.session:
             process.session = None  # whoever took this spare is gone
-            if process.isolation != self._isolation.kind:  # it was not made ready for what its user will be
+            # It was not made ready for what its user will be, or is of other code than new sessions are now.
+            if process.isolation != self._isolation.kind or not self._supervisor.is_current(process):
                 process.take()
                 self._spawn(self._supervisor.end(process))
             return

@@ -49,6 +49,8 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     environment: str
     isolation: str = "none"
+    #: of the code that it was forked with (see `code_stamp.py`)
+    stamp: str = ""
     kernel: str | None = None
     lingers_until: float | None = None
     used: bool = True
@@ -71,6 +73,8 @@ class SessionProcess:
     environment: str = ""
     #: how users are kept apart, as it was forked for (see `isolation.py`)
     isolation: str = "none"
+    #: of the code that it was forked with (see `code_stamp.py`)
+    stamp: str = ""
     #: calls that hear greetings in its name once its process id is known
     early_hellos: list[Callable[[], None]] = field(default_factory=list)
     #: done when it first said hello, failed when it ended before
@@ -221,6 +225,7 @@ class SessionProcess:
             uid=self.uid,
             environment=self.environment,
             isolation=self.isolation,
+            stamp=self.stamp,
             kernel=self.kernel,
             lingers_until=self.lingers_until,
             used=self.used,

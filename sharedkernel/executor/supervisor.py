@@ -75,6 +75,7 @@ class Supervisor:
         #: how users are kept apart (see `isolation.py`)
         self.isolation = "none"
         self._on_end = on_end
+        self._environments = environments
         self._shelves = shelves
         self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY)
         self._keeper: PacketSocket | None = None
@@ -161,6 +162,7 @@ class Supervisor:
             uid=kept.uid,
             environment=kept.environment,
             isolation=kept.isolation,
+            stamp=kept.stamp,
         )
         process.ready.set_result(None)
         self.processes[process.process] = process
@@ -170,7 +172,7 @@ class Supervisor:
         self._keeper = await reach(
             self.directory / KEEPER_SOCKET,
             "sharedkernel.executor.keeper",
-            [],
+            [str(self._environments[OWN].stamp)],
             protocol.FromKeeper,
             log_path=self.directory / LOGS_DIRECTORY / "keeper.log",
         )
@@ -182,6 +184,11 @@ class Supervisor:
     def warm_environments(self) -> list[str]:
         """The environments from which sessions can be forked at once."""
         return self._warm_parents.open_environments()
+
+    def is_current(self, process: SessionProcess) -> bool:
+        """Whether *process* was forked with the code that sessions of its environment have now."""
+        environment = self._environments.get(process.environment)
+        return environment is not None and process.stamp == str(environment.stamp)
 
     async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionProcess:
         """Fork a spare and return it once it is ready; one that is *taken* is nobody else's from the start.
@@ -198,6 +205,7 @@ class Supervisor:
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
             isolation=self.isolation,
+            stamp=str(self._environments[environment].stamp),
         )
         if taken:
             process.take()

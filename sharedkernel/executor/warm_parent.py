@@ -2,9 +2,11 @@
 
 It is single-threaded, runs no event loop, has no zmq context and touches no device, so a fork of it is a clean kernel
 in tens of milliseconds. It outlives the executor: sessions are its children, so only it can tell how they ended, and
-it keeps each ending until an executor has taken note of it.
+it keeps each ending until an executor has taken note of it. An executor of other code has it retire: it then forks no
+more, and ends with its last session.
 
-Run as ``python -m sharedkernel.executor.warm_parent SOCKET EXECUTOR_SOCKET`` with a scrubbed environment.
+Run as ``python -m sharedkernel.executor.warm_parent SOCKET EXECUTOR_SOCKET STAMP`` with a scrubbed environment; the
+stamp is for executors to read (`code_stamp.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import psutil
 
 from sharedkernel import processes, protocol
 from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.code_stamp import read_stamp
 from sharedkernel.executor.packets import PEER_PATIENCE, PacketSocket, accept_own, listen
 
 #: what sessions share: first cells and first training steps then import nothing
@@ -82,13 +85,15 @@ class WarmParent:
         self._children: dict[int, str] = {}
         #: endings that no executor has taken note of yet, by process
         self._ended: dict[str, protocol.Exited] = {}
+        #: another listens in its place
+        self.is_retired = False
         self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        """Serve until told to quit."""
-        while True:
+        """Serve until told to quit, or retired and without a session."""
+        while not self.is_retired or self._children or self._ended:
             sources: list[Any] = [self._listener, self._child_ended]
             if self._executor is not None:
                 sources.append(self._executor)
@@ -139,6 +144,8 @@ class WarmParent:
             self._fork(message, descriptors[0])
         elif isinstance(message, protocol.ExitedSeen):
             self._ended.pop(message.process, None)
+        elif isinstance(message, protocol.Retire):
+            self.is_retired = True
         for descriptor in descriptors:
             os.close(descriptor)
         return not isinstance(message, protocol.Quit)
@@ -241,8 +248,16 @@ def _redirect(log_file: str) -> None:
         os.close(descriptor)
 
 
-def main(path: str, executor_socket: str) -> None:
-    """Be the warm parent."""
+def main(path: str, executor_socket: str, stamp: str = "") -> None:
+    """Be the warm parent.
+
+    Raises
+    ------
+    SystemExit
+        When the executor that starts it could not talk to its sessions.
+    """
+    if stamp and read_stamp(stamp).protocol != protocol.PROTOCOL_VERSION:
+        sys.exit("another version of sharedkernel was installed since the executor started; install that one again.")
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
@@ -254,8 +269,9 @@ def main(path: str, executor_socket: str) -> None:
     gc.freeze()  # keeps the collector from writing to, and so copying, what all sessions share
     parent.run()
     parent.end_children()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    if not parent.is_retired:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,10 @@ class ExitedSeen(Message, frozen=True, kw_only=True):
     process: str
 
 
+class Retire(Message, frozen=True, kw_only=True):
+    """Fork no more, and end with the last session, once its ending is taken note of (warm parent)."""
+
+
 class Quit(Message, frozen=True, kw_only=True):
     """End (warm parent, keeper)."""
 
@@ -75,7 +79,7 @@ class KeptAll(Message, frozen=True, kw_only=True):
     """There is no more."""
 
 
-ToWarmParent = Fork | ExitedSeen | Quit
+ToWarmParent = Fork | ExitedSeen | Retire | Quit
 FromWarmParent = Forked | Exited
 ToKeeper = Put | Delete | GetAll | Quit
 FromKeeper = Kept | KeptAll

@@ -102,6 +102,11 @@ class ExecutorProcess:
         Of its command line.
     place
         A runtime directory that may have a warm parent already, which then is left there; None: one of its own.
+
+    Attributes
+    ----------
+    package
+        Folder of another version of sharedkernel, to be run from the next start on; None: the one that is tested.
     """
 
     def __init__(self, *options: str, capacity: str = "4GiB", place: WarmPlace | None = None) -> None:
@@ -110,6 +115,7 @@ class ExecutorProcess:
         self.runtime_directory = self.directory / "run"
         self.options = options
         self._capacity = capacity
+        self.package: Path | None = None
         self.process: subprocess.Popen[bytes]
         self.start()
 
@@ -126,8 +132,10 @@ class ExecutorProcess:
             environment = {**os.environ, "SHAREDKERNEL_TOKEN": SECRET}
             if self._place is not None:
                 environment["TMPDIR"] = str(self._place.scratch)
+            if self.package is not None:
+                environment["PYTHONPATH"] = str(self.package)
             self.process = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.package
             )
 
     def kill(self) -> None:
