@@ -44,6 +44,7 @@ from sharedkernel.gateway.settings import (
     build_placement,
     build_policy,
     build_quotas,
+    find_changed,
     place,
     read_settings,
 )
@@ -54,6 +55,8 @@ from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import default_runtime_directory, gateway_directory, make_private_directory
 
 DEFAULT_PORT = 8585
+#: what SIGHUP changes at once, besides the certificate
+_READ_AGAIN = ("quotas", "groups", "admins", "policy", "placement")
 #: seconds until an absent executor is told of; one that was started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
 
@@ -276,6 +279,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             When it is not.
         """
         self._settings = read_settings(self.config_file_paths, self.config_file)
+        self._in_force = self._merged(self._settings).config
         self._unusable = list(find_unusable(self, self._settings))
         refused = next((fault for fault in self._unusable if fault.is_refused), None)
         if self.check_config:  # whatever else is wrong shall be said, too
@@ -461,7 +465,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             admins = self._checked_admins(section.get("admins", set()), settings.files)
             placement = build_placement(section.get("placement", self.placement), settings.files)
             policy = build_policy(section.get("policy", ""), settings.files)
-            devices = build_devices(section.get("executors", self.executors), settings.files)
+            build_devices(section.get("executors", self.executors), settings.files)
             if self._certificate is not None:
                 self._certificate.load()
         except SharedKernelError as error:
@@ -474,17 +478,24 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.kernel_manager.executors.placement = placement
         self.kernel_manager.replace_policy(policy)
         self.log.info("the configuration was read again")
-        if list(devices) != list(self.executors):
-            self.log.warning("executors are as they were at the start; restart the gateway, and sessions run on.")
+        if waiting := find_changed(self._in_force, self._merged(settings).config, _READ_AGAIN):
+            self.log.warning(
+                "these changed, too, and stay as they were until you restart the gateway (sessions run on): %s",
+                ", ".join(waiting),
+            )
 
-    def _section(self, settings: Settings) -> dict[str, Any]:
-        """Return the gateway's own settings of the files, under those of the command line, which hold until it ends."""
+    def _merged(self, settings: Settings) -> Settings:
+        """Return the settings of the files under those of the command line, which hold until it ends."""
         config = deepcopy(settings.config)
         config.merge(self.cli_config)
+        return Settings(config, settings.files)
+
+    def _section(self, settings: Settings) -> dict[str, Any]:
+        """Return the gateway's own settings as they are to hold."""
         traits = self.traits()
         return {
             name: value.get_value(traits[name]) if isinstance(value, DeferredConfig) and name in traits else value
-            for name, value in Settings(config, settings.files).section().items()
+            for name, value in self._merged(settings).section().items()
         }
 
     def _checked_admins(self, admins: Any, files: Sequence[Path]) -> set[str]:

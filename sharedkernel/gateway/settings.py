@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,40 @@ def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:
         config.merge(_read(path))
         files.append(path)
     return Settings(config, tuple(files))
+
+
+def find_changed(before: Config, now: Config, settable: Container[str]) -> list[str]:
+    """Return the names of the settings that differ, as they are written.
+
+    Parameters
+    ----------
+    before, now
+        The configuration at two times.
+    settable
+        The gateway's own settings that are left out, since they need no restart.
+    """
+    old, new = _flat(before), _flat(now)
+    return [
+        f"c.{section}.{name}"
+        for section, name in sorted({*old, *new})
+        if not (section == "SharedKernelGateway" and name in settable)
+        and old.get((section, name)) != new.get((section, name))
+    ]
+
+
+def _flat(config: Config) -> dict[tuple[str, str], Any]:
+    """Return values that can be compared, by section and name."""
+    sections = {name: values for name, values in config.items() if isinstance(values, Config)}  # others are faults
+    return {
+        (section, name): _comparable(value) for section, values in sections.items() for name, value in values.items()
+    }
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, LazyConfigValue):
+        return value.to_dict()
+    # A file makes its functions anew each time that it is read; whether they do the same, nobody can tell.
+    return callable(value) or value
 
 
 def _candidates(paths: Sequence[str]) -> Iterable[Path]:

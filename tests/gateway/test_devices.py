@@ -192,6 +192,7 @@ def test_the_rule_may_be_changed_while_the_gateway_serves_and_the_devices_may_no
         seen = len(devices.gateway_log())
         devices.reload(f"{old}\nc.SharedKernelGateway.executors.append('host:2')\n")
         wait_for(lambda: "restart the gateway" in devices.gateway_log()[seen:])
+        assert "(sessions run on): c.SharedKernelGateway.executors\n" in devices.gateway_log()[seen:]
         assert len(asyncio.run(status_of(devices))["devices"]) == 2
     finally:
         devices.reload(old)

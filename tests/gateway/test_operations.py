@@ -266,6 +266,38 @@ def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack
     run(scenario())
 
 
+def test_what_a_reload_cannot_change_is_named(changed: Stack) -> None:
+    """Whether it is set, set otherwise or taken out; what the command line sets, the file does not change anyhow."""
+    written = changed.config_path.read_text()
+    changed.config_path.write_text(f"{written}\nc.SessionKernels.backlog_bytes = 1\nc.ServerApp.base_url = '/'\n")
+    changed.gateway.arguments = [*changed.gateway.arguments, "--SharedKernelGateway.max_websockets=50"]
+    changed.gateway.stop()
+    try:
+        changed.restart_gateway()
+
+        def named(config: str) -> list[str]:
+            seen = len(changed.gateway_log())
+            assert "was read again" in changed.reload(config)
+            changed.reload("c.SharedKernelGateway.quotas = 1")  # by whose fault all before it was said
+            said = [line for line in changed.gateway_log()[seen:].splitlines() if "until you restart" in line]
+            return [name for line in said for name in line.partition("(sessions run on): ")[2].split(", ")]
+
+        usual = changed.config_path.read_text()
+        assert named(f"{usual}\nc.SharedKernelGateway.quotas = {{}}\n") == []
+        lines = (
+            "c.SessionKernels.backlog_bytes = 2",
+            "c.SharedKernelGateway.audit_file = 'none'",
+            "c.SharedKernelGateway.max_websockets = 7",
+            "c.SharedKernelGateway.placement = 'horus'",
+        )
+        names = ["c.ServerApp.base_url", "c.SessionKernels.backlog_bytes", "c.SharedKernelGateway.audit_file"]
+        for _ in range(2):  # they wait still
+            assert named("\n".join((written, *lines))) == names
+        assert named(usual) == []
+    finally:
+        changed.gateway.arguments.pop()
+
+
 def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_start_stays_one(changed: Stack) -> None:
     """A reload takes rights from connections too, and those of the command line from nobody."""
     with changed.config_path.open("a") as config:
