@@ -10,6 +10,7 @@ where there is one device, there is one directory; every other device's is a sub
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -107,10 +108,14 @@ def make_private_directory(path: Path, *, named_by: str = "--runtime-dir", or_ro
     Raises
     ------
     ConfigError
-        When it is a link, no directory, another user's, or open to others.
+        When it is a link, no directory, another user's, or open to others, or cannot be made.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = os.lstat(path)
+    try:
+        with contextlib.suppress(FileExistsError):  # whatever it is, it is looked at below
+            path.mkdir(mode=0o700, parents=True)
+        found = os.lstat(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be made ({error.strerror}); name another with {named_by}.") from None
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path} is not a directory; remove it or name another with {named_by}.")
     if found.st_uid != os.getuid() and not (or_roots and found.st_uid == 0):

@@ -68,7 +68,8 @@ class CommandApp(Application):
         except (TraitError, ArgumentError) as error:
             fail(f"{str(error).rstrip('.')}; {self.remedy(argv or ())}.", status=2)
         except OSError as error:  # Jupyter makes a directory as soon as an option names it
-            fail(f"{error.filename} cannot be used ({error.strerror}); name another, or have its owner make it.")
+            why = f"{error.filename} cannot be used ({error.strerror})" if error.filename else str(error)
+            fail(f"{why}; name another, or have its owner make it.")
         if self.extra_args and not self.accepts_arguments:
             fail(f"{self.extra_args[0]!r} is not understood; see `{self._command_line} --help`.", status=2)
 

@@ -93,6 +93,32 @@ def test_a_directory_that_is_not_to_be_had_is_one_sentence_and_1() -> None:
     assert (done.returncode, done.stderr) == (1, f"sharedkernel: {sentence}\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "place", "sentence"),
+    [
+        (["gateway", "--port", "0", "--runtime-dir", "{}"], "file", "'{}' exists but is not a directory; name another"),
+        (["gateway", "--port", "0"], "sharedkernel", "{} is not a directory; remove it or name another"),
+        (["executor", "--runtime-dir", "{}"], "file", "{} is not a directory; remove it or name another"),
+        (["executor", "--runtime-dir", "{}"], "link", "{} is not a directory; remove it or name another"),
+        (["executor", "--runtime-dir", "{}"], "file/below", "{} cannot be made (Not a directory); name another"),
+        (["executor"], "sharedkernel", "{} is not a directory; remove it or name another"),
+    ],
+)
+def test_what_is_no_directory_is_one_sentence_and_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], place: str, sentence: str
+) -> None:
+    """A file, a link to nowhere, or one of them on the way, named or in the usual place; it stays as it is."""
+    for name in ("file", "sharedkernel"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    done = sharedkernel(*(argument.format(tmp_path / place) for argument in arguments))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"sharedkernel: {sentence.format(tmp_path / place)}")
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "sharedkernel"]
+
+
 def test_no_command_shows_the_help() -> None:
     """The bare command is wrong use, answered with the help."""
     done = sharedkernel()
