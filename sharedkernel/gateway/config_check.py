@@ -1,6 +1,7 @@
 """``sharedkernel gateway --check-config``: every fault of the configuration at once, one sentence each, with its line.
 
-A gateway that starts stops at the first fault, and only warns of names that nothing knows; here those are faults too.
+A gateway that starts stops at the first fault, only warns of names that nothing knows, and says nothing of groups that
+nobody is in; here those are faults too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sharedkernel.gateway.settings import (
     build_devices,
     build_placement,
     build_policy,
+    check_group_names,
     check_groups,
     check_quotas,
     place,
@@ -72,6 +74,8 @@ def _find_faults(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
     files = settings.files
     yield from check_quotas(app.quotas, files)
     yield from check_groups(app.groups, files)
+    if app.identity != "jupyterhub":  # whose groups nobody else knows
+        yield from check_group_names(app.quotas, app.groups, files)
     checks: list[Callable[[], Any]] = [
         lambda: build_devices(app.executors, files),
         lambda: build_placement(app.placement, files),

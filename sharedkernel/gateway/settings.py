@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,20 @@ def check_groups(groups: Any, files: Sequence[Path]) -> Iterator[str]:
     """Yield one sentence for each fault of the setting `groups`, with its line."""
     for sentence in find_group_faults(groups or {}):
         yield f"{_place(files, 'groups', ())}{sentence}"
+
+
+def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterator[str]:
+    """Yield one sentence for each group with quotas in which nobody can be, unless the identity tells groups."""
+    named = quotas.get("groups") if isinstance(quotas, Mapping) else None
+    if not isinstance(named, Mapping) or not isinstance(groups or {}, Mapping):
+        return  # which is a fault of its own
+    for name in named:
+        if name not in (groups or {}):
+            where = _place(files, "quotas", ("groups", str(name)))
+            yield (
+                f"{where}quotas['groups'][{name!r}] hold for nobody: groups has no {name!r}; write "
+                f"c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}."
+            )
 
 
 def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:

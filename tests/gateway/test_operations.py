@@ -422,6 +422,24 @@ def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path:
 
     path.write_text("c.SharedKernelGateway.admins = {'ada'}\nc.SessionKernels.backlog_bytes = 1024\n")
     assert (check().returncode, check().stdout) == (0, f"In order: {path}.\n")
+    groups = (
+        "c.SharedKernelGateway.quotas = {'groups': {\n"
+        "    'staff': {'share': 2},\n"
+        "    'stuff': {'share': 3},\n"
+        "}}\n"
+        "c.SharedKernelGateway.groups = {'staff': []}\n"
+    )
+    for identity in ("single", "tokens", "jupyterhub"):
+        path.write_text(f"{groups}c.SharedKernelGateway.identity = {identity!r}\n")
+        checked = check()
+        if identity == "jupyterhub":
+            assert checked.returncode == 0, checked.stderr
+            continue
+        assert checked.returncode == 1
+        assert checked.stderr.splitlines() == [
+            f"sharedkernel: {path}, line 3: quotas['groups']['stuff'] hold for nobody: groups has no 'stuff'; write "
+            "c.SharedKernelGateway.groups = {'stuff': [USER, …]}."
+        ]
     path.write_text(
         "c.SharedKernelGateway.quotass = {}\n"
         "c.SharedKernelGatewai.admins = set()\n"
