@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -24,16 +25,35 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.accounts import NUMBERS_FILE
+from sharedkernel.executor.directories import make_directory_of
+from sharedkernel.executor.directory_lock import GATEWAY_LOCK
 from sharedkernel.executor.packets import connect
 from sharedkernel.executor.sessions import KeptSession, start_time
 from sharedkernel.local_stack import free_port
-from sharedkernel.paths import KEEPER_SOCKET
+from sharedkernel.paths import GATEWAY_DIRECTORY, KEEPER_SOCKET
 from sharedkernel.protocol import Limits
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
+from tests.executor import harness
+from tests.executor.harness import PATIENCE, ExecutorProcess, Notebook, until
 from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
 from tests.executor.test_packages import make_wheel
 
 pytestmark = needs_root
+
+#: users who have no account of that name: the sessions of those who do are in their real homes
+ADA, GRACE, HEDY = USERS = ("sk-test-ada", "sk-test-grace", "sk-test-hedy")
+
+
+class Executor(harness.Executor):
+    """An executor whose sessions are those of such users."""
+
+    async def notebook(self, user: str = ADA, session: str | None = None, **options: Any) -> Notebook:
+        return await super().notebook(user, session, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def strangers() -> None:
+    """See that nobody on this machine is called as the users here are."""
+    assert not {*USERS, ADA.title()} & {entry.pw_name for entry in pwd.getpwall()}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +94,7 @@ def test_a_session_has_its_user_s_rights_and_no_more(apart: ApartExecutor) -> No
             assert privileges == "1"
             assert limits == [(4096, 4096), (8192, 8192), (0, 0)]
             assert umask == 0o077
-            assert folder == home == str(apart.homes / "ada")
+            assert folder == home == str(apart.homes / ADA)
             assert psutil.Process(notebook.record.pid).uids().effective == number
 
     asyncio.run(main())
@@ -85,13 +105,13 @@ def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
 
     async def main() -> None:
         async with Executor(apart) as executor:
-            ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+            ada, grace = await executor.notebook(ADA), await executor.notebook(GRACE)
             await ada.run("open('secret', 'w').write('x')")
             sockets = ada.record.connection["ip"]
             run = str(apart.runtime_directory)
             for attempt in (
-                f"open({str(apart.homes / 'ada' / 'secret')!r})",
-                f"import os; os.listdir({str(apart.homes / 'ada')!r})",
+                f"open({str(apart.homes / ADA / 'secret')!r})",
+                f"import os; os.listdir({str(apart.homes / ADA)!r})",
                 f"import os; os.listdir({run!r})",
                 f"import os; os.listdir({run + '/s'!r})",
                 f"open({sockets.removesuffix('-ipc') + '.json'!r})",
@@ -151,7 +171,7 @@ _BE_A_GATEWAY = """if True:
         executor = Executor(process)
         await executor.client.connect()
         async with executor:
-            notebook = await executor.notebook()
+            notebook = await executor.notebook(sys.argv[3])
             print((await notebook.run("import os; os.getuid()")).text)
     asyncio.run(main())
 """
@@ -160,7 +180,7 @@ _BE_A_GATEWAY = """if True:
 @pytest.mark.parametrize(("account", "is_heard"), [(GATEWAY, True), ("daemon", False)])
 def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard: bool) -> None:
     """The account that was named for it starts sessions and speaks to them; no other account does."""
-    command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account])
+    command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account, ADA])
     python_path = str(Path(__file__).parents[2])
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
@@ -225,13 +245,29 @@ def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor
     ]
 
 
+def test_another_account_does_not_get_the_files_of_a_gateway() -> None:
+    """The executor does not start, and says what is whose."""
+    account = pwd.getpwnam(GATEWAY)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
+        options = ["--isolate", "users", "--homes", str(directory / "homes"), "--gateway-user", "daemon"]
+        command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", name, *options]
+        done = subprocess.run(readable_by_all(command), capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert done.returncode == 1
+        expected = f"{directory / GATEWAY_DIRECTORY} belongs to user id {account.pw_uid}, not "
+        assert done.stderr.splitlines()[-1].startswith(f"sharedkernel: {expected}")
+        assert not (directory / GATEWAY_LOCK).exists()
+
+
 def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:
     """Grants, limits, signals and adoption by another executor work across accounts; so does what is on the shelf."""
     fill = "import torch; keep = torch.ones(1 << 20); sharedkernel.shelf['x'] = keep; keep.sum().item()"
 
     async def main() -> None:
         async with Executor(apart) as executor:
-            notebook, other = await executor.notebook("ada"), await executor.notebook("ada")
+            notebook, other = await executor.notebook(ADA), await executor.notebook(ADA)
             assert (await notebook.run(f"import sharedkernel; {fill}")).text == "1048576.0"
             await executor.replace()
             assert (await notebook.run("keep.sum().item()")).text == "1048576.0"
@@ -255,11 +291,11 @@ def test_what_a_user_installs_reaches_nobody_else(apart: ApartExecutor, tmp_path
 
     async def main() -> None:
         async with Executor(apart) as executor:
-            ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+            ada, grace = await executor.notebook(ADA), await executor.notebook(GRACE)
             assert "Successfully installed" in (await ada.run(f"%pip install --no-index {wheel}")).text
-            assert (await ada.run("import own_package; own_package.__file__")).text.startswith(f"'{apart.homes}/ada/")
+            assert (await ada.run("import own_package; own_package.__file__")).text.startswith(f"'{apart.homes}/{ADA}/")
             assert (await grace.run("import own_package")).error == "ModuleNotFoundError"
-            again = await executor.notebook("ada")
+            again = await executor.notebook(ADA)
             assert (await again.run("import own_package; own_package.answer")).text == "42"
             write = "import sysconfig; open(sysconfig.get_path('purelib') + '/evil.pth', 'w')"
             assert (await ada.run(write)).error == "PermissionError"
@@ -272,14 +308,16 @@ def test_sessions_start_at_home_or_below(apart: ApartExecutor) -> None:
 
     async def main() -> None:
         async with Executor(apart) as executor:
-            ada = await executor.notebook("ada")
+            ada = await executor.notebook(ADA)
             await ada.run("import os; os.makedirs('work', exist_ok=True)")
             where = "import os; os.getcwd()"
-            below = await executor.notebook("ada", notebook="work/a.ipynb", cwd="/home/on/laptop/work")
-            assert (await below.run(where)).text == repr(str(apart.homes / "ada" / "work"))
-            outside = await executor.notebook("ada", notebook="../grace/a.ipynb", cwd=f"{apart.homes}/ada/../grace")
+            below = await executor.notebook(ADA, notebook="work/a.ipynb", cwd="/home/on/laptop/work")
+            assert (await below.run(where)).text == repr(str(apart.homes / ADA / "work"))
+            outside = await executor.notebook(
+                ADA, notebook=f"../{GRACE}/a.ipynb", cwd=f"{apart.homes}/{ADA}/../{GRACE}"
+            )
             told = await outside.run(where)
-            assert told.text.endswith(repr(str(apart.homes / "ada")))
+            assert told.text.endswith(repr(str(apart.homes / ADA)))
             assert "is not in your home on the machine with the device" in told.text
 
     asyncio.run(main())
@@ -418,7 +456,7 @@ def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecut
         async with Executor(apart) as executor:
             spare = await a_spare(apart)
             os.kill(spare.pid, signal.SIGSTOP)  # it does not hear that it is given away
-            start = asyncio.create_task(executor.client.start_session("half-given", Limits(user="ada")))
+            start = asyncio.create_task(executor.client.start_session("half-given", Limits(user=ADA)))
 
             async def is_given() -> bool:
                 return "half-given" in [record.session for record in await executor.client.sessions()]
@@ -445,13 +483,13 @@ def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor) -> N
 
     async def main() -> None:
         async with Executor(apart) as executor:
-            first = await executor.notebook("hedy")
+            first = await executor.notebook(HEDY)
             await first.run(write.format("while True: pass"))
             apart.options = ("--start-timeout", "1s")
             try:
                 await executor.replace()
                 with pytest.raises(Refused, match="startup files") as refused:
-                    await executor.client.start_session("held-up", Limits(user="hedy"))
+                    await executor.client.start_session("held-up", Limits(user=HEDY))
                 assert refused.value.reason == "start"
 
                 async def is_gone() -> bool:
@@ -462,7 +500,7 @@ def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor) -> N
                 apart.options = ()
             await first.run(write.format("held_up = False"))
             await executor.replace()
-            assert (await (await executor.notebook("hedy")).run("held_up")).text == "False"
+            assert (await (await executor.notebook(HEDY)).run("held_up")).text == "False"
 
     asyncio.run(main())
 
@@ -473,13 +511,13 @@ def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
     async def main() -> None:
         async with Executor(apart) as executor:
             first = {}
-            for user in ("ada", "Ada", "../ada", ".ada"):
+            for user in (ADA, ADA.title(), f"../{ADA}", f".{ADA}"):
                 notebook = await executor.notebook(user)
                 first[user] = (await notebook.run("import os; os.getuid(), os.getcwd()")).text
             assert len(set(first.values())) == 4
             await executor.replace()
-            again = await executor.notebook("../ada")
-            assert (await again.run("import os; os.getuid(), os.getcwd()")).text == first["../ada"]
+            again = await executor.notebook(f"../{ADA}")
+            assert (await again.run("import os; os.getuid(), os.getcwd()")).text == first[f"../{ADA}"]
             given = json.loads((apart.homes / NUMBERS_FILE).read_text())["uids"]
             assert len(set(given.values())) == len(given)
             assert all(Path(folder).parent == apart.homes for _, folder in map(ast.literal_eval, first.values()))
