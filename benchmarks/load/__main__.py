@@ -32,11 +32,11 @@ _PERCENTS = (50, 95, 99)
 _TURNS, _TURN = 5, 4.0
 #: generous estimates, to see how many kernels there is memory for, in bytes
 _SESSION_BYTES, _STOCK_BYTES = 48 << 20, 192 << 20
-#: chance that a notebook is closed and opened before a cell of a soak
-_REOPEN = 0.02
-#: trivial cells in each notebook before a soak: each of zmq's queues keeps another 16 KiB for good once 256 messages
-#: went through it, which would be in the middle of the soak
-_CELLS_BEFORE = 80
+#: chance that a notebook is closed and opened before a cell of a soak: each several times, as in a day
+_REOPEN = 0.1
+#: messages through each notebook's queues before a soak: a queue of zmq takes up 64 bytes more with each message until
+#: its two chunks of 256 have been filled once, for 200 notebooks 10 MiB
+_MESSAGES_BEFORE = 512
 #: minutes of load before a soak: as far back as the executor remembers for `sharedkernel trace`
 _MINUTES_BEFORE = 10.0
 #: what a service may grow by in an hour of a soak: a day of it is then still less than a notebook
@@ -141,8 +141,8 @@ async def _beside_stock(crowd: Crowd, count: int, seed: int) -> _Quiet:
 
 async def _warm_up(crowd: Crowd, num_busy: int) -> None:
     """Fill what is bounded and fills once, so that only what grows for ever is left to be seen."""
-    _say(f"{_CELLS_BEFORE} trivial cells in each, then {num_busy} busy for {_MINUTES_BEFORE:g} min, not measured")
-    await crowd.settle_in(_CELLS_BEFORE)
+    _say(f"{_MESSAGES_BEFORE} messages through each, then {num_busy} busy for {_MINUTES_BEFORE:g} min, not measured")
+    await crowd.settle_in(_MESSAGES_BEFORE)
     await crowd.stay_busy(num_busy, 60 * _MINUTES_BEFORE, reopen=_REOPEN)
 
 

@@ -55,6 +55,8 @@ _PAUSE = 0.5
 _ECHO = "1+1"
 #: notebooks that are opened, closed or settled in at one time
 _AT_ONCE = 8
+#: requests sent at once while settling in
+_BATCH = 64
 
 
 def _next_state(state: int) -> int:
@@ -130,14 +132,14 @@ class Crowd:
             raise
         return Desk(notebook=notebook, context=context, state=seed, pid=pid)
 
-    async def settle_in(self, num_cells: int) -> None:
-        """Run *num_cells* trivial cells in every notebook, several notebooks at a time."""
+    async def settle_in(self, num_messages: int) -> None:
+        """Send *num_messages* requests and answers through every notebook's queues, several notebooks at a time."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def settle_one(desk: Desk) -> None:
             async with gate:
-                for _ in range(num_cells):
-                    await desk.notebook.run(_ECHO)
+                for _ in range(0, num_messages, _BATCH):
+                    await desk.notebook.chat(_BATCH)
 
         await asyncio.gather(*map(settle_one, self.desks))
 

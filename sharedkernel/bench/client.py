@@ -152,6 +152,29 @@ class Notebook:
         text = await self.run(code)
         return json.loads(text.splitlines()[-1])
 
+    async def chat(self, num_requests: int) -> None:
+        """Ask *num_requests* questions that cost next to nothing, all at once, and wait for the answers.
+
+        Raises
+        ------
+        BenchmarkFailed
+            When they do not come.
+        """
+        assert self._socket is not None
+        requests = [new_message("comm_info_request", {}, session=self._session_id) for _ in range(num_requests)]
+        for parts in requests:
+            await self._socket.write_message(to_websocket("shell", parts), binary=True)
+        # All that is said about them is read: a websocket with something unread answers no ping, and is closed.
+        unanswered = dict.fromkeys((json.loads(parts[0])["msg_id"] for parts in requests), 2)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while any(unanswered.values()):
+                    about, message_type, content = await self._next()
+                    if message_type == "comm_info_reply" or content.get("execution_state") == "idle":
+                        unanswered[about] -= 1
+        except TimeoutError:
+            raise BenchmarkFailed(f"{self.route.name} left questions unanswered for {PATIENCE:.0f} s.") from None
+
     @contextlib.asynccontextmanager
     async def endless(self, code: str) -> AsyncIterator[asyncio.Task[Reply]]:
         """Have a cell run that never ends by itself; it is interrupted when the block ends.
@@ -200,16 +223,21 @@ class Notebook:
 
     async def _next_about(self, message_id: str) -> tuple[str, dict[str, Any]]:
         """Return type and content of the next message that answers *message_id*."""
-        assert self._socket is not None
         while True:
-            self._acknowledge()
-            frame = await self._socket.read_message()
-            if frame is None:
-                raise BenchmarkFailed(f"{self.route.name} closed the websocket while a cell ran.")
-            assert isinstance(frame, bytes)
-            _, parts = from_websocket(frame)
-            if json.loads(parts[1]).get("msg_id") == message_id:
-                return json.loads(parts[0])["msg_type"], json.loads(parts[3])
+            about, message_type, content = await self._next()
+            if about == message_id:
+                return message_type, content
+
+    async def _next(self) -> tuple[str, str, dict[str, Any]]:
+        """Return what the next message answers, its type and its content."""
+        assert self._socket is not None
+        self._acknowledge()
+        frame = await self._socket.read_message()
+        if frame is None:
+            raise BenchmarkFailed(f"{self.route.name} closed the websocket while a cell ran.")
+        assert isinstance(frame, bytes)
+        _, parts = from_websocket(frame)
+        return json.loads(parts[1]).get("msg_id", ""), json.loads(parts[0])["msg_type"], json.loads(parts[3])
 
     def _acknowledge(self) -> None:
         """Acknowledge at once what has come, instead of when the system sees fit.
@@ -218,7 +246,7 @@ class Notebook:
         nothing, depending on the connection's past. Either would drown what is measured.
         """
         connection: Any = self._socket
-        if connection.protocol is not None:
+        if connection.protocol is not None and connection.protocol.stream.socket is not None:
             connection.protocol.stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
