@@ -128,4 +128,5 @@ def restore_line(done: int, total: int) -> WaitLine:
 def _about(seconds: float) -> str:
     """Return a duration no finer than an expectation is, and than has to be told again."""
     step = next(step for end, step in _STEPS if seconds < end)
-    return format_seconds(max(1, step * round(seconds / step))).replace(".0 s", " s")
+    told = format_seconds(max(1, step * round(seconds / step))).replace(".0 s", " s")
+    return told.removesuffix(" 0 s").removesuffix(" 0 m")

@@ -113,7 +113,7 @@ def test_it_is_shown_updated_in_place_and_gone(session: SessionUnderTest) -> Non
     since = session.mark
     request = session.client.execute("torch.ones(3)")
     shown = wait_once(session, since, "grace")
-    assert "place 2 in the queue. Expected wait: about 16 m" in shown[0]["content"]["data"]["text/plain"]
+    assert "place 2 in the queue. Expected wait: about 17 m more." in shown[0]["content"]["data"]["text/plain"]
     assert "<progress" in shown[0]["content"]["data"]["text/html"]
     assert len({display_id(message) for message in shown}) == 1
     assert not any(shown[-1]["content"]["data"].values())

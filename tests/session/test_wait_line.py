@@ -91,7 +91,7 @@ def test_a_place_says_nothing_of_when_memory_comes() -> None:
         wait.take(waiting(place, reason="memory"), 0.0)
         assert has_no_bar(wait.line(0.0))
     sentence = "Waiting: device memory is full (ada), place 1 in the queue."
-    told = {0.9: "", 1.2: " 1 s so far.", 33: " 35 s so far.", 130: " 2 m 0 s so far.", 7000: " 1 h 57 m so far."}
+    told = {0.9: "", 1.2: " 1 s so far.", 33: " 35 s so far.", 130: " 2 m so far.", 7000: " 1 h 57 m so far."}
     assert {now: wait.line(now).sentence.removeprefix(sentence) for now in told} == told
 
 
