@@ -16,6 +16,13 @@ import gc
 _INTERVAL = 60.0
 
 
+def trim() -> None:
+    """Give free memory inside the heap back, too, not only at its end; nothing where the C library has no such call."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(ctypes.c_size_t(0))
+
+
 async def keep_trimmed(interval: float = _INTERVAL) -> None:
     """Free what nobody can reach any more and give it back, every *interval* seconds, until cancelled.
 
@@ -27,11 +34,4 @@ async def keep_trimmed(interval: float = _INTERVAL) -> None:
     while True:
         await asyncio.sleep(interval)
         gc.collect()
-        _trim()
-
-
-def _trim() -> None:
-    """Give free memory inside the heap back, too, not only at its end; nothing where the C library has no such call."""
-    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if give_back is not None:
-        give_back(ctypes.c_size_t(0))
+        trim()

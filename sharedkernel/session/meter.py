@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from sharedkernel.heap import trim
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.page import Page, Word
 from sharedkernel.shelf.memory import bytes_mapped_alone
@@ -102,7 +103,7 @@ def free_heap_bytes() -> int:
     They cost nothing then, but still count against a limit on private memory; and as they may lie in many places, a
     large allocation may not fit in any of them.
     """
-    _libc.malloc_trim(0)
+    trim()
     return int(_mallinfo2().fordblks)
 
 
@@ -273,7 +274,7 @@ class HostMeter:
     def _measure_framework(self) -> None:
         """Measure what the process keeps apart from tensors (a few milliseconds, so only while nothing runs)."""
         self._is_unsettled = False
-        _libc.malloc_trim(0)
+        trim()
         self._framework = max(0, private_bytes() - self.used_bytes)
         self._words[Word.FRAMEWORK] = self._framework
 
