@@ -253,6 +253,16 @@ def _growth(growth: Growth) -> list[Result]:
         )
         results.append(
             Result(
+                metric=f"{name}_held_bytes_per_hour",
+                value=growth.held_bytes_per_hour(name),
+                unit="bytes",
+                target=Target("<=", _MOST_GROWTH),
+                how=f"{how}it held {format_bytes(first.held_bytes)} of memory it may write to at first, used or not, "
+                f"{format_bytes(last.held_bytes)} at last: what it uses can grow to this, and no further.",
+            )
+        )
+        results.append(
+            Result(
                 metric=f"{name}_descriptors_per_hour",
                 value=growth.descriptors_per_hour(name),
                 unit="ratio",

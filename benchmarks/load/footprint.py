@@ -27,12 +27,15 @@ class Sample:
     at: float
     #: what is its own; files, and so what other processes map of them, left out
     anonymous_bytes: int
+    #: what it may write to without asking the system for more (VmData): the first nears this one, and never passes it
+    #: by more than a stack, as an allocator's free pages come to be used
+    held_bytes: int
     num_descriptors: int
 
 
-def _memory_bytes(pid: int, kind: str) -> int:
+def _memory_bytes(pid: int, kind: str, file: str = "smaps_rollup") -> int:
     """Return what the system counts of a process's memory under the name *kind*, in bytes."""
-    found = re.search(rf"^{kind}:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    found = re.search(rf"^{kind}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     assert found is not None
     return 1024 * int(found.group(1))
 
@@ -76,13 +79,23 @@ class Growth:
         while True:
             for name, pid in self.pids.items():
                 with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                    descriptors = psutil.Process(pid).num_fds()
-                    self.samples[name].append(Sample(time.monotonic(), _memory_bytes(pid, "Anonymous"), descriptors))
+                    self.samples[name].append(
+                        Sample(
+                            at=time.monotonic(),
+                            anonymous_bytes=_memory_bytes(pid, "Anonymous"),
+                            held_bytes=_memory_bytes(pid, "VmData", "status"),
+                            num_descriptors=psutil.Process(pid).num_fds(),
+                        )
+                    )
             await asyncio.sleep(self._interval)
 
     def bytes_per_hour(self, name: str, since: float = 0.0, until: float = 1.0) -> float:
         """Return what a process's memory grows by, in bytes per hour, between two parts of the time (0 to 1)."""
         return self._slope(name, [sample.anonymous_bytes for sample in self.samples[name]], since, until)
+
+    def held_bytes_per_hour(self, name: str) -> float:
+        """Return what a process holds more each hour of what it may write to, in bytes."""
+        return self._slope(name, [sample.held_bytes for sample in self.samples[name]])
 
     def descriptors_per_hour(self, name: str) -> float:
         """Return how many descriptors more a process has each hour."""
