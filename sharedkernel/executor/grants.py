@@ -1,52 +1,38 @@
-"""Between sessions and the scheduling core: what sessions say becomes events, what the core decides is done to them.
+"""Between sessions and the scheduling core: sessions come and go, and what they say becomes the core's events.
 
-A grant and a refusal are messages; a revocation is a word in the session's shared page; a forced yield is a signal. A
-holder that hears no signal either (code in C that does not come back to Python) is stopped as a process until its next
-turn.
+What the core decides, `actions.py` does to them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.executor.actions import SessionActions, resume
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.driver import Driver
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.foresight import Foresight
 from sharedkernel.executor.requests import user_configured
-from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.executor.sessions import SessionProcess, id_of, profile_of
 from sharedkernel.executor.status import build_status, visible_to
-from sharedkernel.executor.supervisor import send_signal
+from sharedkernel.executor.tasks import Tasks
 from sharedkernel.executor.totals import UserTotals
 from sharedkernel.executor.users import Users
+from sharedkernel.executor.views import Views
 from sharedkernel.executor.waits import WaitTeller
 from sharedkernel.protocol import Limits, Memory
-from sharedkernel.scheduling import actions, events
-from sharedkernel.scheduling.model import (
-    HOLDING_STATES,
-    LaneId,
-    MemoryProfile,
-    SchedulerConfig,
-    SessionId,
-    SessionState,
-    UserId,
-)
-from sharedkernel.session.page import FORCE_SIGNAL, Turn, Word
+from sharedkernel.scheduling import events
+from sharedkernel.scheduling.model import HOLDING_STATES, SchedulerConfig, SessionId, SessionState, UserId
+from sharedkernel.session.page import Turn, Word
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
-
-#: signals to yield after which a holder that did not is stopped, and seconds that it has at least to hear them
-_STOP_AFTER_FORCED, _STOP_AFTER = 3, 0.1
 
 
 class Grants:
@@ -67,29 +53,24 @@ class Grants:
     ) -> None:
         #: processes that serve a session, by its id
         self.sessions: dict[str, SessionProcess] = {}
-        self._served = served
-        self._driver = Driver(config, event_log, self)
-        self._foresight = foresight
-        self._driver.handle(foresight.open())
         #: what is remembered of everybody
         self.users = Users()
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
+        self._tasks = Tasks()
+        self._served = served
+        actions = SessionActions(served, self.sessions, self.users, self.update_limits, self._tasks)
+        self._driver = actions.driver = Driver(config, event_log, actions)
+        self._foresight = foresight
+        self._driver.handle(foresight.open())
         self._waits = WaitTeller(self.sessions, self.status)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._views = Views(self._view)
 
     def close(self) -> None:
         """Decide nothing any more."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._waits.close()
-        for process in self.sessions.values():
-            self._watch(process, 0)
+        self._views.close()
         self._driver.stop()
         self._foresight.close()
 
@@ -137,7 +118,7 @@ class Grants:
         self.configure(process.limits)
         self._driver.handle(
             events.SessionStarted(
-                session=_id(process),
+                session=id_of(process),
                 user=UserId(process.limits.user),
                 domain=self._served.trust_domain(process.limits),
                 framework=process.memory.framework,
@@ -147,13 +128,13 @@ class Grants:
 
     def remove(self, process: SessionProcess) -> None:
         """Let go of a process that ended."""
-        self._watch(process, 0)
+        self._views.forget(process)
         self.users.records[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
         del self.sessions[process.session or ""]
         if self._served.lane_desk is not None:
             self._served.lane_desk.ended(process)
-        self._driver.handle(events.SessionEnded(session=_id(process)))
-        self._foresight.forget(_id(process))
+        self._driver.handle(events.SessionEnded(session=id_of(process)))
+        self._foresight.forget(id_of(process))
         _answer(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
         self.update_limits()
 
@@ -167,14 +148,14 @@ class Grants:
         SessionNotFound
             When it ends meanwhile.
         """
-        state = self._state(_id(process))
+        state = self._state(id_of(process))
         if state is SessionState.OFFLOADED:
             return
         if state is not SessionState.IDLE:
             raise Refused("its code runs; offload it when its cells have ended, or interrupt it.", reason="busy")
         answer = asyncio.get_running_loop().create_future()
         process.offload_requests.append(answer)
-        self._driver.handle(events.OffloadRequested(session=_id(process)))
+        self._driver.handle(events.OffloadRequested(session=id_of(process)))
         await answer
 
     def shelf_changed(self, user: str, size: int) -> None:
@@ -202,16 +183,16 @@ class Grants:
         process.page.words[Word.PREEMPT] = 0
         process.told_allowance = process.told_waiting = process.wanted_at = None
         process.promised_bytes = process.growth = 0
-        session = _id(process)
+        session = id_of(process)
         self._let_go(process)
         # Its answer to them may have been lost with its connection, and it does not know that they still wait.
         lost = Refused("its connection was lost meanwhile; try again.", reason="busy")
         _answer(process, None if hello.offloaded_bytes else lost)
-        self._driver.handle(events.MemoryMeasured(session=session, memory=_profile(hello.memory)))
+        self._driver.handle(events.MemoryMeasured(session=session, memory=profile_of(hello.memory)))
         process.offloaded_bytes = hello.offloaded_bytes
         if hello.offloaded_bytes:
             offloaded = events.Offloaded(
-                session=session, memory=_profile(hello.memory), offloaded=hello.offloaded_bytes
+                session=session, memory=profile_of(hello.memory), offloaded=hello.offloaded_bytes
             )
             self._driver.handle(offloaded)
         if hello.cell_open or hello.holding or hello.wanting:
@@ -230,7 +211,7 @@ class Grants:
 
     def _let_go(self, process: SessionProcess) -> None:
         """Bring a session that greets again to where one starts, whatever was last heard of it."""
-        session, memory = _id(process), _profile(process.memory)
+        session, memory = id_of(process), profile_of(process.memory)
         state = self._state(session)
         if state not in (SessionState.OFFLOADED, SessionState.RESTORING):  # a wish to move away may have been lost
             self._driver.handle(events.OffloadDeclined(session=session, for_now=True))
@@ -249,9 +230,9 @@ class Grants:
     def hear(self, process: SessionProcess, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
         if isinstance(message, protocol.Watch):
-            self._watch(process, message.interval)
+            self._views.watch(process, message.interval)
             return
-        session = _id(process)
+        session = id_of(process)
         match message:
             case protocol.CellOpened():
                 if process.offloaded_bytes:  # it waits to be restored
@@ -280,7 +261,7 @@ class Grants:
                 process.wanted_at = None
                 process.promised_bytes = 0
                 self._measured(process, memory)
-                self._driver.handle(events.CellClosed(session=session, memory=_profile(memory)))
+                self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
                 self._foresight.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
                 self.update_limits()
@@ -302,20 +283,22 @@ class Grants:
         log.info("offloaded %s of session %s", format_bytes(message.offloaded_bytes), process.session)
         self._measured(process, message.memory)
         self._driver.handle(
-            events.Offloaded(session=_id(process), memory=_profile(message.memory), offloaded=message.offloaded_bytes)
+            events.Offloaded(
+                session=id_of(process), memory=profile_of(message.memory), offloaded=message.offloaded_bytes
+            )
         )
         self.update_limits()
         _answer(process, None)
-        self._spawn(self._suspend(process))
+        self._tasks.spawn(self._suspend(process))
 
     async def _suspend(self, process: SessionProcess) -> None:
         """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
         freed = await self._served.suspend(process)
-        if not freed or process.ended.is_set() or self._state(_id(process)) is not SessionState.OFFLOADED:
+        if not freed or process.ended.is_set() or self._state(id_of(process)) is not SessionState.OFFLOADED:
             return
         left = msgspec.structs.replace(process.memory, framework=max(0, process.memory.framework - freed))
         self._driver.handle(
-            events.Offloaded(session=_id(process), memory=_profile(left), offloaded=process.offloaded_bytes + freed)
+            events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offloaded_bytes + freed)
         )
 
     def _restored(self, process: SessionProcess, message: protocol.Restored) -> None:
@@ -325,7 +308,7 @@ class Grants:
         process.num_restores += 1
         process.restore_seconds += message.seconds
         self._measured(process, message.memory)
-        self._driver.handle(events.Restored(session=_id(process), memory=_profile(message.memory)))
+        self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
         self.update_limits()
 
     def _measured(self, process: SessionProcess, memory: Memory) -> None:
@@ -338,7 +321,9 @@ class Grants:
     def _want(self, process: SessionProcess, growth: int = 0) -> None:
         self._wait_begins(process)
         process.growth = growth
-        self._driver.handle(events.DeviceWanted(session=_id(process), memory=_profile(process.memory), growth=growth))
+        self._driver.handle(
+            events.DeviceWanted(session=id_of(process), memory=profile_of(process.memory), growth=growth)
+        )
 
     def _release(self, process: SessionProcess, message: protocol.GrantReleased) -> None:
         self._measured(process, message.memory)
@@ -349,15 +334,15 @@ class Grants:
             process.unsanctioned = False
             return
         if process.stopped:  # it yielded at the very moment it was stopped, and wants nothing now
-            self.resume(process)
-            self._driver.handle(events.DeviceWantWithdrawn(session=_id(process)))
+            resume(process)
+            self._driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
             return
         utilisation = self._seen_utilisation(process, message)
         self._driver.handle(
             events.GrantReleased(
-                session=_id(process),
+                session=id_of(process),
                 at=message.at,
-                memory=_profile(message.memory),
+                memory=profile_of(message.memory),
                 live_bytes=message.live_bytes,
                 iterations=message.iterations,
                 utilisation=utilisation,
@@ -370,133 +355,13 @@ class Grants:
         """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
         seen = self._served.utilisation(process)
         utilisation = message.utilisation if seen is None else seen
-        if utilisation is not None and self._driver.scheduler.sessions[_id(process)].alone:
-            self._foresight.measured(_id(process), utilisation)
+        if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].alone:
+            self._foresight.measured(id_of(process), utilisation)
         return utilisation
-
-    # --- actions of the core ------------------------------------------------------------------------------------------
-
-    def act(self, action: actions.Action) -> None:
-        """Carry out one decision."""
-        match action:
-            case actions.Grant(session=session, lane=lane, parallel=parallel):
-                self._grant(self.sessions[session], lane, parallel)
-            case actions.RemoveLane(lane=lane) if self._served.lane_desk is not None:
-                self._served.lane_desk.removed(lane)
-            case actions.Revoke(session=session):
-                self.sessions[session].page.words[Word.PREEMPT] = 1
-            case actions.ForceYield(session=session):
-                self._force(self.sessions[session])
-            case actions.Refuse(session=session, reason=reason, message=message):
-                self._refuse(self.sessions[session], reason, message)
-            case actions.Offload(session=session):
-                self._offload(self.sessions[session])
-            case actions.Restore(session=session):
-                self._restore(self.sessions[session])
-
-    def _restore(self, process: SessionProcess) -> None:
-        self._note_wait(process)
-        process.promised_bytes = process.offloaded_bytes + process.growth
-        self.update_limits()
-        # Its first call to a driver that suspended it waits until it goes on.
-        self._spawn(self._served.resume(process))
-        process.send(protocol.Restore())
-
-    def _force(self, process: SessionProcess) -> None:
-        """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
-        now = self._driver.now()
-        if not process.times_forced:
-            process.forced_at = now
-        process.times_forced += 1
-        if process.times_forced < _STOP_AFTER_FORCED or now < process.forced_at + _STOP_AFTER:
-            send_signal(process, FORCE_SIGNAL)
-            return
-        log.info("session %s does not yield; it is stopped until its next turn", process.session)
-        send_signal(process, signal.SIGSTOP)
-        process.stopped = True
-        # It cannot speak for itself: it has released the device, and wants it back.
-        live = process.live_bytes
-        memory = _profile(process.memory)
-        session = _id(process)
-        self._driver.handle(events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
-        self._driver.handle(events.DeviceWanted(session=session))
-
-    def _refuse(self, process: SessionProcess, reason: str, message: str) -> None:
-        log.info("refused session %s the device (%s): %s", process.session, reason, message)
-        if process.stopped:  # it asks for nothing
-            self._let_come(process)
-            return
-        process.wanted_at = None
-        process.send(protocol.RefusedGrant(reason=reason, message=message))
-
-    def _offload(self, process: SessionProcess) -> None:
-        """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
-        if not process.stopped:
-            process.send(protocol.Offload())
-            return
-        self._driver.handle(events.DeviceWantWithdrawn(session=_id(process)))
-        self._driver.handle(events.OffloadDeclined(session=_id(process)))
-        self._let_come(process)
-
-    def _let_come(self, process: SessionProcess) -> None:
-        """Let a stopped session run to where it yields, and ask for the device itself."""
-        process.unsanctioned = True
-        process.page.words[Word.PREEMPT] = 1
-        self.resume(process)
-
-    def resume(self, process: SessionProcess) -> None:
-        """Let a process run again that was stopped."""
-        process.stopped = False
-        send_signal(process, signal.SIGCONT)
-
-    def _grant(self, process: SessionProcess, lane: LaneId, parallel: int) -> None:
-        process.page.words[Word.PREEMPT] = 0
-        process.times_forced = 0
-        if process.stopped:
-            self.resume(process)
-            return
-        self._note_wait(process)
-        if process.growth:
-            process.promised_bytes = process.live_bytes + process.growth
-            process.growth = 0
-            self.update_limits()
-        if process.unsanctioned:  # it holds one already, of the executor before this
-            process.unsanctioned = False
-            return
-        if self._served.lane_desk is not None:
-            self._served.lane_desk.granted(process, lane, self._size_of(lane, process))
-        # Side by side, sessions must share the processors, or their threads fight over them.
-        threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
-        process.send(protocol.Granted(threads=threads))
-
-    def _size_of(self, lane: LaneId, process: SessionProcess) -> int | None:
-        """Return the bytes to make *lane* of for a turn of *process*; None: it should do without.
-
-        A session whose need is not measured has, for the core, all that there may be; what it really takes is its own
-        then, and its lane follows once that is known. Nor do the others need more than they were seen to.
-        """
-        scheduler = self._driver.scheduler
-        if not scheduler.sessions[_id(process)].is_measured:
-            return None
-        entry = scheduler.lanes.by_id[lane]
-        return entry.size if not entry.is_open else max(s.need for s in entry.sessions.values() if s.is_measured)
-
-    def counts(self) -> protocol.Counts:
-        """Return how often what happened."""
-        return self._driver.counters.counts()
 
     def _wait_begins(self, process: SessionProcess) -> None:
         process.wanted_at = self._driver.now()
         process.told_waiting = None
-
-    def _note_wait(self, process: SessionProcess) -> None:
-        """Take note that what *process* waited for has come."""
-        if process.wanted_at is not None:
-            waited = self._driver.now() - process.wanted_at
-            process.waits.append(waited)
-            self.users.records[process.user or ""].waits.append(waited)
-            self._driver.counters.waited(waited)
-            process.wanted_at = None
 
     # --- what people are told -----------------------------------------------------------------------------------------
 
@@ -510,19 +375,13 @@ class Grants:
         snapshot = scheduler.snapshot(self._driver.now())
         return build_status(self._served, scheduler.config, snapshot, self.sessions, self.users.records)
 
-    def _watch(self, process: SessionProcess, interval: float) -> None:
-        if process.watch is not None:
-            process.watch.cancel()
-            process.watch = None
-        if interval > 0:
-            process.watch = asyncio.get_running_loop().create_task(self._send_views(process, max(0.1, interval)))
+    def counts(self) -> protocol.Counts:
+        """Return how often what happened."""
+        return self._driver.counters.counts()
 
-    async def _send_views(self, process: SessionProcess, interval: float) -> None:
-        while process.user is not None:
-            if process.has_read_all:  # a view is worth nothing once there is a newer one
-                timeline = self._driver.timeline.recent(self._driver.now(), process.user)
-                process.send(protocol.View(status={**visible_to(self.status(), process.user), "timeline": timeline}))
-            await asyncio.sleep(interval)
+    def _view(self, user: str) -> dict[str, Any]:
+        timeline = self._driver.timeline.recent(self._driver.now(), user)
+        return {**visible_to(self.status(), user), "timeline": timeline}
 
 
 def _answer(process: SessionProcess, error: SharedKernelError | None) -> None:
@@ -535,12 +394,3 @@ def _answer(process: SessionProcess, error: SharedKernelError | None) -> None:
             request.set_result(None)
         else:
             request.set_exception(error)
-
-
-def _id(process: SessionProcess) -> SessionId:
-    assert process.session
-    return SessionId(process.session)
-
-
-def _profile(memory: Memory) -> MemoryProfile:
-    return MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=memory.framework)

@@ -31,6 +31,7 @@ from sharedkernel.errors import (
     SessionNotFound,
     SharedKernelError,
 )
+from sharedkernel.executor.actions import resume
 from sharedkernel.executor.adoption import Adoption
 from sharedkernel.executor.code_stamp import check_left
 from sharedkernel.executor.connections import Connection
@@ -241,7 +242,7 @@ class ExecutorService:
             process.session = ""
             self._spawn(self._supervisor.end(process))
             return
-        self._grants.resume(process)  # the executor before this may have stopped it
+        resume(process)  # the executor before this may have stopped it
         if self._served.lane_desk is not None:
             self._served.lane_desk.adopted(process)
         self._incarnation = max(self._incarnation, process.incarnation)

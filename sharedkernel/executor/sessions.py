@@ -19,6 +19,7 @@ import psutil
 from sharedkernel import protocol
 from sharedkernel.executor.hearsay import MOST_BYTES
 from sharedkernel.protocol import Limits, Memory, SessionRecord
+from sharedkernel.scheduling.model import MemoryProfile, SessionId
 from sharedkernel.session.page import Page, Word
 
 log = logging.getLogger(__name__)
@@ -143,8 +144,6 @@ class SessionProcess:
     told_waiting: protocol.Waiting | None = None
     told_waiting_at: float = 0.0
     told_allowance: protocol.Allowance | None = None
-    #: sends it views, while it watches
-    watch: asyncio.Task[None] | None = None
     pidfd: int | None = None
 
     def shown(self, word: Word) -> int:
@@ -272,6 +271,17 @@ def describe_end(process: SessionProcess, status: int | None) -> protocol.Sessio
         reason=reason,
         message=message,
     )
+
+
+def id_of(process: SessionProcess) -> SessionId:
+    """Return the id that the scheduling core knows a process's session by."""
+    assert process.session
+    return SessionId(process.session)
+
+
+def profile_of(memory: Memory) -> MemoryProfile:
+    """Return *memory* as the scheduling core takes it."""
+    return MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=memory.framework)
 
 
 def start_time(pid: int) -> int | None:
