@@ -212,6 +212,18 @@ class GrantMeasured(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsedWithoutGrant(SessionEvent):
+    """The device worked for the session beyond its grants, as seen from outside; it counts as if it had held one."""
+
+    #: device-seconds, since that was last said
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"session {self.session} used the device for {self.seconds} seconds without a grant.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMeasured(SessionEvent):
     """What the session holds was measured; it may be more than was foreseen."""
 
@@ -270,7 +282,7 @@ EVENTS: dict[str, type[Event]] = {
     for event in (
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
-        SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured,
+        SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured, UsedWithoutGrant,
     )
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ from sharedkernel.scheduling.events import (
     SessionStarted,
     ShelfMeasured,
     Tick,
+    UsedWithoutGrant,
     UserConfigured,
     WorkForeseen,
 )
@@ -75,6 +76,7 @@ class Facts:
             SessionEnded: self._on_session_ended,
             WorkForeseen: self._on_work_foreseen,
             GrantMeasured: self._on_grant_measured,
+            UsedWithoutGrant: self._on_used_without_grant,
             HistoryRecalled: self._on_history_recalled,
         }
 
@@ -93,6 +95,7 @@ class Facts:
         user = records.user(event.user)
         user.share, user.quota, user.offload_after = event.share, event.quota, event.offload_after
         user.priority = event.priority
+        records.clock.share_changed(user)
         records.order.user_changed(user)
         for session in user.sessions.values():
             # An interrupted iteration is let finish: its lane could not be given to anybody else.
@@ -120,10 +123,9 @@ class Facts:
         session = Session(
             id=event.session, user=user, domain=event.domain, attained=event.attained, idle_since=records.clock.now
         )
-        session.virtual = session.attained_before = event.attained
+        session.attained_before = event.attained
+        # Reported, but nothing to make up for: who had the device before the others came owes them nothing.
         user.attained += event.attained
-        user.virtual += event.attained / user.share
-        records.order.user_changed(user)
         user.sessions[session.id] = records.sessions[session.id] = session
         records.ledger.set_memory(session, MemoryProfile(framework=event.framework))
         records.offloading.idle[session.id] = session
@@ -231,6 +233,17 @@ class Facts:
             interference.take_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
             if event.iterations:
                 session.alone = len(holders) == 1
+
+    def _on_used_without_grant(self, event: UsedWithoutGrant) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        is_queued = session.state is SessionState.QUEUED
+        if is_queued:  # its part of the rank changes, which nothing else does meanwhile
+            records.order.remove(session)
+        records.clock.charge(session, event.seconds)
+        if is_queued:
+            records.order.add(session)
+        records.order.user_changed(session.user)
+        records.note(session, event)
 
     # --- moving memory away and back -----------------------------------
 

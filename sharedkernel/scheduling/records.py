@@ -54,7 +54,7 @@ class Records:
         self.actions: list[Action] = []
         self.ledger = Ledger(config.capacity, config.reserve)
         self.lanes = Lanes(self.ledger, self.actions)
-        self.clock = ServiceClock(config.quantum)
+        self.clock = ServiceClock(config.quantum, config.parallel_lanes)
         self.claims = Claims(self.ledger, self.lanes)
         self.predictions = Predictions(self.claims.open.values)
         self.policy = POLICIES[config.policy](config, self.predictions)

@@ -1,11 +1,13 @@
 """Attained and virtual service: who was served how much, and how that compares.
 
-*Attained* service is what was held, in device-seconds; it is reported and never altered. *Virtual* service is what
+*Attained* service is what was held, in device-seconds, and what the device was seen to do beyond that; it is reported
+and never altered. *Virtual* service is what
 fairness compares: a user's grows by the service over the user's share, a session's by its service. Whoever becomes
 active (wants the device after not having wanted it) is *lifted* to the smallest virtual service among those who are
 active already: a newcomer does not monopolise the device until caught up, and sleeping saves up no credit. With nobody
 active, the place of the last one who was is taken (as in start-time fair queueing, where the clock stands still on an
-idle device).
+idle device). But nobody is lifted by more than one could have been served while they rested: who gives way at a
+boundary and comes back at once keeps what they were behind, as when somebody else took more than their turns.
 
 Whoever is lifted and has not been served since is *fresh*: policies may serve them at once. Coming back within a
 quantum inside one cell does not make fresh: a training loop that gives way and comes back at its next device operation
@@ -67,10 +69,15 @@ class ServiceClock:
     ----------
     quantum
         Seconds of rest after which a session counts as fresh within one cell too.
+    parallel_lanes
+        How many sessions may hold a grant at a time.
     """
 
-    def __init__(self, quantum: float) -> None:
+    def __init__(self, quantum: float, parallel_lanes: int) -> None:
         self.quantum = quantum
+        #: the most virtual service that a user with the least share can have in a second
+        self._rate = float(parallel_lanes)
+        self._parallel_lanes = parallel_lanes
         #: until when service is accrued
         self.now = 0.0
         #: all and only the sessions that hold a grant, in the order of their grants
@@ -90,26 +97,34 @@ class ServiceClock:
         if not elapsed:
             return
         for session in self.holders.values():
-            user = session.user
-            session.attained += elapsed
-            session.virtual += elapsed
+            self.charge(session, elapsed)
             session.unreported += elapsed
             session.held += elapsed
-            user.attained += elapsed
-            user.virtual += elapsed / user.share
+
+    def charge(self, session: Session, seconds: float) -> None:
+        """Count *seconds* of service to *session* and its user."""
+        user = session.user
+        session.attained += seconds
+        session.virtual += seconds
+        user.attained += seconds
+        user.virtual += seconds / user.share
+
+    def share_changed(self, user: User) -> None:
+        """Take note of the share of *user*."""
+        self._rate = max(self._rate, self._parallel_lanes / user.share)
 
     def activate(self, session: Session) -> None:
         """Let *session* take part from now on, lifted to those who take part already."""
         user = session.user
         if not user.active:
-            user.virtual = max(user.virtual, self._least.virtual(self.floor))
+            _lift(user, self._least.virtual(self.floor), self._rate * (self.now - user.rested_since))
             user.fresh = not session.started or self.now - user.rested_since >= self.quantum
             self.active[user.id] = user
             self._least.add(user)
         least = self._least_of.get(user.id)
         if least is None:
             least = self._least_of[user.id] = _Least(user.active)
-        session.virtual = max(session.virtual, least.virtual(user.floor))
+        _lift(session, least.virtual(user.floor), self._parallel_lanes * (self.now - session.rested_since))
         session.fresh = not session.started or self.now - session.rested_since >= self.quantum
         user.active[session.id] = session
         least.add(session)
@@ -143,3 +158,8 @@ class ServiceClock:
         """Stop counting the grant of *session*."""
         del self.holders[session.id]
         session.user.num_grants -= 1
+
+
+def _lift(member: User | Session, least: float, most: float) -> None:
+    """Lift *member* to *least*, by *most* at most."""
+    member.virtual = max(member.virtual, min(least, member.virtual + most))

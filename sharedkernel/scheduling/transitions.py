@@ -23,6 +23,7 @@ from sharedkernel.scheduling.events import (
     SessionEnded,
     SessionEvent,
     SessionStarted,
+    UsedWithoutGrant,
     WorkForeseen,
 )
 from sharedkernel.scheduling.model import SessionState
@@ -65,6 +66,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     **{(state, MemoryMeasured): state for state in _LIVE},
     **{(state, WorkForeseen): state for state in _LIVE},
     **{(state, GrantMeasured): state for state in _LIVE},
+    **{(state, UsedWithoutGrant): state for state in _LIVE},
     **{(state, SessionEnded): _DEAD for state in _LIVE},
 }
 

@@ -22,6 +22,7 @@ from sharedkernel.scheduling.events import (
     SessionStarted,
     ShelfMeasured,
     Tick,
+    UsedWithoutGrant,
     UserConfigured,
 )
 
@@ -66,10 +67,14 @@ class Desk:
     def shelve(self, user: str, size: int) -> list[Action]:
         return self.send(ShelfMeasured(user=UserId(user), bytes=size))
 
-    def start(self, *names: str, domain: str = "all", framework: int = 0) -> None:
+    def start(self, *names: str, domain: str = "all", framework: int = 0, attained: float = 0.0) -> None:
         for name in names:
             user = UserId(name.rstrip("0123456789"))
-            self.send(SessionStarted(session=SessionId(name), user=user, domain=domain, framework=framework))
+            self.send(
+                SessionStarted(
+                    session=SessionId(name), user=user, domain=domain, framework=framework, attained=attained
+                )
+            )
             self._memory[name] = MemoryProfile(framework=framework)
 
     def open(self, *names: str, source: str | None = None) -> None:
@@ -142,6 +147,10 @@ class Desk:
     def measure(self, name: str, *, ephemeral: int | None = None, persistent: int | None = None) -> list[Action]:
         memory = self.profile(name, ephemeral=ephemeral, persistent=persistent)
         return self.send(MemoryMeasured(session=SessionId(name), memory=memory))
+
+    def use(self, name: str, seconds: float) -> list[Action]:
+        """Report that the device was seen to work for the session without a grant."""
+        return self.send(UsedWithoutGrant(session=SessionId(name), seconds=seconds))
 
     def close(self, name: str, *, persistent: int | None = None) -> list[Action]:
         return self.send(CellClosed(session=SessionId(name), memory=self.profile(name, persistent=persistent)))

@@ -217,3 +217,52 @@ def test_a_turn_that_begins_while_another_ends_for_good_has_an_end(sched: Desk) 
     sched.end("ada")
     assert sched.state("bob") == "running"
     assert sched.scheduler.next_deadline() is not None
+
+
+def test_use_without_a_grant_counts_as_service() -> None:
+    """Who computes beyond their grants, from threads of their own, say, waits for their turns as long as they took."""
+    device = Device(SchedulerConfig(capacity=1000), [endless("ada", 0.005), endless("bob", 0.005)])
+    device.run(1)
+    device.use("ada", 4)
+    device.run(11)
+    assert device.desk.attained("ada") == pytest.approx(device.desk.attained("bob"), abs=0.1)
+    assert device.desk.attained("bob") == pytest.approx(0.5 + 4 + 3, abs=0.1)
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(0.0, "bob"), (1000.0, "cleo")])
+@pytest.mark.parametrize("policy", ["fair", "las"])
+def test_use_without_a_grant_moves_who_stands_in_line(policy: str, seconds: float, first: str) -> None:
+    """It counts at once, not from their next turn on."""
+    desk = Desk(SchedulerConfig(capacity=1000, policy=policy))
+    desk.begin("ada", "bob", "cleo", ephemeral=100)
+    desk.use("bob", seconds)
+    assert desk.attained("bob") == desk.view("bob").attained == seconds
+    granted = [action.session for action in desk.release("ada", "cell") if isinstance(action, Grant)]
+    assert granted == [first]
+
+
+def test_what_was_attained_before_a_restart_is_no_debt() -> None:
+    """Who had the device alone for an hour, before the others came, does not wait for an hour now."""
+    desk = Desk(SchedulerConfig(capacity=1000))
+    desk.start("ada", attained=3600.0)
+    desk.begin("bob", "ada", ephemeral=100)
+    assert (desk.attained("ada"), desk.state("bob"), desk.state("ada")) == (3600, "running", "queued")
+    assert desk.tick_at_deadline() == [Revoke(session="bob")]
+    assert desk.now < 0.1
+
+
+@pytest.mark.parametrize(("other", "share"), [(1.0, 0.5), (1.0, 4.0), (0.25, 1.0)])
+def test_short_rests_save_up_no_credit(other: float, share: float) -> None:
+    """A minute in which somebody wanted little of their share is no reason for them to have more later."""
+    little = [Cell(seconds=0.004, pause=0.016)] * 1000
+    device = Device(
+        SchedulerConfig(capacity=1000),
+        [endless("ada", 0.005), Notebook(name="bob", cells=[*little, *endless("bob", 0.005).cells])],
+    )
+    device.desk.user("ada", share=other)
+    device.desk.user("bob", share=share)
+    device.run(60)
+    assert len(device.notebooks["bob"].cells) == 1
+    before = device.desk.attained("bob")
+    device.run(64)
+    assert device.desk.attained("bob") - before == pytest.approx(4 * share / (other + share), abs=0.2)

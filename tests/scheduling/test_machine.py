@@ -37,6 +37,7 @@ from sharedkernel.scheduling.events import (
     SessionStarted,
     ShelfMeasured,
     Tick,
+    UsedWithoutGrant,
     UserConfigured,
 )
 from sharedkernel.scheduling.policies import POLICIES
@@ -189,6 +190,11 @@ class Machine(RuleBasedStateMachine):
     @rule(user=st.sampled_from("uvw"), size=mebibytes(0, 20))
     def shelve(self, user: str, size: int) -> None:
         self.send(ShelfMeasured(user=UserId(user), bytes=size))
+
+    @precondition(lambda self: self.allowing(UsedWithoutGrant))
+    @rule(number=picks, seconds=st.sampled_from([0.0, 0.04, 6.0]))
+    def use_without_grant(self, number: int, seconds: float) -> None:
+        self.send(UsedWithoutGrant(session=self.pick(self.allowing(UsedWithoutGrant), number), seconds=seconds))
 
     @precondition(lambda self: self.allowing(CellOpened))
     @rule(number=picks, source=st.sampled_from([None, "a", "b"]))

@@ -93,6 +93,7 @@ def test_a_session_in_the_middle_of_an_iteration_stays(make_sched: Callable[...,
     assert sched.want("ada") == []
     sched.measure("zoe", persistent=0)
     assert (sched.state("ada"), sched.view("ada").parked, sched.view("ada").lane) == ("queued", 150, 1)
+    sched.now = 2.0
     sched.release("bob", "yield", live=400)
     assert sched.want("bob") == []
     assert (sched.state("ada"), sched.view("ada").lane) == ("running", 1)

@@ -82,6 +82,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
         "GrantMeasured",
         "WorkForeseen",
         "HistoryRecalled",
+        "UsedWithoutGrant",
     } == set(EVENTS)
     for _, event in log:
         assert from_dict(json.loads(json.dumps(to_dict(event)))) == event
@@ -112,6 +113,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
         ({"event": "DeviceWanted", "session": "a", "growth": -1}, "session a wants to grow by -1 bytes"),
         ({"event": "Offloaded", "session": "a", "memory": {}, "offloaded": -1}, "session a offloaded -1 bytes"),
         ({"event": "SessionStarted", "session": "a", "user": "b", "domain": "c", "framework": -1}, "negative"),
+        ({"event": "UsedWithoutGrant", "session": "a", "seconds": -1}, "used the device for -1 seconds"),
         ({"event": "GrantReleased", "session": "a", "at": "noon", "memory": {}}, "not at 'noon'"),
         ({"event": "GrantReleased", "session": "a", "at": "cell", "memory": {}, "live_bytes": -1}, "negative"),
         ({"event": "GrantReleased", "session": "a", "at": "cell", "memory": {}, "utilisation": 2}, "utilisation of 2"),

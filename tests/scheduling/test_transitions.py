@@ -24,6 +24,7 @@ from sharedkernel.scheduling.events import (
     SessionEnded,
     SessionEvent,
     SessionStarted,
+    UsedWithoutGrant,
     WorkForeseen,
 )
 from sharedkernel.scheduling.transitions import TRANSITIONS, transition_table
@@ -46,6 +47,7 @@ EVENTS: list[SessionEvent] = [
     SessionEnded(session=ADA),
     WorkForeseen(session=ADA, source="abc", remaining_iterations=3),
     GrantMeasured(session=ADA, iterations=3, utilisation=0.5),
+    UsedWithoutGrant(session=ADA, seconds=0.5),
 ]
 
 
