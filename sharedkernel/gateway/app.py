@@ -7,21 +7,19 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_server.serverapp import ServerApp
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Enum, Float, Integer, Set, TraitError, Unicode, default
-from traitlets.config.loader import DeferredConfig
+from traitlets import Bool, Enum, Float, Integer, Set, Unicode, default
 
 from sharedkernel.commands.base import CommandApp
-from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.errors import ConfigError
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.gateway import logs
 from sharedkernel.gateway.audit import AuditLog
-from sharedkernel.gateway.config_check import Fault, find_unusable, report_faults, without
+from sharedkernel.gateway.config_check import find_ineffective, find_unusable, leave_out, report_faults
 from sharedkernel.gateway.connections import OpenWebsockets
 from sharedkernel.gateway.drain import until_cells_end
 from sharedkernel.gateway.entrance import Entrance
@@ -37,15 +35,13 @@ from sharedkernel.gateway.memberships import Memberships
 from sharedkernel.gateway.metrics import watch_loop_lag
 from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
 from sharedkernel.gateway.presence import DRAIN_SIGNAL, Presence, ask_to_drain
+from sharedkernel.gateway.reloading import Reloading
 from sharedkernel.gateway.settings import (
     CONFIG_NAME,
-    Settings,
     build_devices,
     build_placement,
     build_policy,
     build_quotas,
-    find_changed,
-    place,
     read_settings,
 )
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
@@ -55,8 +51,6 @@ from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import default_runtime_directory, gateway_directory, make_private_directory
 
 DEFAULT_PORT = 8585
-#: what SIGHUP changes at once, besides the certificate
-_READ_AGAIN = ("quotas", "groups", "admins", "policy", "placement")
 #: seconds until an absent executor is told of; one that was started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
 
@@ -107,8 +101,6 @@ class SharedKernelGateway(CommandApp, ServerApp):
 
     kernel_manager: SessionKernels
 
-    #: what no trait takes of the configuration files
-    _unusable: Sequence[Fault] = ()
     _presence: Presence | None = None
     _watching: Sequence[asyncio.Task[None]] = ()
 
@@ -279,15 +271,15 @@ class SharedKernelGateway(CommandApp, ServerApp):
             When it is not.
         """
         self._settings = read_settings(self.config_file_paths, self.config_file)
-        self._in_force = self._merged(self._settings).config
-        self._unusable = list(find_unusable(self, self._settings))
-        refused = next((fault for fault in self._unusable if fault.is_refused), None)
+        unusable = list(find_unusable(self, self._settings))
+        refused = next((fault for fault in unusable if fault.is_refused), None)
         if self.check_config:  # whatever else is wrong shall be said, too
-            self.update_config(without(self._settings.config, self._unusable))
+            self.update_config(leave_out(unusable, self._settings).config)
         elif refused is not None:
             raise ConfigError(refused.sentence)
         else:
             self.update_config(self._settings.config)
+        self._started_with = leave_out(unusable, self._settings).under(self.cli_config)
 
     def init_configurables(self) -> None:
         """Make the managers and connect them to the executors.
@@ -327,6 +319,9 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.tornado_settings["allow_remote_access"] = True
         self._presence = Presence(Path(self.runtime_dir))
         self._open_files(gateway_directory(Path(self.runtime_dir)))  # which is there once there is a lock to have
+        self._reloading = Reloading(self, self._started_with, self._certificate)
+        for sentence in find_ineffective(self, self._started_with):
+            self.log.warning("%s", sentence)
 
     def _open_files(self, directory: Path) -> None:
         """Find, or make, what is kept in *directory* unless another place is named."""
@@ -384,7 +379,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             When there is no gateway to drain.
         """
         if self.check_config:
-            sys.exit(report_faults(self, self._settings, self._unusable))
+            sys.exit(report_faults(self, self._settings))
         if self.drain:
             ask_to_drain(Path(self.runtime_dir), self.port)
             sys.exit(0)
@@ -394,8 +389,9 @@ class SharedKernelGateway(CommandApp, ServerApp):
         """Stop on SIGTERM and SIGINT, read the configuration again on SIGHUP, drain on SIGUSR1."""
         signal.signal(signal.SIGTERM, self._signal_stop)
         signal.signal(signal.SIGINT, self._signal_stop)
-        signal.signal(DRAIN_SIGNAL, lambda *_: self.io_loop.add_callback_from_signal(self._begin_draining))
-        signal.signal(signal.SIGHUP, lambda *_: self.io_loop.add_callback_from_signal(self.reload))
+        loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop  # type: ignore[attr-defined]
+        signal.signal(DRAIN_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._begin_draining))
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reloading.reload))
 
     def _find_http_port(self) -> None:
         if self.port and not self.port_retries:
@@ -455,61 +451,6 @@ class SharedKernelGateway(CommandApp, ServerApp):
         print(  # noqa: T201
             f"Serving on {url}; use it with: sharedkernel install --gateway-url {url} --token {token}", flush=True
         )
-
-    def reload(self) -> None:
-        """Read quotas, groups, admins, placement and the certificate again; what cannot be used changes nothing."""
-        try:
-            settings = read_settings(self.config_file_paths, self.config_file)
-            section = self._section(settings)
-            quotas = build_quotas(section.get("quotas", {}), section.get("groups", {}), settings.files)
-            admins = self._checked_admins(section.get("admins", set()), settings.files)
-            placement = build_placement(section.get("placement", self.placement), settings.files)
-            policy = build_policy(section.get("policy", ""), settings.files)
-            build_devices(section.get("executors", self.executors), settings.files)
-            if self._certificate is not None:
-                self._certificate.load()
-        except SharedKernelError as error:
-            self.log.error("the configuration was not read again: %s", error)
-            return
-        self._settings = settings
-        quotas.memberships = self.kernel_manager.quotas.memberships
-        self.admins = admins
-        self.kernel_manager.replace_quotas(quotas)
-        self.kernel_manager.executors.placement = placement
-        self.kernel_manager.replace_policy(policy)
-        self.log.info("the configuration was read again")
-        if waiting := find_changed(self._in_force, self._merged(settings).config, _READ_AGAIN):
-            self.log.warning(
-                "these changed, too, and stay as they were until you restart the gateway (sessions run on): %s",
-                ", ".join(waiting),
-            )
-
-    def _merged(self, settings: Settings) -> Settings:
-        """Return the settings of the files under those of the command line, which hold until it ends."""
-        config = deepcopy(settings.config)
-        config.merge(self.cli_config)
-        return Settings(config, settings.files)
-
-    def _section(self, settings: Settings) -> dict[str, Any]:
-        """Return the gateway's own settings as they are to hold."""
-        traits = self.traits()
-        return {
-            name: value.get_value(traits[name]) if isinstance(value, DeferredConfig) and name in traits else value
-            for name, value in self._merged(settings).section().items()
-        }
-
-    def _checked_admins(self, admins: Any, files: Sequence[Path]) -> set[str]:
-        """Return *admins* as a start would take them.
-
-        Raises
-        ------
-        ConfigError
-            When they are no set of names: of one that is written as text, each letter would be a name.
-        """
-        try:
-            return set(self.traits()["admins"]._validate(self, admins) or ())
-        except TraitError as error:
-            raise ConfigError(f"{place(files, 'SharedKernelGateway', 'admins')}{error}") from None
 
     async def cleanup_kernels(self) -> None:
         """Leave the executors; their sessions run on."""

@@ -1,7 +1,8 @@
 """``sharedkernel gateway --check-config``: every fault of the configuration at once, one sentence each, with its line.
 
-A gateway that starts stops at the first fault, only warns of names that nothing knows, and says nothing of groups that
-nobody is in; here those are faults too.
+A gateway that starts stops at the first fault, and only warns of names that nothing knows; here those are faults too.
+What makes sense and holds for nobody is no fault: it is left over when people go, and must not keep a gateway from
+starting.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from sharedkernel.gateway.settings import (
     check_groups,
     check_quotas,
     place,
+    value_at_start,
 )
 from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.gateway.tokens import TokenFile
@@ -48,51 +51,73 @@ class Fault:
     is_refused: bool = False
 
 
-def report_faults(app: SharedKernelGateway, settings: Settings, unusable: Iterable[Fault]) -> int:
-    """Print what is wrong with *settings*, as *app* has read them, and return the command's exit code.
+def report_faults(app: SharedKernelGateway, settings: Settings) -> int:
+    """Print what is wrong with *settings*, and return the command's exit code.
 
     Parameters
     ----------
     app
-        Has all values but the *unusable* ones.
+        Would be started with them.
     settings
         What the files say.
-    unusable
-        What :func:`find_unusable` found.
     """
-    faults = [*(fault.sentence for fault in unusable), *_find_faults(app, settings)]
-    for fault in faults:
-        print(f"sharedkernel: {fault}", file=sys.stderr)  # noqa: T201
+    unusable = list(find_unusable(app, settings))
+    usable = leave_out(unusable, settings).under(app.cli_config)
+    faults = [*(fault.sentence for fault in unusable), *find_senseless(app, usable)]
+    for sentence in (*faults, *(f"warning: {sentence}" for sentence in find_ineffective(app, usable))):
+        print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
     if not faults:
         files = ", ".join(map(str, settings.files)) or "no configuration file; every setting has its default"
         print(f"In order: {files}.")  # noqa: T201
     return 1 if faults else 0
 
 
-def _find_faults(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
-    """Yield one sentence for each value that its trait takes and that makes no sense all the same."""
+def find_senseless(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each value that its trait takes and that makes no sense all the same.
+
+    Parameters
+    ----------
+    app
+        Would be started with *settings*, and would stop at the first of these.
+    settings
+        What can be used of the files, and the command line's.
+    """
     files = settings.files
-    yield from check_quotas(app.quotas, files)
-    yield from check_groups(app.groups, files)
-    if app.identity != "jupyterhub":  # whose groups nobody else knows
-        yield from check_group_names(app.quotas, app.groups, files)
+    value = partial(value_at_start, app, settings)
+    yield from check_quotas(value("quotas"), files)
+    yield from check_groups(value("groups"), files)
     checks: list[Callable[[], Any]] = [
-        lambda: build_devices(app.executors, files),
-        lambda: build_placement(app.placement, files),
-        lambda: build_policy(app.policy, files),
+        lambda: build_devices(value("executors"), files),
+        lambda: build_placement(value("placement"), files),
+        lambda: build_policy(value("policy"), files),
         lambda: check_exposure(
-            app.ip, encrypted=bool(app.certfile or app.sock), allowed=app.allow_insecure_remote
+            value("ip"), encrypted=bool(value("certfile") or value("sock")), allowed=value("allow_insecure_remote")
         ),
     ]  # fmt: skip
-    if app.certfile:
-        checks.append(lambda: Certificate(app.certfile, app.keyfile, app.client_ca))
-    if app.identity == "tokens":
-        checks.append(lambda: TokenFile(Path(app.tokens_file)).tokens())
+    if value("certfile"):
+        checks.append(lambda: Certificate(value("certfile"), value("keyfile"), value("client_ca")))
+    if value("identity") == "tokens":
+        checks.append(lambda: TokenFile(Path(value("tokens_file"))).tokens())
     for check in checks:
         try:
             check()
         except ConfigError as error:
             yield str(error)
+
+
+def find_ineffective(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each thing that is set and holds for nobody, with which a gateway serves all the same.
+
+    Parameters
+    ----------
+    app
+        Would be started with *settings*.
+    settings
+        What can be used of the files, and the command line's.
+    """
+    value = partial(value_at_start, app, settings)
+    if value("identity") != "jupyterhub":  # whose groups nobody else knows
+        yield from check_group_names(value("quotas"), value("groups"), settings.files)
 
 
 def find_unusable(app: SharedKernelGateway, settings: Settings) -> Iterator[Fault]:
@@ -101,9 +126,8 @@ def find_unusable(app: SharedKernelGateway, settings: Settings) -> Iterator[Faul
     for section, values in settings.config.items():
         where = place(settings.files, section, "")
         if not isinstance(values, Config):
-            yield Fault(
-                sentence=f"{where}c.{section} is no section; write c.SECTION.NAME = VALUE.", section=section
-            )  # fmt: skip
+            text = f"c.{section} is no section; write c.SECTION.NAME = VALUE."
+            yield Fault(sentence=f"{where}{text}", section=section, is_refused=section in classes)
         elif section in classes:
             traits = getattr(classes[section], "class_traits", dict)(config=True)
             yield from _unusable_values(app, settings, section, traits)
@@ -141,12 +165,17 @@ def _wanted(app: SharedKernelGateway, trait: Any, value: Any) -> str | None:
     return None
 
 
-def without(config: Config, faults: Iterable[Fault]) -> Config:
-    """Return *config* without what has *faults*."""
-    usable = deepcopy(config)
-    for fault in faults:
-        if fault.name:
-            del usable[fault.section][fault.name]
-        else:
-            del usable[fault.section]
-    return usable
+def leave_out(faults: Iterable[Fault], settings: Settings) -> Settings:
+    """Return *settings* without what has *faults*."""
+    left_out = {(fault.section, fault.name) for fault in faults}
+    # Section by section: a section that is none, as JSON may have it, cannot be copied.
+    return Settings(
+        Config(
+            {
+                section: {name: deepcopy(values[name]) for name in values if (section, name) not in left_out}
+                for section, values in settings.config.items()
+                if (section, "") not in left_out
+            }
+        ),
+        settings.files,
+    )

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traitlets.config import Config
-from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, LazyConfigValue, PyFileConfigLoader
+from traitlets import TraitError
+from traitlets.config import Config, Configurable
+from traitlets.config.loader import (
+    ConfigFileNotFound,
+    DeferredConfig,
+    JSONFileConfigLoader,
+    LazyConfigValue,
+    PyFileConfigLoader,
+)
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.executors import parse_devices
@@ -32,6 +40,12 @@ class Settings:
     config: Config
     #: the files that were read, most important last
     files: tuple[Path, ...]
+
+    def under(self, command_line: Config) -> Settings:
+        """Return these settings with those of the *command_line* over them, which hold as long as a gateway runs."""
+        config = deepcopy(self.config)
+        config.merge(command_line)
+        return Settings(config, self.files)
 
     def section(self) -> dict[str, Any]:
         """Return the settings of the gateway itself."""
@@ -70,38 +84,33 @@ def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:
     return Settings(config, tuple(files))
 
 
-def find_changed(before: Config, now: Config, settable: Container[str]) -> list[str]:
-    """Return the names of the settings that differ, as they are written.
+def value_at_start(app: Configurable, settings: Settings, name: str) -> Any:
+    """Return the value that one of *app*'s settings has when it starts with *settings*.
 
     Parameters
     ----------
-    before, now
-        The configuration at two times.
-    settable
-        The gateway's own settings that are left out, since they need no restart.
+    app
+        Has the setting; the value that it has itself, which may be that of an earlier start, counts for nothing.
+    settings
+        The command line's included; what is called a section has to be one.
+    name
+        The setting's, of *app*'s own class or of those that it is made from.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot have the value that is written.
     """
-    old, new = _flat(before), _flat(now)
-    return [
-        f"c.{section}.{name}"
-        for section, name in sorted({*old, *new})
-        if not (section == "SharedKernelGateway" and name in settable)
-        and old.get((section, name)) != new.get((section, name))
-    ]
-
-
-def _flat(config: Config) -> dict[tuple[str, str], Any]:
-    """Return values that can be compared, by section and name."""
-    sections = {name: values for name, values in config.items() if isinstance(values, Config)}  # others are faults
-    return {
-        (section, name): _comparable(value) for section, values in sections.items() for name, value in values.items()
-    }
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, LazyConfigValue):
-        return value.to_dict()
-    # A file makes its functions anew each time that it is read; whether they do the same, nobody can tell.
-    return callable(value) or value
+    trait, written = app.traits()[name], app._find_my_config(settings.config)
+    value = written[name] if name in written else app.trait_defaults(name)
+    if isinstance(value, LazyConfigValue):  # changed in place, as by `c.….admins.add(…)`
+        value = value.get_value(app.trait_defaults(name))
+    elif isinstance(value, DeferredConfig):  # a word of the command line
+        value = value.get_value(trait)
+    try:
+        return trait._validate(app, value)
+    except TraitError as error:
+        raise ConfigError(f"{place(settings.files, type(app).__name__, name)}{error}") from None
 
 
 def _candidates(paths: Sequence[str]) -> Iterable[Path]:
@@ -163,7 +172,7 @@ def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterat
             where = _place(files, "quotas", ("groups", str(name)))
             yield (
                 f"{where}quotas['groups'][{name!r}] hold for nobody: groups has no {name!r}; write "
-                f"c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}."
+                f"c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take them out."
             )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.settings import build_quotas, read_settings
+from sharedkernel.gateway.app import SharedKernelGateway
+from sharedkernel.gateway.settings import build_quotas, read_settings, value_at_start
 
 
 def written(directory: Path, text: str) -> Path:
@@ -24,7 +27,7 @@ def test_files_are_found_by_name_and_the_first_directory_wins(tmp_path: Path) ->
             tmp_path / name, f"c.SharedKernelGateway.quotas = {{'default': {{'share': {share}}}}}\nc.ServerApp.port = 1"
         )
     settings = read_settings([str(tmp_path / "user"), str(tmp_path / "system"), str(tmp_path / "none")])
-    assert settings.section()["quotas"] == {"default": {"share": 2}}
+    assert settings.config.SharedKernelGateway.quotas == {"default": {"share": 2}}
     assert len(settings.files) == 2
 
 
@@ -34,8 +37,29 @@ def test_settings_may_be_changed_in_place(tmp_path: Path) -> None:
         tmp_path,
         "c.SharedKernelGateway.quotas.update({'default': {'share': 2}})\nc.SharedKernelGateway.admins.add('ada')",
     )
-    section = read_settings([], str(path)).section()
-    assert section == {"quotas": {"default": {"share": 2}}, "admins": {"ada"}}
+    value = partial(value_at_start, SharedKernelGateway(), read_settings([], str(path)))
+    assert (value("quotas"), value("admins")) == ({"default": {"share": 2}}, {"ada"})
+
+
+def test_the_values_of_a_start_are_the_command_line_s_then_the_files_then_defaults(tmp_path: Path) -> None:
+    """Whatever the gateway that asks for them has itself, and in whose section they are written."""
+    path = written(
+        tmp_path, "c.ServerApp.ip = '*'\nc.JupyterApp.log_level = 'DEBUG'\nc.SharedKernelGateway.policy = 'las'"
+    )
+    app = SharedKernelGateway()
+    app.parse_command_line(["--SharedKernelGateway.policy=srtf", "--ServerApp.port=7"])
+    app.placement = "horus"
+    value = partial(value_at_start, app, read_settings([], str(path)).under(app.cli_config))
+    assert [value(name) for name in ("ip", "log_level", "policy", "port", "placement")] == [
+        "", "DEBUG", "srtf", 7, "least-loaded"
+    ]  # fmt: skip
+
+
+def test_a_value_that_no_start_takes_is_refused_with_its_file(tmp_path: Path) -> None:
+    """Also where it was changed in place, so that only its sum is wrong."""
+    path = written(tmp_path, "c.SharedKernelGateway.admins.add('ada')\nc.SharedKernelGateway.admins.add(3)\n")
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: The 'admins' trait")):
+        value_at_start(SharedKernelGateway(), read_settings([], str(path)), "admins")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +103,7 @@ def test_a_bad_quota_is_refused_with_the_line_of_its_entry(tmp_path: Path) -> No
     )
     settings = read_settings([], str(path))
     with pytest.raises(ConfigError) as refused:
-        build_quotas(settings.section()["quotas"], {}, settings.files)
+        build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)
     assert str(refused.value).startswith(f"{path}, line 7: quotas['users']['ada']['memory']: '8 Gb' is not")
 
 
@@ -88,4 +112,4 @@ def test_a_bad_quota_made_by_code_is_refused_with_its_statement(tmp_path: Path) 
     path = written(tmp_path, "\nc.SharedKernelGateway.quotas = dict(default=dict(share=-1))\n")
     settings = read_settings([], str(path))
     with pytest.raises(ConfigError, match="line 2: "):
-        build_quotas(settings.section()["quotas"], {}, settings.files)
+        build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)
