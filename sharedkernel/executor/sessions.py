@@ -180,6 +180,11 @@ class SessionProcess:
         data = [protocol.encode(message, most=protocol.MAX_ANSWER_BYTES) for message in messages]
         self.transport.write(b"".join(data))
 
+    def warn(self, text: str, *, question: int = 0) -> None:
+        """Show *text*, a sentence, in its notebook, as the answer to its user's *question* if not 0."""
+        log.warning("session %s of %s: %s", self.session, self.user, text)
+        self.send(protocol.Notice(text=text, question=question))
+
     @property
     def has_read_all(self) -> bool:
         """Whether it is connected, and nothing that it was sent still waits for it to read on."""

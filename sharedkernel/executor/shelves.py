@@ -32,6 +32,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.executor.descriptor_channel import Answer, Handler
 from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.executor.shelf_room import Room
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -50,17 +51,6 @@ class NotShelved(SharedKernelError):
     """There is nothing of that name on the user's shelf."""
 
     reason = "not_shelved"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What a user's shelf has to fit into; bytes."""
-
-    quota: int
-    #: used by the user's sessions
-    sessions: int
-    #: left by everybody's sessions; all shelves have to fit into it
-    device: int
 
 
 class KeptMemory(msgspec.Struct, frozen=True, kw_only=True):
