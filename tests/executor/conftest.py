@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.executor.harness import ExecutorProcess
+from tests.executor.harness import Executor, ExecutorProcess
+from tests.executor.isolation import ApartExecutor
 from tests.warm import take_place
 
 #: starts an executor with more of its command line, and its capacity
@@ -14,11 +16,34 @@ StartExecutor = Callable[..., ExecutorProcess]
 
 
 @pytest.fixture(scope="package")
-def process() -> Iterator[ExecutorProcess]:
-    """Yield an executor that all tests share which do not need one of their own."""
+def shared_process() -> Iterator[ExecutorProcess]:
     process = ExecutorProcess(place=take_place())
     yield process
     process.close()
+
+
+@pytest.fixture
+def process(shared_process: ExecutorProcess) -> ExecutorProcess:
+    """Return an executor that all tests share which do not need one of their own."""
+    if shared_process.process.poll() is not None:
+        shared_process.start()  # a test failed that had killed it
+    return shared_process
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ApartExecutor]:
+    """Yield an executor that keeps users apart, and that answers; only root can start one."""
+    process = ApartExecutor()
+
+    async def reach() -> None:
+        async with Executor(process):
+            pass
+
+    try:
+        asyncio.run(reach())
+        yield process
+    finally:
+        process.close()
 
 
 @pytest.fixture

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sharedkernel.executor.directories import closed_ancestor
 from sharedkernel.paths import OFFLOAD_VARIABLE
-from tests.executor.harness import ExecutorProcess
+from tests.executor import harness
+from tests.executor.harness import ExecutorProcess, Notebook
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can run sessions under users' own accounts")
 
@@ -20,6 +23,15 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can run sess
 GATEWAY = "nobody"
 #: first user id that the tests give out
 FIRST_UID = 231000
+#: users who have no account of that name: the sessions of those who do are in their real homes
+ADA, GRACE, HEDY = USERS = ("sk-test-ada", "sk-test-grace", "sk-test-hedy")
+
+
+class Executor(harness.Executor):
+    """An executor whose sessions are those of such users."""
+
+    async def notebook(self, user: str = ADA, session: str | None = None, **options: Any) -> Notebook:
+        return await super().notebook(user, session, **options)
 
 
 class ApartExecutor(ExecutorProcess):
@@ -27,6 +39,10 @@ class ApartExecutor(ExecutorProcess):
 
     #: as long as it is not, it is an executor like any other
     is_apart = True
+
+    def __init__(self, *options: str, **places: Any) -> None:
+        assert not {*USERS, ADA.title()} & {entry.pw_name for entry in pwd.getpwall()}, "accounts are called so"
+        super().__init__(*options, **places)
 
     @property
     def homes(self) -> Path:

@@ -4,64 +4,22 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
 import os
-import pwd
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
-from sharedkernel import protocol
-from sharedkernel.errors import ExecutorUnavailable, Refused
+from sharedkernel.errors import Refused
 from sharedkernel.executor.accounts import NUMBERS_FILE
-from sharedkernel.executor.directories import make_directory_of
-from sharedkernel.executor.directory_lock import GATEWAY_LOCK
-from sharedkernel.executor.packets import connect
-from sharedkernel.executor.sessions import KeptSession, start_time
-from sharedkernel.local_stack import free_port
-from sharedkernel.paths import GATEWAY_DIRECTORY, KEEPER_SOCKET
 from sharedkernel.protocol import Limits
-from tests.executor import harness
-from tests.executor.harness import PATIENCE, ExecutorProcess, Notebook, until
-from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
+from tests.executor.harness import ExecutorProcess, until
+from tests.executor.isolation import ADA, FIRST_UID, GRACE, HEDY, ApartExecutor, Executor, needs_root
 from tests.executor.test_packages import make_wheel
 
 pytestmark = needs_root
-
-#: users who have no account of that name: the sessions of those who do are in their real homes
-ADA, GRACE, HEDY = USERS = ("sk-test-ada", "sk-test-grace", "sk-test-hedy")
-
-
-class Executor(harness.Executor):
-    """An executor whose sessions are those of such users."""
-
-    async def notebook(self, user: str = ADA, session: str | None = None, **options: Any) -> Notebook:
-        return await super().notebook(user, session, **options)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def strangers() -> None:
-    """See that nobody on this machine is called as the users here are."""
-    assert not {*USERS, ADA.title()} & {entry.pw_name for entry in pwd.getpwall()}
-
-
-@pytest.fixture(scope="module")
-def apart() -> Iterator[ApartExecutor]:
-    """Yield an executor that keeps users apart."""
-    process = ApartExecutor()
-    yield process
-    process.close()
 
 
 _RIGHTS = """if True:
@@ -156,111 +114,6 @@ def test_a_session_is_no_gateway(apart: ApartExecutor) -> None:
             assert "only the executor's own user" in (await notebook.run(code)).text
 
     asyncio.run(main())
-
-
-_BE_A_GATEWAY = """if True:
-    import asyncio, os, pwd, sys
-    from types import SimpleNamespace
-    from pathlib import Path
-    from tests.executor.harness import Executor
-    account = pwd.getpwnam(sys.argv[2])
-    os.setgroups([]); os.setgid(account.pw_gid); os.setuid(account.pw_uid)
-    async def main():
-        process = SimpleNamespace(poll=lambda: None)
-        process = SimpleNamespace(runtime_directory=Path(sys.argv[1]), process=process, log=lambda: "")
-        executor = Executor(process)
-        await executor.client.connect()
-        async with executor:
-            notebook = await executor.notebook(sys.argv[3])
-            print((await notebook.run("import os; os.getuid()")).text)
-    asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize(("account", "is_heard"), [(GATEWAY, True), ("daemon", False)])
-def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard: bool) -> None:
-    """The account that was named for it starts sessions and speaks to them; no other account does."""
-    command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account, ADA])
-    python_path = str(Path(__file__).parents[2])
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    if is_heard:
-        assert int(done.stdout) in range(FIRST_UID, FIRST_UID + 100), done.stderr
-    else:
-        assert done.stdout == ""
-        assert "closed the connection" in done.stderr, done.stderr
-
-
-@pytest.fixture
-def gateways_own() -> Iterator[Path]:
-    """Yield a directory of the gateway's account, which reaches it."""
-    account = pwd.getpwnam(GATEWAY)
-    with tempfile.TemporaryDirectory(prefix="sk-gateway-") as directory:
-        os.chown(directory, account.pw_uid, account.pw_gid)
-        yield Path(directory)
-
-
-def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor, gateways_own: Path) -> None:
-    """In a runtime directory that is root's it lacks nothing: it complains of nothing, and goes when it is asked to."""
-    port = free_port()
-    account = pwd.getpwnam(GATEWAY)
-    become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
-    command = readable_by_all(
-        [*become, sys.executable, "-m", "sharedkernel", "gateway", "--port", str(port), "--runtime-dir",
-         str(apart.runtime_directory)]
-    )  # fmt: skip
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(gateways_own),
-                   "JUPYTER_TOKEN": "secret"}  # fmt: skip
-
-    def ask(method: str, path: str) -> tuple[int, bytes]:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method, data=b"{}")
-        request.add_header("Authorization", "token secret")
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                return int(answer.status), answer.read()
-        except OSError:
-            return 0, b""
-
-    with (gateways_own / "log").open("w+") as log:
-        gateway = subprocess.Popen(command, cwd="/", env=environment, stdout=log, stderr=log)
-        try:
-            while ask("GET", "/readyz")[0] != 200 and gateway.poll() is None:
-                time.sleep(0.1)
-            status, kernel = ask("POST", "/api/kernels")
-            assert status == 201
-            assert ask("DELETE", f"/api/kernels/{json.loads(kernel)['id']}?linger=0")[0] == 204
-            drain = subprocess.run([*command, "--drain"], cwd="/", env=environment, check=False, timeout=PATIENCE)
-            assert drain.returncode == 0
-            assert gateway.wait(PATIENCE) == 0
-        finally:
-            gateway.kill()
-            gateway.wait()
-            log.seek(0)
-            said = log.read()
-    assert "drained" in said
-    assert [line for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Traceback"))] == []
-    audit = apart.runtime_directory / "gateway" / "audit.jsonl"
-    assert '"start session"' in audit.read_text()
-    assert [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (audit.parent, audit)] == [
-        (account.pw_uid, 0o700),
-        (account.pw_uid, 0o600),
-    ]
-
-
-def test_another_account_does_not_get_the_files_of_a_gateway() -> None:
-    """The executor does not start, and says what is whose."""
-    account = pwd.getpwnam(GATEWAY)
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o711)
-        make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
-        options = ["--isolate", "users", "--homes", str(directory / "homes"), "--gateway-user", "daemon"]
-        command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", name, *options]
-        done = subprocess.run(readable_by_all(command), capture_output=True, text=True, check=False, timeout=PATIENCE)
-        assert done.returncode == 1
-        expected = f"{directory / GATEWAY_DIRECTORY} belongs to user id {account.pw_uid}, not "
-        assert done.stderr.splitlines()[-1].startswith(f"sharedkernel: {expected}")
-        assert not (directory / GATEWAY_LOCK).exists()
 
 
 def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:
@@ -383,101 +236,6 @@ def test_memory_is_moved_to_a_place_of_the_user_s_own(apart: ApartExecutor) -> N
     asyncio.run(main())
 
 
-def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> None:
-    """Sessions that run go on as they are; a spare, which could still gain rights, is no user's any more."""
-    rights = "import os; os.getuid(), 'NoNewPrivs:\\t1' in open('/proc/self/status').read()"
-
-    class LaterApart(ApartExecutor):
-        is_apart = False
-
-    process = LaterApart()
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            before = await executor.notebook()
-            assert (await before.run(rights)).text == "(0, False)"
-
-            async def has_spare() -> bool:
-                return len(list(process.runtime_directory.glob("s/*.json"))) == 2
-
-            await until(has_spare, "there is a spare")
-            process.is_apart = True
-            await executor.replace()
-            assert (await before.run(rights)).text == "(0, False)"
-            after = await executor.notebook()
-            uid, is_held = ast.literal_eval((await after.run(rights)).text)
-            assert uid in range(FIRST_UID, FIRST_UID + 100)
-            assert is_held
-
-    try:
-        asyncio.run(main())
-    finally:
-        process.close()
-
-
-def kept_spares(process: ExecutorProcess) -> list[KeptSession]:
-    """Return the spares as the next executor would find them."""
-    keeper = connect(str(process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
-    keeper.send(protocol.GetAll())
-    found = []
-    while isinstance((answer := keeper.receive())[0], protocol.Kept):
-        for descriptor in answer[1]:
-            os.close(descriptor)
-        found.append(msgspec.msgpack.decode(answer[0].data, type=KeptSession))
-    keeper.close()
-    return [kept for kept in found if kept.session is None]
-
-
-async def a_spare(process: ExecutorProcess) -> KeptSession:
-    """Return a spare, once there is one."""
-
-    async def spare() -> KeptSession | None:
-        return next(iter(kept_spares(process)), None)
-
-    found: KeptSession = await until(spare, "there is a spare")
-    return found
-
-
-def test_spares_that_were_forked_for_users_outlive_the_executor(apart: ApartExecutor) -> None:
-    """The next executor keeps them: they were made ready for what it does with them."""
-
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            spare = await a_spare(apart)
-            await executor.replace()
-            await executor.notebook()
-            assert start_time(spare.pid) == spare.started
-
-    asyncio.run(main())
-
-
-def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
-    """The executor ended between giving a spare to a user and the spare's becoming the user: it still has rights."""
-
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            spare = await a_spare(apart)
-            os.kill(spare.pid, signal.SIGSTOP)  # it does not hear that it is given away
-            start = asyncio.create_task(executor.client.start_session("half-given", Limits(user=ADA)))
-
-            async def is_given() -> bool:
-                return "half-given" in [record.session for record in await executor.client.sessions()]
-
-            await until(is_given, "the spare is given away")
-            await executor.replace()
-            with pytest.raises(ExecutorUnavailable):
-                await start
-            assert not await is_given()
-
-            async def is_gone() -> bool:
-                return start_time(spare.pid) != spare.started
-
-            await until(is_gone, "it is ended")
-            assert (await (await executor.notebook()).run("import os; os.getuid() >= 1000")).text == "True"
-
-    asyncio.run(main())
-
-
 def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor) -> None:
     """It is refused with a sentence that says where to look, its process is ended, and a later start is another one."""
     folder = ".ipython/profile_default/startup"
@@ -505,40 +263,3 @@ def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor) -> N
             assert (await (await executor.notebook(HEDY)).run("held_up")).text == "False"
 
     asyncio.run(main())
-
-
-def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
-    """A user has the same number in every session and after a restart; names that look alike have others."""
-
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            first = {}
-            for user in (ADA, ADA.title(), f"../{ADA}", f".{ADA}"):
-                notebook = await executor.notebook(user)
-                first[user] = (await notebook.run("import os; os.getuid(), os.getcwd()")).text
-            assert len(set(first.values())) == 4
-            await executor.replace()
-            again = await executor.notebook(f"../{ADA}")
-            assert (await again.run("import os; os.getuid(), os.getcwd()")).text == first[f"../{ADA}"]
-            given = json.loads((apart.homes / NUMBERS_FILE).read_text())["uids"]
-            assert len(set(given.values())) == len(given)
-            assert all(Path(folder).parent == apart.homes for _, folder in map(ast.literal_eval, first.values()))
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--uid-range", "0-10"], "takes in user ids of the system's own"),
-        (["--uid-range", "many"], "'many' is no range of user ids"),
-        (["--uid-range", "300000-200000"], "the first comes before the last"),
-    ],
-)
-def test_a_wrong_range_gets_one_sentence(options: list[str], expected: str, tmp_path: Path) -> None:
-    """The executor does not start."""
-    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run"), *options]
-    done = subprocess.run([*command, "--homes", str(tmp_path / "h")], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
