@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,10 @@ from sharedkernel.errors import SharedKernelError
 
 #: inode of the namespace in which the host numbers its processes, the same on every Linux (PROC_PID_INIT_INO)
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
+
+
+#: microseconds that one of NVML's figures of a process's use is taken to be about at most: it looks each second
+_LONGEST_USE = 2_000_000
 
 
 class NvmlUnavailable(SharedKernelError):
@@ -53,6 +58,9 @@ class GpuSample:
     utilisation: float | None
     #: bytes by process id; None where they cannot be told
     processes: dict[int, int] | None
+    #: seconds in which each process's CUDA kernels ran since the look before; None at the first one, and where it
+    #: cannot be told
+    busy: dict[int, float] | None
 
 
 def sees_host_pids() -> bool:
@@ -84,6 +92,8 @@ class Gpu:
         self._nvml = _load() if library is None else library
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._handle: Any = None
+        #: microseconds since the epoch up to which processes' use has been read; 0 before the first look
+        self._read_until = 0
         self.facts = self._open(name)
 
     def reopen(self) -> None:
@@ -121,6 +131,7 @@ class Gpu:
             free_bytes=int(memory.free),
             utilisation=self._utilisation(),
             processes=self._processes(),
+            busy=self._busy(),
         )
 
     # --- opening ------------------------------------------------------------------------------------------------------
@@ -211,6 +222,38 @@ class Gpu:
                     return None
                 found[process.pid] = max(found.get(process.pid, 0), int(process.usedGpuMemory))
         return found
+
+    def _busy(self) -> dict[int, float] | None:
+        """Return the seconds each process kept the GPU busy since the last look; None when that cannot be told."""
+        since, now = self._read_until, time.time_ns() // 1000
+        samples = self._use_since(since or now) if self._host_pids else None
+        if samples is None:
+            return None
+        self._read_until = max((sample.timeStamp for sample in samples), default=max(since, now - _LONGEST_USE))
+        if not since:
+            return None
+        found: dict[int, float] = {}
+        read: dict[int, int] = {}
+        for sample in sorted(samples, key=lambda sample: sample.timeStamp):
+            # Each says what was used since the one before it; some drivers give impossible ones now and then.
+            if sample.smUtil <= 100:
+                passed = min(max(0, sample.timeStamp - read.get(sample.pid, since)), _LONGEST_USE)
+                found[sample.pid] = found.get(sample.pid, 0.0) + passed / 1e6 * sample.smUtil / 100
+            read[sample.pid] = sample.timeStamp
+        return found
+
+    def _use_since(self, since: int) -> list[Any] | None:
+        """Return what NVML has seen of processes after *since*; None where it does not look at them."""
+        nvml = self._nvml
+        for name in ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"):
+            try:
+                return list(getattr(nvml, name)(self._handle, since))
+            except AttributeError:
+                continue
+            except nvml.NVMLError as error:
+                if error.value == nvml.NVML_ERROR_NOT_FOUND:  # nobody has used it since
+                    return []
+        return None
 
     def _translate(self, error: Exception) -> NvmlUnavailable:
         nvml = self._nvml

@@ -25,6 +25,8 @@ class FakeGpu:
     #: bytes by process; None is what NVML says where it cannot tell
     processes: dict[int, int | None] = field(default_factory=dict)
     mps_processes: dict[int, int | None] = field(default_factory=dict)
+    #: (process, microseconds since the epoch, percent) of its use; None where the driver does not look at that
+    use: list[tuple[int, int, int]] | None = field(default_factory=list)
     mig: bool | None = False
     lost: bool = False
     #: drivers before 510 lack the second version of memory figures
@@ -34,9 +36,11 @@ class FakeGpu:
 class FakeNvml:
     """The calls of `pynvml` that are used here; everything else of it is not there."""
 
-    def __init__(self, *gpus: FakeGpu, init_error: int | None = None) -> None:
+    def __init__(self, *gpus: FakeGpu, init_error: int | None = None, is_blackwell: bool = False) -> None:
         self.gpus = list(gpus)
         self.init_error = init_error
+        #: these tell of processes' use by another call
+        self.is_blackwell = is_blackwell
         self.opened = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -111,6 +115,25 @@ class FakeNvml:
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: FakeGpu) -> list[Any]:
         return _listed(self._gpu(handle).mps_processes)
+
+    def nvmlDeviceGetProcessUtilization(self, handle: FakeGpu, since: int) -> list[Any]:
+        if self.is_blackwell:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return self._used(handle, since)
+
+    def nvmlDeviceGetProcessesUtilizationInfo(self, handle: FakeGpu, since: int) -> list[Any]:
+        if not self.is_blackwell:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return self._used(handle, since)
+
+    def _used(self, handle: FakeGpu, since: int) -> list[Any]:
+        use = self._gpu(handle).use
+        if use is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        found = [SimpleNamespace(pid=pid, timeStamp=at, smUtil=percent) for pid, at, percent in use if at > since]
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found
 
 
 def _listed(processes: dict[int, int | None]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pynvml
 import pytest
@@ -102,3 +103,38 @@ def test_a_lost_gpu_says_so_and_is_found_again() -> None:
     gpu.reopen()
     assert gpu.sample().used_bytes == GIB
     assert library.opened == 1
+
+
+@pytest.mark.parametrize("is_blackwell", [False, True])
+def test_use_is_told_by_process_from_the_second_look_on(is_blackwell: bool) -> None:
+    """In seconds since the look before; what no GPU can do is left out."""
+    fake = FakeGpu(use=[])
+    assert fake.use is not None
+    gpu = Gpu("cuda:0", library=FakeNvml(fake, is_blackwell=is_blackwell), host_pids=True)
+    second = 1_000_000
+    start = time.time_ns() // 1000
+    fake.use += [(7, start + second, 100)]
+    assert gpu.sample().busy is None
+    fake.use += [(7, start + 2 * second, 50), (8, start + 2 * second, 100), (9, start + 2 * second, 4711)]
+    assert gpu.sample().busy == {7: 0.5, 8: 1.0}
+    fake.use += [(8, start + int(2.5 * second), 100), (8, start + 3 * second, 40)]
+    assert gpu.sample().busy == {8: pytest.approx(0.7)}
+    assert gpu.sample().busy == {}
+
+
+def test_long_idleness_is_not_counted_as_use() -> None:
+    """NVML says how busy a process was lately, and not since when."""
+    fake = FakeGpu(use=[])
+    assert fake.use is not None
+    gpu = Gpu("cuda:0", library=FakeNvml(fake), host_pids=True)
+    assert gpu.sample().busy is None
+    fake.use.append((7, time.time_ns() // 1000 + 60_000_000, 100))
+    assert gpu.sample().busy == {7: 2.0}
+
+
+@pytest.mark.parametrize(("host_pids", "use"), [(False, []), (True, None)])
+def test_use_is_untold_where_processes_are(host_pids: bool, use: list[tuple[int, int, int]] | None) -> None:
+    """Nobody is charged there."""
+    gpu = Gpu("cuda:0", library=FakeNvml(FakeGpu(use=use)), host_pids=host_pids)
+    assert gpu.sample().busy is None
+    assert gpu.sample().busy is None

@@ -164,6 +164,10 @@ class Grants:
         self._driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
         self.update_limits()
 
+    def charge(self, process: SessionProcess, seconds: float) -> None:
+        """Count *seconds* in which a session used the device without a grant as served."""
+        self._driver.handle(events.UsedWithoutGrant(session=id_of(process), seconds=seconds))
+
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
         snapshot = self._driver.scheduler.snapshot(self._driver.now())

@@ -197,7 +197,13 @@ class ExecutorService:
             timeout=self._start_timeout,
         )
         self._gateways = Gateways(
-            self._grants, self._supervisor, self._starting, self._lingering, self._isolation, self.stop
+            self._grants,
+            self._supervisor,
+            self._starting,
+            self._lingering,
+            self._isolation,
+            self._shelves,
+            self.stop,
         )
         self._greetings = Greetings(
             self._supervisor,
@@ -318,6 +324,15 @@ class ExecutorService:
         """End the session; its user is told *message*."""
         process.end_reason = (reason, message)
         self._tasks.spawn(self._supervisor.end(process))
+
+    def attained(self) -> Mapping[str, float]:
+        """Return what each session, by its id, was served so far, in device-seconds."""
+        return self._grants.attained()
+
+    def charge(self, process: SessionProcess, seconds: float) -> None:
+        """Count *seconds* in which the session used the device without a grant as served."""
+        process.ungranted += seconds
+        self._grants.charge(process, seconds)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,8 @@ class SessionProcess:
     stayed: str | None = None
     #: why it was last not offloaded, for people
     declined: str | None = None
+    #: device-seconds that it was seen to use without a grant
+    ungranted: float = 0.0
     #: why its iterations use no lane whose bytes others share, for people; None: they do, or nothing is known yet
     lane_note: str | None = None
     #: times that it was offloaded and restored, and seconds that these took

@@ -86,6 +86,7 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "iterations": process.shown(Word.ITERATIONS),
         "iteration_seconds": view.iteration_seconds,
         "attained_service_seconds": view.attained,
+        "ungranted_service_seconds": process.ungranted,
         "queue_position": view.queue_position,
         "waiting_for": view.waiting_for,
         "remaining_seconds": view.remaining_seconds,

@@ -50,6 +50,7 @@ def test_sessions_are_forked_for_a_gpu_and_watched(process: FakeGpuProcess) -> N
             assert device["kind"] == "cuda"
             assert device["lanes_shared"] is False
             assert device["lanes_shared_reason"] == "it is not there."
+            await _is_charged_for_use_without_a_grant(executor, process, notebook)
             await _is_ended_for_overuse(executor.client, process, notebook)
             process.process.send_signal(signal.SIGUSR1)
             refusal = await until(lambda: _refusal(executor), "a start is refused")
@@ -59,14 +60,28 @@ def test_sessions_are_forked_for_a_gpu_and_watched(process: FakeGpuProcess) -> N
     asyncio.run(scenario())
 
 
-async def _is_ended_for_overuse(client: ExecutorClient, process: FakeGpuProcess, notebook: Notebook) -> None:
-    process.process.send_signal(signal.SIGUSR2)
+async def _is_charged_for_use_without_a_grant(executor: Executor, process: FakeGpuProcess, notebook: Notebook) -> None:
+    process.process.send_signal(signal.SIGHUP)
+    text = await _warning(notebook)
+    assert "outside its turns" in text
+    session = await executor.session(notebook)
+    assert session["ungranted_service_seconds"] == pytest.approx(8.0, abs=1.0)
+    assert session["attained_service_seconds"] == session["ungranted_service_seconds"]
+
+
+async def _warning(notebook: Notebook) -> str:
     shown: dict[str, Any] = {}
     while shown.get("msg_type") != "stream":
         shown = await notebook.client.get_iopub_msg(timeout=PATIENCE)
     assert shown["content"]["name"] == "stderr"
-    assert "This notebook holds" in shown["content"]["text"]
-    assert "Free it within" in shown["content"]["text"]
+    return str(shown["content"]["text"])
+
+
+async def _is_ended_for_overuse(client: ExecutorClient, process: FakeGpuProcess, notebook: Notebook) -> None:
+    process.process.send_signal(signal.SIGUSR2)
+    text = await _warning(notebook)
+    assert "This notebook holds" in text
+    assert "Free it within" in text
 
     async def is_gone() -> bool:
         return all(record.session != notebook.session for record in await client.sessions())

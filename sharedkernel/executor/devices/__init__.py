@@ -41,6 +41,12 @@ class Oversight(Protocol):
     def end(self, process: SessionProcess, reason: str, message: str) -> None:
         """End the session; its user is told *message*, and metrics count the slug *reason*."""
 
+    def attained(self) -> Mapping[str, float]:
+        """Return what each session, by its id, was served so far, in device-seconds."""
+
+    def charge(self, process: SessionProcess, seconds: float) -> None:
+        """Count *seconds* in which the session used the device without a grant as served."""
+
 
 class ServedDevice(Protocol):
     """One device, on the executor's side."""

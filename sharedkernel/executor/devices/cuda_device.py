@@ -3,7 +3,7 @@
 A CUDA context does not survive a fork, so the warm parent must not make one: sessions are told by
 `CUDA_VISIBLE_DEVICES` which GPU is theirs, see it as ``cuda:0``, and make their context when their user's code first
 needs it. A session's lease holds by a limit on torch's allocator in its process (`session/cuda_meter.py`); what other
-libraries take is watched from outside (`watch.py`, `overuse.py`).
+libraries take, and who computes without a grant, is watched from outside (`watch.py`, `overuse.py`, `ungranted.py`).
 
 Whose sessions may share a lane's bytes is `lane_sharing`: memory that is mapped stays readable to who has it mapped,
 so lanes are shared among one user's sessions, one group's, or all. Where the driver can share memory at all, the
@@ -25,6 +25,7 @@ from sharedkernel.executor.devices.checkpoint import ProcessCheckpoint, Suspensi
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.mps import Mps, MpsMode
 from sharedkernel.executor.devices.overuse import Overuse
+from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.devices.watch import Watch
 from sharedkernel.executor.lane_desk import LaneDesk
 from sharedkernel.executor.sessions import SessionProcess
@@ -100,6 +101,7 @@ class CudaDevice:
         self._shares: dict[str, float] = {}
         self._oversight: Oversight
         self._overuse: Overuse
+        self._ungranted: Ungranted
         shares = self._desk is not None
         self._checkpoint_note = unavailable_because(driver, gpu.facts.driver_version, shares_memory=shares)
         #: also without `process_checkpoint`: an executor before this may have suspended sessions. None: it cannot have
@@ -130,6 +132,7 @@ class CudaDevice:
         """
         self._oversight = oversight
         self._overuse = Overuse(self._leases, oversight, self._options.overuse_patience)
+        self._ungranted = Ungranted(oversight)
         await self._mps.start(runtime_directory)
         self._watch.start()
         if self._options.process_checkpoint and self._checkpoint_note:
@@ -216,6 +219,8 @@ class CudaDevice:
             del self._utilisations[gone]
         if sample.processes is not None:
             self._overuse.look(sessions, sample.processes)
+        if sample.busy is not None:
+            self._ungranted.look(sessions, sample.busy)
 
     def _lose(self, process: SessionProcess) -> None:
         self._oversight.end(
@@ -248,7 +253,10 @@ class CudaDevice:
         elif self._watch.trouble is not None:
             nvml, note = "failing", self._watch.trouble
         elif sample is not None and sample.processes is None:
-            nvml, note = "totals", "NVML does not tell processes apart here; memory outside PyTorch is not watched."
+            nvml, note = (
+                "totals",
+                "NVML tells no processes apart here; use outside PyTorch and turns is not watched.",
+            )
         else:
             nvml, note = "ok", None
         return {

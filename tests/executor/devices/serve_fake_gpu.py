@@ -9,6 +9,7 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from pathlib import Path
 
 from sharedkernel.executor.devices.cuda import describe
@@ -20,7 +21,10 @@ from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 
 async def serve(runtime_directory: Path) -> None:
-    """Serve until told to stop; SIGUSR1 loses the GPU, and SIGUSR2 lets every session hold 50 GiB of it."""
+    """Serve until told to stop.
+
+    SIGUSR1 loses the GPU, SIGUSR2 lets every session hold 50 GiB of it, SIGHUP lets it work ten seconds for each.
+    """
     fake = FakeGpu(uuid="GPU-1", total=16 * GIB, reserved=0, percent=50)
     gpu = Gpu("cuda:0", library=FakeNvml(fake), host_pids=True)
     device = CudaDevice(
@@ -32,9 +36,16 @@ async def serve(runtime_directory: Path) -> None:
     def hoard() -> None:
         fake.processes = {process.pid: 50 * GIB for process in service.sessions()}
 
+    def work() -> None:
+        now = time.time_ns() // 1000
+        for second in range(2, 12, 2):
+            for process in service.sessions():
+                fake.use.append((process.pid, now + second * 1_000_000, 100))
+
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(fake, "lost", True))
     loop.add_signal_handler(signal.SIGUSR2, hoard)
+    loop.add_signal_handler(signal.SIGHUP, work)
     await service.start()
     await service.stopped.wait()
 

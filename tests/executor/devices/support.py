@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sharedkernel.executor.sessions import SessionProcess
@@ -32,6 +32,8 @@ class Recorder:
 
     def __init__(self, *processes: SessionProcess) -> None:
         self.processes = list(processes)
+        #: device-seconds that they were served, by session
+        self.served = {process.session or "": 0.0 for process in processes}
         self.done: list[tuple[str, str, Any]] = []
 
     def sessions(self) -> Iterable[SessionProcess]:
@@ -45,3 +47,10 @@ class Recorder:
 
     def end(self, process: SessionProcess, reason: str, message: str) -> None:
         self.done.append(("end", process.process, (reason, message)))
+
+    def attained(self) -> Mapping[str, float]:
+        return dict(self.served)
+
+    def charge(self, process: SessionProcess, seconds: float) -> None:
+        self.served[process.session or ""] += seconds
+        self.done.append(("charge", process.process, seconds))

@@ -50,7 +50,8 @@ def test_a_gpu_that_disappears_is_told_and_found_again() -> None:
         await until(lambda: is_lost(watch), "the loss is seen")
         assert watch.lost is not None
         assert "does not answer any more" in watch.lost
-        fake.lost, fake.used = False, 2 * GIB
+        fake.used = 2 * GIB
+        fake.lost = False  # from now on a sample may be taken at any moment
         await until(is_back, "the return is seen")
         assert watch.latest is not None
         assert watch.latest.used_bytes == 2 * GIB

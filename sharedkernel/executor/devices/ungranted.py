@@ -1,0 +1,97 @@
+"""Who uses the device beyond their grants, as seen from outside.
+
+The gate lies in the session's own process: code in threads of its own, another program that it starts, or one that has
+taken the gate out computes without a grant, beside whoever holds one. NVML says for how long each process kept the GPU
+busy. What that is more than the session was granted counts as its service, so that its turns, and those of its user's
+other notebooks, come the later; its notebook is told. Nobody is ended for it: what a library does in a thread of its
+own is seldom meant to take anything from anybody.
+
+NVML's samples come late by up to a second, in which the grant they belong to may have ended. So a session has a credit
+of some seconds, which its grants fill again. Where NVML cannot tell processes apart nobody is charged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.units import format_seconds
+
+log = logging.getLogger(__name__)
+
+#: device-seconds that a session may seem to use beyond its grants: as far as NVML's samples may lag behind, and more
+_CREDIT = 2.0
+#: device-seconds beyond grants from which a notebook is told; then each time that they have doubled
+_WORTH_TELLING = 5.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """One session's, in device-seconds."""
+
+    #: what it was served at the last look
+    attained: float
+    credit: float = _CREDIT
+    #: used beyond its grants, and from which of it on the notebook is told next
+    ungranted: float = 0.0
+    tell_at: float = _WORTH_TELLING
+
+
+class Ungranted:
+    """Compares what all sessions of one device were granted with what they used, at each look at it.
+
+    Parameters
+    ----------
+    oversight
+        Knows what was granted, and charges for the rest.
+    """
+
+    def __init__(self, oversight: Oversight) -> None:
+        self._oversight = oversight
+        self._accounts: dict[str, _Account] = {}
+
+    def look(self, sessions: Iterable[SessionProcess], busy: Mapping[int, float]) -> None:
+        """Charge for the seconds that each process (by its id) kept the device busy since the last look."""
+        used: defaultdict[int, float] = defaultdict(float)
+        for pid, seconds in busy.items():
+            used[_leader(pid)] += seconds
+        attained = self._oversight.attained()
+        before, self._accounts = self._accounts, {}
+        for process in sessions:
+            served = attained.get(process.session or "")
+            if served is None:
+                continue
+            account = self._accounts[process.process] = before.get(process.process) or _Account(served)
+            account.credit = min(_CREDIT, account.credit + served - account.attained - used[process.pid])
+            account.attained = served
+            if account.credit < 0:
+                self._charge(process, account)
+
+    def _charge(self, process: SessionProcess, account: _Account) -> None:
+        seconds, account.credit = -account.credit, 0.0
+        self._oversight.charge(process, seconds)
+        account.attained += seconds
+        account.ungranted += seconds
+        if account.ungranted < account.tell_at:
+            return
+        account.tell_at = 2 * account.ungranted
+        what = format_seconds(account.ungranted)
+        log.info("session %s of %s used the device for %s without a grant", process.session, process.user, what)
+        self._oversight.warn(
+            process,
+            f"This notebook has used the device for {what} outside its turns, from threads or programs of its own. "
+            "That counts like its turns, which come the later for it.",
+        )
+
+
+def _leader(pid: int) -> int:
+    """Return the process that leads the session (as `setsid` makes them) of *pid*, such as a kernel its workers'."""
+    with contextlib.suppress(OSError):  # it has just ended, or is not ours to see
+        return os.getsid(pid)
+    return pid
