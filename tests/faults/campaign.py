@@ -18,31 +18,21 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
-import statistics
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-import psutil
-
-from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.sessions import KeptSession, start_time
-from sharedkernel.local_stack import LocalStack, Service
-from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+from sharedkernel.local_stack import Service
+from tests.faults.judge import growth, holdings, is_clean, leftovers, make_report
 from tests.faults.notebooks import PATIENCE, STEPS_PER_CELL, Worker, undisturbed
 from tests.faults.server import ServerNotebook
+from tests.faults.stack import FaultStack
 from tests.relay.support import Notebook
 
 #: what is killed, and how often compared with the others
@@ -51,13 +41,8 @@ KINDS = {"gateway": 2, "executor": 2, "warm parent": 1, "keeper": 1, "session": 
 _SERVICES = ("gateway", "executor")
 #: how likely such a one is not killed before its last end is overcome; others are killed meanwhile
 _PATIENT = 0.7
-#: what a clean report has nothing of, beside what was left
-BAD = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "grown", "failures")
-#: descriptors of a kind that a process may open only when it first needs them: sockets of threads that publish
-_LATE = 2
 #: characters that are shown of a line of a log
 _LINE = 250
-_SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,55 +55,6 @@ class Kill:
     #: whose notebooks' next replies are waited for; by name, with the seconds until then
     affected: set[str]
     answered: dict[str, float] = field(default_factory=dict)
-
-
-class FaultStack(LocalStack):
-    """A local stack whose executor leaves its sessions behind when it stops, until the stack itself does."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.executor.arguments.remove("--end-sessions-on-exit")
-
-    def stop(self) -> None:
-        """End everything."""
-        self.executor.stop()
-        self.executor.arguments.append("--end-sessions-on-exit")
-        with contextlib.suppress(SharedKernelError):
-            self.executor.start()
-            self.executor.wait_until_ready()
-        super().stop()
-
-    def processes(self) -> list[psutil.Process]:
-        """Return all processes that name this stack's directory."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and any(str(self.directory) in word for word in process.cmdline()):
-                    found.append(process)
-        return found
-
-    def small_process(self, kind: str) -> psutil.Process | None:
-        """Return the warm parent or the keeper; None while there is none."""
-        path = str(self.runtime_directory / _SOCKETS[kind])
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                if any(connection.laddr == path for connection in process.net_connections("unix")):
-                    return process
-        return None
-
-    def num_records(self) -> int:
-        """Return how many sessions the executor keeps a record of, those that are ready for nobody yet included."""
-        return sum(1 for _ in (self.runtime_directory / RECORDS_DIRECTORY).iterdir())
-
-    def sessions(self) -> dict[str, int]:
-        """Return the process ids of all sessions, by client key, as their records say: with or without an executor."""
-        found = {}
-        for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
-            with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
-                record = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
-                if record.client_key is not None and start_time(record.pid) == record.started:
-                    found[record.client_key] = record.pid
-        return found
 
 
 class Campaign:
@@ -223,7 +159,7 @@ class Campaign:
             for worker in self.workers:
                 worker.rests.wait(2 * PATIENCE)
             if not self._has_failed:
-                self.grown = self._growth(before)
+                self.grown = growth(self.stack, before)
 
     @property
     def _has_failed(self) -> bool:
@@ -235,15 +171,6 @@ class Campaign:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {2 * PATIENCE:g} s: {condition}")
             time.sleep(0.01)
-
-    def _growth(self, before: Counter[str]) -> dict[str, int]:
-        """Return what there is more of than *before*, once that is as little as it gets."""
-        end_left_sessions(self.stack)
-        deadline = time.monotonic() + PATIENCE / 3
-        late = Counter({name: _LATE for name in before if name.endswith(("]", ":N"))})
-        while (grown := holdings(self.stack) - before - late) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return dict(grown)
 
     def _is_overcome(self, kind: str) -> bool:
         """Whether everybody has had an answer since the last kill of this kind."""
@@ -317,34 +244,10 @@ class Campaign:
             self.kills.append(kill)
         return kill
 
-    # --- what came of it -----------------------------------
-
     def say_stories(self, say: Callable[[str], None]) -> None:
         """Tell what each notebook did and heard lately."""
         for worker in self.workers:
             say("\n".join([f"--- {worker.name}", *worker.story]))
-
-    def report(self) -> dict[str, Any]:
-        """Return what was found, as a JSON document; times in seconds."""
-        findings = [worker.findings for worker in self.workers]
-        kinds = [*sorted({kill.kind for kill in self.kills}), ""]
-        return {
-            "kills": len(self.kills),
-            "by_kind": dict(Counter(f"{kill.kind} {kill.how}" for kill in self.kills)),
-            "notebooks": len(self.workers),
-            "cells": sum(found.cells for found in findings),
-            "steps": sum(found.steps for found in findings),
-            "trainings": sum(found.trainings for found in findings),
-            "tensors_lost": [what for found in findings for what in found.tensors_lost],
-            "wrong": [what for found in findings for what in found.wrong],
-            "outcomes_lost": [what for found in findings for what in found.outcomes_lost],
-            "unexplained": [what for found in findings for what in found.unexplained],
-            "grown": self.grown,
-            "failures": [f"{worker.name}: {worker.failure!r}" for worker in self.workers if worker.failure],
-            "reply_seconds": {
-                kind or "all": _percentiles([k for k in self.kills if kind in ("", k.kind)]) for kind in kinds
-            },
-        }
 
 
 def _signal(pid: int, how: int) -> None:
@@ -359,81 +262,6 @@ def _replace(service: Service, how: int) -> None:
     else:
         service.stop()
     service.start()
-
-
-def _percentiles(kills: list[Kill]) -> dict[str, float]:
-    """Return the seconds from these kills to the first replies, those included that more kills came into."""
-    seconds = sorted(value for kill in kills for value in kill.answered.values())
-    if not seconds:
-        return {}
-    return {
-        "p50": round(statistics.median(seconds), 3),
-        "p95": round(seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))], 3),
-        "max": round(seconds[-1], 3),
-    }
-
-
-def leftovers(stack: FaultStack) -> dict[str, list[str]]:
-    """Return what a stack that was stopped has left: processes that do not end either, and its files."""
-    psutil.wait_procs(stack.processes(), timeout=PATIENCE / 3)
-    processes = []
-    for process in stack.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
-            processes.append(f"{process.pid}: {' '.join(process.cmdline())}")
-    files = [str(path) for path in stack.directory.rglob("*")] if stack.directory.exists() else []
-    return {"processes": processes, "files": files}
-
-
-def end_left_sessions(stack: FaultStack) -> None:
-    """End the sessions that no client came back to: those whose notebooks had nothing that they would miss."""
-    for kernel in _ask(stack, "/api/kernels"):
-        if not kernel["connections"]:
-            with contextlib.suppress(urllib.error.HTTPError):  # it ended just now
-                _ask(stack, f"/api/kernels/{kernel['id']}?linger=0", "DELETE")
-
-
-def _ask(stack: FaultStack, path: str, method: str = "GET") -> Any:
-    headers = {"Authorization": f"token {stack.token(stack.users[0])}"}
-    request = urllib.request.Request(stack.gateway_url + path, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-        return json.loads(response.read() or b"null")
-
-
-def holdings(stack: FaultStack) -> Counter[str]:
-    """Return how much there is of everything that must not grow: processes, descriptors, files, all by their kind.
-
-    Of descriptors there are the most that any process of the same role has; logs are left out.
-    """
-    found: Counter[str] = Counter()
-    for process in stack.processes():
-        with contextlib.suppress(psutil.Error, OSError):
-            names = [_kind_of(stack, name) for name in _open(process.pid)]
-            role = _role(process.cmdline(), names)
-            found[f"process: {role}"] += 1
-            found |= Counter(f"{role}: {name}" for name in names)
-    for path in stack.runtime_directory.rglob("*"):
-        if path.parent.name != LOGS_DIRECTORY:
-            found[f"file: {_kind_of(stack, str(path))}"] += 1
-    return found
-
-
-def _role(words: list[str], names: list[str]) -> str:
-    """Return what the process is to the stack; a session still has the warm parent's command line."""
-    arguments = [word for word in words[words.index("-m") + 1 :] if not word.isdigit()] if "-m" in words else words
-    role = next((word for word in arguments if word not in ("sharedkernel.lifetime", "sharedkernel")), "")
-    is_session = role.endswith("warm_parent") and any(name.startswith("/memfd:sharedkernel-N") for name in names)
-    return "session" if is_session else role
-
-
-def _kind_of(stack: FaultStack, name: str) -> str:
-    """Return a file's name without what differs from one to the next."""
-    return re.sub(r"[0-9a-f]{6,}|\d+", "N", name.removeprefix(str(stack.directory))).removesuffix(" (deleted)")
-
-
-def _open(pid: int) -> Iterator[str]:
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            yield os.readlink(descriptor)
 
 
 def run_campaign(
@@ -456,7 +284,7 @@ def run_campaign(
         stack.start()
         campaign = Campaign(stack, seed=seed, notebooks=notebooks, kinds=kinds)
         campaign.run(kills, say=say)
-        report = campaign.report()
+        report = make_report(campaign.workers, campaign.kills, campaign.grown)
         if not is_clean(report | {"left": {}}):
             _say_logs(stack, say)
             campaign.say_stories(say)
@@ -476,11 +304,6 @@ def _say_logs(stack: FaultStack, say: Callable[[str], None]) -> None:
     for service in (stack.gateway, stack.executor):
         lines = service.log_path.read_text().splitlines()
         say("\n".join([f"--- {service.log_path.name}", *(line[:_LINE] for line in lines)]))
-
-
-def is_clean(report: dict[str, Any]) -> bool:
-    """Whether nothing was lost, wrong or left."""
-    return not (any(report[name] for name in BAD) or any(report["left"].values()))
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.faults.campaign import BAD, is_clean, run_campaign
+from tests.faults.campaign import run_campaign
+from tests.faults.judge import BAD, is_clean
 
 
 @pytest.mark.timeout(600)  # a fraction of it on a machine that does nothing else

@@ -1,0 +1,151 @@
+"""What came of a fault campaign: what was lost or wrong, what has grown, and what a stopped stack has left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import statistics
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from sharedkernel.paths import LOGS_DIRECTORY
+from tests.faults.notebooks import PATIENCE, Worker
+from tests.faults.stack import FaultStack
+
+if TYPE_CHECKING:
+    from tests.faults.campaign import Kill
+
+#: what a clean report has nothing of, beside what was left
+BAD = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "grown", "failures")
+#: descriptors of a kind that a process may open only when it first needs them: sockets of threads that publish
+_LATE = 2
+
+
+def is_clean(report: dict[str, Any]) -> bool:
+    """Whether nothing was lost, wrong or left."""
+    return not (any(report[name] for name in BAD) or any(report["left"].values()))
+
+
+def make_report(workers: Sequence[Worker], kills: Sequence[Kill], grown: dict[str, int]) -> dict[str, Any]:
+    """Return what was found, as a JSON document; times in seconds.
+
+    Parameters
+    ----------
+    workers
+        The notebooks, at rest.
+    kills
+        All of them, with the answers since.
+    grown
+        What there is more of than before the first, though nothing is there for it.
+    """
+    findings = [worker.findings for worker in workers]
+    kinds = [*sorted({kill.kind for kill in kills}), ""]
+    return {
+        "kills": len(kills),
+        "by_kind": dict(Counter(f"{kill.kind} {kill.how}" for kill in kills)),
+        "notebooks": len(workers),
+        "cells": sum(found.cells for found in findings),
+        "steps": sum(found.steps for found in findings),
+        "trainings": sum(found.trainings for found in findings),
+        "tensors_lost": [what for found in findings for what in found.tensors_lost],
+        "wrong": [what for found in findings for what in found.wrong],
+        "outcomes_lost": [what for found in findings for what in found.outcomes_lost],
+        "unexplained": [what for found in findings for what in found.unexplained],
+        "grown": grown,
+        "failures": [f"{worker.name}: {worker.failure!r}" for worker in workers if worker.failure],
+        "reply_seconds": {kind or "all": _percentiles([k for k in kills if kind in ("", k.kind)]) for kind in kinds},
+    }
+
+
+def _percentiles(kills: Sequence[Kill]) -> dict[str, float]:
+    """Return the seconds from these kills to the first replies, those included that more kills came into."""
+    seconds = sorted(value for kill in kills for value in kill.answered.values())
+    if not seconds:
+        return {}
+    return {
+        "p50": round(statistics.median(seconds), 3),
+        "p95": round(seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))], 3),
+        "max": round(seconds[-1], 3),
+    }
+
+
+def growth(stack: FaultStack, before: Counter[str]) -> dict[str, int]:
+    """Return what there is more of than *before*, once that is as little as it gets."""
+    end_left_sessions(stack)
+    deadline = time.monotonic() + PATIENCE / 3
+    late = Counter({name: _LATE for name in before if name.endswith(("]", ":N"))})
+    while (grown := holdings(stack) - before - late) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return dict(grown)
+
+
+def leftovers(stack: FaultStack) -> dict[str, list[str]]:
+    """Return what a stack that was stopped has left: processes that do not end either, and its files."""
+    psutil.wait_procs(stack.processes(), timeout=PATIENCE / 3)
+    processes = []
+    for process in stack.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
+            processes.append(f"{process.pid}: {' '.join(process.cmdline())}")
+    files = [str(path) for path in stack.directory.rglob("*")] if stack.directory.exists() else []
+    return {"processes": processes, "files": files}
+
+
+def end_left_sessions(stack: FaultStack) -> None:
+    """End the sessions that no client came back to: those whose notebooks had nothing that they would miss."""
+    for kernel in _ask(stack, "/api/kernels"):
+        if not kernel["connections"]:
+            with contextlib.suppress(urllib.error.HTTPError):  # it ended just now
+                _ask(stack, f"/api/kernels/{kernel['id']}?linger=0", "DELETE")
+
+
+def _ask(stack: FaultStack, path: str, method: str = "GET") -> Any:
+    headers = {"Authorization": f"token {stack.token(stack.users[0])}"}
+    request = urllib.request.Request(stack.gateway_url + path, method=method, headers=headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+        return json.loads(response.read() or b"null")
+
+
+def holdings(stack: FaultStack) -> Counter[str]:
+    """Return how much there is of everything that must not grow: processes, descriptors, files, all by their kind.
+
+    Of descriptors there are the most that any process of the same role has; logs are left out.
+    """
+    found: Counter[str] = Counter()
+    for process in stack.processes():
+        with contextlib.suppress(psutil.Error, OSError):
+            names = [_kind_of(stack, name) for name in _open(process.pid)]
+            role = _role(process.cmdline(), names)
+            found[f"process: {role}"] += 1
+            found |= Counter(f"{role}: {name}" for name in names)
+    for path in stack.runtime_directory.rglob("*"):
+        if path.parent.name != LOGS_DIRECTORY:
+            found[f"file: {_kind_of(stack, str(path))}"] += 1
+    return found
+
+
+def _role(words: list[str], names: list[str]) -> str:
+    """Return what the process is to the stack; a session still has the warm parent's command line."""
+    arguments = [word for word in words[words.index("-m") + 1 :] if not word.isdigit()] if "-m" in words else words
+    role = next((word for word in arguments if word not in ("sharedkernel.lifetime", "sharedkernel")), "")
+    is_session = role.endswith("warm_parent") and any(name.startswith("/memfd:sharedkernel-N") for name in names)
+    return "session" if is_session else role
+
+
+def _kind_of(stack: FaultStack, name: str) -> str:
+    """Return a file's name without what differs from one to the next."""
+    return re.sub(r"[0-9a-f]{6,}|\d+", "N", name.removeprefix(str(stack.directory))).removesuffix(" (deleted)")
+
+
+def _open(pid: int) -> Iterator[str]:
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            yield os.readlink(descriptor)

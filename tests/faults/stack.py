@@ -1,0 +1,66 @@
+"""What a fault campaign is about: a stack, what of it may be killed, and whose processes these are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import msgspec
+import psutil
+
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.sessions import KeptSession, start_time
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+
+_SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
+
+
+class FaultStack(LocalStack):
+    """A local stack whose executor leaves its sessions behind when it stops, until the stack itself does."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.executor.arguments.remove("--end-sessions-on-exit")
+
+    def stop(self) -> None:
+        """End everything."""
+        self.executor.stop()
+        self.executor.arguments.append("--end-sessions-on-exit")
+        with contextlib.suppress(SharedKernelError):
+            self.executor.start()
+            self.executor.wait_until_ready()
+        super().stop()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes that name this stack's directory."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != os.getpid() and any(str(self.directory) in word for word in process.cmdline()):
+                    found.append(process)
+        return found
+
+    def small_process(self, kind: str) -> psutil.Process | None:
+        """Return the warm parent or the keeper; None while there is none."""
+        path = str(self.runtime_directory / _SOCKETS[kind])
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if any(connection.laddr == path for connection in process.net_connections("unix")):
+                    return process
+        return None
+
+    def num_records(self) -> int:
+        """Return how many sessions the executor keeps a record of, those that are ready for nobody yet included."""
+        return sum(1 for _ in (self.runtime_directory / RECORDS_DIRECTORY).iterdir())
+
+    def sessions(self) -> dict[str, int]:
+        """Return the process ids of all sessions, by client key, as their records say: with or without an executor."""
+        found = {}
+        for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
+                record = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                if record.client_key is not None and start_time(record.pid) == record.started:
+                    found[record.client_key] = record.pid
+        return found
