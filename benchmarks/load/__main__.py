@@ -240,36 +240,36 @@ def _growth(growth: Growth) -> list[Result]:
         quarters = [
             format_bytes(round(growth.bytes_per_hour(name, number / 4, (number + 1) / 4))) for number in range(4)
         ]
-        how = f"Slope over {brief(last.at - first.at)} with {len(samples)} samples; "
-        results.append(
-            Result(
-                metric=f"{name}_bytes_per_hour",
-                value=growth.bytes_per_hour(name),
-                unit="bytes",
-                target=Target("<=", _MOST_GROWTH),
-                how=f"{how}it had {format_bytes(first.anonymous_bytes)} at first, "
+        over = f"Slope over {brief(last.at - first.at)} with {len(samples)} samples; "
+        memory = Target("<=", _MOST_GROWTH)
+        for what, value, unit, target, how in (
+            (
+                "bytes",
+                growth.bytes_per_hour(name),
+                "bytes",
+                memory,
+                f"it used {format_bytes(first.anonymous_bytes)} of memory of its own at first, "
                 f"{format_bytes(last.anonymous_bytes)} at last; quarter by quarter {', '.join(quarters)} per hour.",
-            )
-        )
-        results.append(
-            Result(
-                metric=f"{name}_held_bytes_per_hour",
-                value=growth.held_bytes_per_hour(name),
-                unit="bytes",
-                target=Target("<=", _MOST_GROWTH),
-                how=f"{how}it held {format_bytes(first.held_bytes)} of memory it may write to at first, used or not, "
+            ),
+            (
+                "held_bytes",
+                growth.held_bytes_per_hour(name),
+                "bytes",
+                memory,
+                f"it held {format_bytes(first.held_bytes)} of memory that it may write to at first, used or not, "
                 f"{format_bytes(last.held_bytes)} at last: what it uses can grow to this, and no further.",
+            ),
+            (
+                "descriptors",
+                growth.descriptors_per_hour(name),
+                "ratio",
+                Target("<", 1.0),
+                f"{first.num_descriptors} at first, {last.num_descriptors} at last.",
+            ),
+        ):
+            results.append(
+                Result(metric=f"{name}_{what}_per_hour", value=value, unit=unit, target=target, how=over + how)
             )
-        )
-        results.append(
-            Result(
-                metric=f"{name}_descriptors_per_hour",
-                value=growth.descriptors_per_hour(name),
-                unit="ratio",
-                target=Target("<", 1.0),
-                how=how + f"{first.num_descriptors} at first, {last.num_descriptors} at last.",
-            )
-        )
     return results
 
 
