@@ -78,6 +78,8 @@ class ExecutorClient:
         self.device: protocol.Device | None = None
         #: names of the Python environments that sessions can have there besides the executor's own
         self.environments: list[str] = []
+        #: names of those requests that not every executor of this protocol carries out, and that it does
+        self._added: list[str] = []
         self._writer: asyncio.StreamWriter | None = None
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -147,6 +149,7 @@ class ExecutorClient:
             writer.close()
             raise ProtocolError(getattr(welcome, "message", "the executor did not greet."))
         self.device, self.environments = welcome.device, welcome.environments
+        self._added = welcome.added
         self._writer = writer
         self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
         if self.on_connected is not None:
@@ -222,8 +225,15 @@ class ExecutorClient:
         if self._writer is None:
             raise self.unavailable()
         number = next(self._numbers)
+        message = make(number)
+        if isinstance(message, protocol.ADDED) and type(message).__name__ not in self._added:
+            raise Refused(
+                f"the executor at {self.path} is of an earlier version of sharedkernel, which cannot do this; restart "
+                f"it (its sessions go on), or, {ELSEWHERE}.",
+                reason="earlier_version",
+            )
         future = self._pending[number] = asyncio.get_running_loop().create_future()
-        self._writer.write(protocol.encode(make(number)))
+        self._writer.write(protocol.encode(message))
         return await future
 
     async def start_session(
@@ -340,6 +350,31 @@ class ExecutorClient:
         """Return how often what happened."""
         counts: protocol.Counts = (await self._ask(lambda number: protocol.GetCounts(request=number))).counts
         return counts
+
+    async def shelves(self, user: str | None = None) -> list[protocol.UserShelf]:
+        """Return what is on the shelf of *user*, or on everybody's; only shelves that anything is charged for.
+
+        Raises
+        ------
+        Refused
+            When the executor is of an earlier version.
+        """
+        answer = await self._ask(lambda number: protocol.ListShelves(request=number, user=user))
+        shelves: list[protocol.UserShelf] = answer.shelves
+        return shelves
+
+    async def take_off_shelf(self, user: str, name: str | None = None) -> protocol.TakenOffShelf:
+        """Take *name*, or everything, off the shelf of *user*; sessions that use it keep it.
+
+        Raises
+        ------
+        Refused
+            When there is nothing of that name, or nothing at all, or the executor is of an earlier version.
+        """
+        answer: protocol.TakenOffShelf = await self._ask(
+            lambda number: protocol.TakeOffShelf(request=number, user=user, name=name)
+        )
+        return answer
 
     async def stop_executor(self, *, end_sessions: bool) -> None:
         """Stop the executor, and its sessions if asked."""

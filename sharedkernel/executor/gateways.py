@@ -17,6 +17,7 @@ from sharedkernel.executor.isolation import Isolation
 from sharedkernel.executor.lingering import Lingering
 from sharedkernel.executor.requests import check_reclaim
 from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.executor.shelves import Shelves
 from sharedkernel.executor.starting import Starting
 from sharedkernel.executor.supervisor import Supervisor, send_signal
 
@@ -35,7 +36,7 @@ class Gateways:
 
     Parameters
     ----------
-    grants, supervisor, starting, lingering, isolation
+    grants, supervisor, starting, lingering, isolation, shelves
         What requests are about.
     stop
         Ends the service.
@@ -48,6 +49,7 @@ class Gateways:
         starting: Starting,
         lingering: Lingering,
         isolation: Isolation,
+        shelves: Shelves,
         stop: Stop,
     ) -> None:
         self._grants = grants
@@ -55,6 +57,7 @@ class Gateways:
         self._starting = starting
         self._lingering = lingering
         self._isolation = isolation
+        self._shelves = shelves
         self._stop = stop
         self._connected: set[Connection] = set()
 
@@ -135,6 +138,11 @@ class Gateways:
                 await self._grants.wait_for_change()
             case protocol.GetCounts():
                 return protocol.CountsAnswer(request=message.request, counts=self._grants.counts())
+            case protocol.ListShelves(user=user):
+                return protocol.Shelves(request=message.request, shelves=self._shelves.listings(user))
+            case protocol.TakeOffShelf(user=user, name=name):
+                entries, used = self._shelves.take_off(user, name)
+                return protocol.TakenOffShelf(request=message.request, entries=entries, used_bytes=used)
         return protocol.Done(request=message.request)
 
     def _session(self, session: str) -> SessionProcess:

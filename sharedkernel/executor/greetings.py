@@ -53,7 +53,11 @@ class Greetings:
         self._on_session = on_session
         #: what everybody is answered who may stay
         self.welcome = protocol.Welcome(
-            version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid(), environments=list(environments)
+            version=protocol.PROTOCOL_VERSION,
+            device=device,
+            pid=os.getpid(),
+            environments=list(environments),
+            added=[request.__name__ for request in protocol.ADDED],
         )
 
     def may_connect(self, uid: int) -> bool:

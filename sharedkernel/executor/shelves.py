@@ -12,8 +12,8 @@ until nobody uses it. To know, each descriptor that is lent is an opening of its
 it. The lock ends with the last mapping, in whichever process, however that process ends; the file is free once an
 exclusive lock can be had.
 
-This module covers what is said about shelves over the descriptor socket (`descriptor_channel.py`). The layout of what
-is shelved is :mod:`sharedkernel.shelf.layout`'s.
+This module covers what sessions say about shelves over the descriptor socket (`descriptor_channel.py`), and what
+gateways may do with them (`gateways.py`). The layout of what is shelved is :mod:`sharedkernel.shelf.layout`'s.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Shelves:
         """Go on with what was adopted."""
         for memory in self._off:
             self._mark_off(memory)
-        for user in {*self._shelves, *(memory.kept.user for memory in self._off)}:
+        for user in self._users():
             self._changed(user)
         self._look()
 
@@ -232,21 +232,14 @@ class Shelves:
         return Answer(protocol.Shelved(request=message.request, bytes=memory.size), [_lend(memory.descriptor)])
 
     def _unshelve(self, process: SessionProcess, message: protocol.Unshelve, _: list[int]) -> Answer:
-        memory = self._find(process, message.name)
-        del self._shelves[memory.kept.user][message.name]
-        self._take_off(memory)
-        self._changed(memory.kept.user)
+        self._take_all_off([self._find(process, message.name)])
         return Answer(protocol.Done(request=message.request))
 
     def _list(self, process: SessionProcess, message: protocol.ListShelf, _: list[int]) -> Answer:
         user = _user(process)
-        entries = [
-            protocol.ShelfEntry(name=name, bytes=memory.size, shelved_at=memory.kept.shelved_at)
-            for name, memory in sorted(self._shelves.get(user, {}).items())
-        ]
         listing = protocol.ShelfListing(
             request=message.request,
-            entries=entries,
+            entries=_entries(self._memories(user)),
             charged_bytes=self.charged(user),
             left_bytes=min(self._left(user)),
         )
@@ -295,7 +288,52 @@ class Shelves:
             f"shelf {format_bytes(self.charged(user))}. Nothing was changed: {advice}."
         )
 
+    # --- what gateways ask --------------------------------------------------------------------------------------------
+
+    def listings(self, user: str | None) -> list[protocol.UserShelf]:
+        """Return the shelf of *user*, or everybody's (None), without those that nothing is charged for."""
+        users = sorted(self._users()) if user is None else [user]
+        return [self._listing(each) for each in users if self.charged(each)]
+
+    def _users(self) -> set[str]:
+        """Return everybody who may be charged for something."""
+        off = {memory.kept.user for memory in self._off}
+        return {*self._shelves, *off, *(user for user, _ in self._reserved.values())}
+
+    def _listing(self, user: str) -> protocol.UserShelf:
+        return protocol.UserShelf(
+            user=user,
+            entries=_entries(self._memories(user)),
+            charged_bytes=self.charged(user),
+            used_bytes=_sum(memory for memory in self._off if memory.kept.user == user),
+        )
+
+    def take_off(self, user: str, name: str | None) -> tuple[list[protocol.ShelfEntry], int]:
+        """Take *name*, or everything (None), off the shelf of *user*; return what, and how much of it is still in use.
+
+        Raises
+        ------
+        NotShelved
+            When there is nothing of that name, or nothing at all.
+        """
+        memories = [memory for memory in self._memories(user) if name in (None, memory.kept.name)]
+        if not memories:
+            raise NotShelved(f"there is {'nothing' if name is None else f'no {name!r}'} on the shelf of {user!r}.")
+        self._take_all_off(memories)
+        return _entries(memories), _sum(memory for memory in memories if memory in self._off)
+
+    def _memories(self, user: str) -> list[_Memory]:
+        """Return what is on the shelf of *user*, in the order of names."""
+        return [memory for _, memory in sorted(self._shelves.get(user, {}).items())]
+
     # --- off the shelf ------------------------------------------------------------------------------------------------
+
+    def _take_all_off(self, memories: list[_Memory]) -> None:
+        """Take what is one user's off the shelf."""
+        for memory in memories:
+            del self._shelves[memory.kept.user][memory.kept.name]
+            self._take_off(memory)
+        self._changed(memories[0].kept.user)
 
     def _take_off(self, memory: _Memory) -> None:
         """Free memory that is on the shelf no more, as soon as nobody uses it."""
@@ -338,6 +376,13 @@ def _key(memory: _Memory) -> str:
 def _user(process: SessionProcess) -> str:
     assert process.user is not None
     return process.user
+
+
+def _entries(memories: Iterable[_Memory]) -> list[protocol.ShelfEntry]:
+    return [
+        protocol.ShelfEntry(name=memory.kept.name, bytes=memory.size, shelved_at=memory.kept.shelved_at)
+        for memory in memories
+    ]
 
 
 def _sum(memories: Iterable[_Memory]) -> int:

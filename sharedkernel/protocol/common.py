@@ -63,6 +63,15 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
 
 
+class ShelfEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One name on a user's shelf."""
+
+    name: str
+    bytes: int
+    #: seconds since 1970 in UTC
+    shelved_at: float
+
+
 class Welcome(Message, frozen=True, kw_only=True):
     """The executor's answer to :class:`Hello` and :class:`SessionHello`."""
 
@@ -71,6 +80,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     pid: int
     #: names of the Python environments that sessions can have besides the executor's own
     environments: list[str] = []
+    #: names of the requests that it carries out of those which this version of the protocol did not have from the start
+    added: list[str] = []
 
 
 class Done(Message, frozen=True, kw_only=True):

@@ -5,9 +5,7 @@ Each message is one packet, and descriptors travel along.
 
 from __future__ import annotations
 
-import msgspec
-
-from sharedkernel.protocol.common import Done, Failed, Message
+from sharedkernel.protocol.common import Done, Failed, Message, ShelfEntry
 
 # --- session -> executor on the descriptor socket (packets); each carries `request`, repeated in its answer -----------
 
@@ -145,15 +143,6 @@ class Shelved(Message, frozen=True, kw_only=True):
 
     request: int
     bytes: int
-
-
-class ShelfEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One name on a user's shelf."""
-
-    name: str
-    bytes: int
-    #: seconds since 1970 in UTC
-    shelved_at: float
 
 
 class ShelfListing(Message, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel.protocol.common import Done, Failed, Limits, Message, Welcome
+from sharedkernel.protocol.common import Done, Failed, Limits, Message, ShelfEntry, Welcome
 
 # --- opening a connection -----------------------------------
 
@@ -137,6 +137,26 @@ class GetCounts(Message, frozen=True, kw_only=True):
     request: int
 
 
+class ListShelves(Message, frozen=True, kw_only=True):
+    """Ask what is on the shelf of `user`, or on everybody's; answered by :class:`Shelves`."""
+
+    request: int
+    #: None: everybody's
+    user: str | None = None
+
+
+class TakeOffShelf(Message, frozen=True, kw_only=True):
+    """Take `name`, or everything, off the shelf of `user`; answered by :class:`TakenOffShelf`.
+
+    Sessions that use what was taken off keep it, and until then it stays charged, as when a session does this itself.
+    """
+
+    request: int
+    user: str
+    #: None: everything
+    name: str | None = None
+
+
 class StopExecutor(Message, frozen=True, kw_only=True):
     """Stop the executor; with `end_sessions` its sessions, warm parent and keeper too. Answered by :class:`Done`."""
 
@@ -213,6 +233,35 @@ class CountsAnswer(Message, frozen=True, kw_only=True):
     counts: Counts
 
 
+class UserShelf(msgspec.Struct, frozen=True, kw_only=True):
+    """One user's shelf."""
+
+    user: str
+    #: in the order of names
+    entries: list[ShelfEntry]
+    #: what it is charged with: the entries, what was taken off but is still used by a session, and what is reserved
+    charged_bytes: int
+    #: taken off, and still used by a session
+    used_bytes: int
+
+
+class Shelves(Message, frozen=True, kw_only=True):
+    """Answer to :class:`ListShelves`: the shelves that anything is charged for, in the order of users."""
+
+    request: int
+    shelves: list[UserShelf]
+
+
+class TakenOffShelf(Message, frozen=True, kw_only=True):
+    """Answer to :class:`TakeOffShelf`."""
+
+    request: int
+    #: what was taken off
+    entries: list[ShelfEntry]
+    #: bytes of them that sessions still use
+    used_bytes: int
+
+
 class SessionDied(Message, frozen=True, kw_only=True):
     """A session's process ended (unasked for; pushed to every gateway)."""
 
@@ -238,6 +287,13 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 
 FromGateway = (
     Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
-    | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor
+    | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
+    | TakeOffShelf
 )  # fmt: skip
-ToGateway = Welcome | SessionReady | Sessions | Status | CountsAnswer | Done | Failed | SessionDied | EarlierWanted
+ToGateway = (
+    Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
+    | EarlierWanted
+)  # fmt: skip
+#: requests that this version of the protocol did not have from the start: an executor that does not name one of them in
+#: its :class:`Welcome` would hang up on it
+ADDED = (ListShelves, TakeOffShelf)
