@@ -47,16 +47,6 @@ class Settings:
         config.merge(command_line)
         return Settings(config, self.files)
 
-    def section(self) -> dict[str, Any]:
-        """Return the settings of the gateway itself."""
-        section = self.config.get("SharedKernelGateway", {})
-        # What was changed in place (`c.….admins.add(…)`) is not a value yet.
-        empty: dict[str, Any] = {"admins": set(), "executors": []}
-        return {
-            name: value.get_value(empty.get(name, {})) if isinstance(value, LazyConfigValue) else value
-            for name, value in section.items()
-        }
-
 
 def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:
     """Read the configuration.

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.journal import Journal
 from sharedkernel.executor.requests import user_configured
+from sharedkernel.gateway.app import SharedKernelGateway
+from sharedkernel.gateway.config_check import find_ineffective, find_senseless, find_unusable, leave_out
 from sharedkernel.gateway.settings import build_devices, build_placement, build_policy, build_quotas, read_settings
 from tests.fuzz.fuzzing import fuzz, json_values, mangled, texts
 
@@ -63,7 +65,7 @@ def test_any_devices_placement_and_policy_are_used_or_refused(value: Any) -> Non
 
 @fuzz(examples=60, text=mangled(_good) | st.binary(max_size=60), suffix=st.sampled_from([".py", ".json"]))
 def test_any_configuration_file_is_read_or_refused(text: bytes, suffix: str) -> None:
-    """Whatever the text is, the error names the file."""
+    """Whatever the text is, the error names the file; what it sets can be checked."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / f"config{suffix}"
         path.write_bytes(text)
@@ -71,7 +73,11 @@ def test_any_configuration_file_is_read_or_refused(text: bytes, suffix: str) -> 
         if settings is None:
             assert str(path) in refusal
         else:
-            settings.section()
+            app = SharedKernelGateway()
+            unusable = list(find_unusable(app, settings))
+            usable = leave_out(unusable, settings)
+            for sentence in (*find_senseless(app, usable), *find_ineffective(app, usable)):
+                assert "\n" not in sentence
 
 
 class Entry(msgspec.Struct, tag=True, frozen=True):
