@@ -21,6 +21,7 @@ _STATUSES = {
     "not_allowed": HTTPStatus.FORBIDDEN,
     "no_such_kernel": HTTPStatus.NOT_FOUND,
     "session_not_found": HTTPStatus.NOT_FOUND,
+    "not_shelved": HTTPStatus.NOT_FOUND,
     "quota": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_websockets": HTTPStatus.TOO_MANY_REQUESTS,
@@ -28,6 +29,7 @@ _STATUSES = {
     "executor_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "identity_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "start": HTTPStatus.SERVICE_UNAVAILABLE,
+    "earlier_version": HTTPStatus.NOT_IMPLEMENTED,
 }
 
 

@@ -22,7 +22,7 @@ from tornado import web
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.status import visible_to
-from sharedkernel.gateway import operations
+from sharedkernel.gateway import operations, shelves
 from sharedkernel.gateway.answers import AnswersRefusals
 from sharedkernel.gateway.audit import Audited
 from sharedkernel.gateway.connections import PingedByJupyter
@@ -303,5 +303,6 @@ default_handlers = [
     (r"/sharedkernel/api/quotas", QuotasHandler),
     (r"/sharedkernel/api/policy", PolicyHandler),
     (r"/sharedkernel/api/events", EventsHandler),
+    *shelves.default_handlers,
     *operations.default_handlers,
 ]

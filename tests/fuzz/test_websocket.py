@@ -85,6 +85,7 @@ _ROUTES = [
     ("POST", "/api/kernels"), ("POST", "/api/sessions"), ("PUT", "/sharedkernel/api/quotas"),
     ("PUT", "/sharedkernel/api/policy"), ("GET", "/api/kernels"), ("DELETE", "/api/kernels"),
     ("POST", "/api/kernels/../kernels"), ("PATCH", "/api/sessions/x"), ("GET", "/sharedkernel/api/status?x=%00"),
+    ("GET", "/sharedkernel/api/shelves"), ("DELETE", "/sharedkernel/api/shelves/ada/%00..%2F?device=%00"),
 ]  # fmt: skip
 _environment = st.fixed_dictionaries(
     {"name": st.just("shared-gpu")},
