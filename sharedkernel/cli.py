@@ -76,6 +76,10 @@ COMMANDS = {
         application="sharedkernel.commands.top.TopApp",
         help="The same, live.",
     ),
+    "shelf": Command(
+        application="sharedkernel.commands.shelf.ShelfApp",
+        help="List what is on your shelf, or everybody's, and take it off.",
+    ),
     "trace": Command(
         application="sharedkernel.commands.trace.TraceApp",
         help="Write who ran in which lane and who waited as a file that Perfetto opens.",

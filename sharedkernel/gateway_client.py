@@ -13,6 +13,8 @@ from sharedkernel.errors import Refused, SharedKernelError
 
 #: the status document, see `executor/status.py`
 STATUS_PATH = "/sharedkernel/api/status"
+#: what is on shelves, see `gateway/shelves.py`
+SHELVES_PATH = "/sharedkernel/api/shelves"
 
 
 class GatewayUnavailable(SharedKernelError):
@@ -22,7 +24,17 @@ class GatewayUnavailable(SharedKernelError):
 
 
 def fetch_status(url: str, token: str, *, ca_file: str | None = None, timeout: float = 5.0) -> dict[str, Any]:
-    """Return the status document as the token's user may see it.
+    """Return the status document as the token's user may see it; parameters and errors are those of :func:`ask`."""
+    status = ask(url, token, STATUS_PATH, ca_file=ca_file, timeout=timeout)
+    if not isinstance(status.get("device"), dict):
+        raise GatewayUnavailable(f"what answers at {url} is not a sharedkernel gateway.")
+    return status
+
+
+def ask(
+    url: str, token: str, path: str, *, method: str = "GET", ca_file: str | None = None, timeout: float = 5.0
+) -> dict[str, Any]:
+    """Return the answer to a request of a gateway's own API.
 
     Parameters
     ----------
@@ -30,6 +42,8 @@ def fetch_status(url: str, token: str, *, ca_file: str | None = None, timeout: f
         The gateway's address, such as ``http://127.0.0.1:8585``.
     token
         The user's token.
+    path, method
+        What is asked for.
     ca_file
         Path of the authorities (PEM) that its certificate is signed by; None: those this system trusts.
     timeout
@@ -44,12 +58,13 @@ def fetch_status(url: str, token: str, *, ca_file: str | None = None, timeout: f
     """
     if not url.startswith(("http://", "https://")):
         raise GatewayUnavailable(f"{url!r} is not a gateway's address; write it like http://127.0.0.1:8585.")
-    request = urllib.request.Request(url.rstrip("/") + STATUS_PATH, headers={"Authorization": f"token {token}"})
+    headers = {"Authorization": f"token {token}"}
+    request = urllib.request.Request(url.rstrip("/") + path, headers=headers, method=method)
     try:
         with _opener(url, ca_file).open(request, timeout=timeout) as response:
-            status: Any = json.load(response)
+            answer: Any = json.load(response)
     except urllib.error.HTTPError as error:
-        raise _refusal(url, error) from None
+        raise _refusal(url, path, error) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
         if url.startswith("http:") and isinstance(why, ConnectionResetError):  # what TLS makes of a plain request
@@ -57,9 +72,9 @@ def fetch_status(url: str, token: str, *, ca_file: str | None = None, timeout: f
                 f"what answers at {url} hung up ({why}); if the gateway encrypts, its address begins with https://."
             ) from None
         raise GatewayUnavailable(f"no gateway answers at {url} ({why}); is it running, is the address right?") from None
-    if not (isinstance(status, dict) and isinstance(status.get("device"), dict)):
+    if not isinstance(answer, dict):
         raise GatewayUnavailable(f"what answers at {url} is not a sharedkernel gateway.")
-    return status
+    return answer
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -79,15 +94,17 @@ def _opener(url: str, ca_file: str | None) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*handlers)
 
 
-def _refusal(url: str, error: urllib.error.HTTPError) -> SharedKernelError:
+def _refusal(url: str, path: str, error: urllib.error.HTTPError) -> SharedKernelError:
     """Return the gateway's own sentence as an error, or ours where it gave none."""
     try:
         body = json.loads(error.read())
         message, reason = body["message"], body.get("reason")
     except (OSError, ValueError, KeyError, TypeError):
         message, reason = None, None
-    if error.code in (401, 403):
+    if error.code in (401, 403) and not reason:  # it has one where the token is known, and does not suffice
         return Refused(f"the gateway at {url} does not accept this token; ask its admin for one.", reason="token")
-    if error.code == 404:
-        return GatewayUnavailable(f"what answers at {url} is not a sharedkernel gateway (it has no {STATUS_PATH}).")
+    if error.code == 404 and not reason:
+        older = "" if path == STATUS_PATH else ", or of an earlier version"
+        path = path.partition("?")[0]
+        return GatewayUnavailable(f"what answers at {url} is not a sharedkernel gateway{older} (it has no {path}).")
     return Refused(message or f"the gateway at {url} answered {error.code} {error.reason}.", reason=reason)
