@@ -129,14 +129,15 @@ class Channels:
             "content": content, "buffers": parts[4:],
         }  # fmt: skip
 
-    async def until(self, message_type: str, **content: Any) -> list[dict[str, Any]]:
-        """Return the messages up to the one of this type with this content."""
+    async def until(self, message_type: str, parent: str | None = None, **content: Any) -> list[dict[str, Any]]:
+        """Return the messages up to the one of this type with this content, about the request *parent* if any."""
         messages = []
         while True:
             message = await self.receive()
             assert message is not None, f"closed before {message_type}; had {messages}"
             messages.append(message)
-            if message["type"] == message_type and content.items() <= message["content"].items():
+            is_its = parent in (None, message["parent_header"].get("msg_id"))
+            if is_its and message["type"] == message_type and content.items() <= message["content"].items():
                 return messages
 
     async def run(self, code: str) -> dict[str, Any]:

@@ -63,6 +63,33 @@ class Stack(WarmStack):
         self.gateway.start()
         self.gateway.wait_until_ready()
 
+    def tidy(self, config: str, policy: str) -> None:
+        """Have it as it was before a test, however far that came: served, with these settings, without a session."""
+        services = (*self.executors.values(), self.gateway)
+        for service in services:
+            if not service.running:
+                service.start()
+        for service in services:
+            service.wait_until_ready()
+        if self.config_path.read_text() != config:
+            self.reload(config)
+        admin = self.client(self.users[0])
+        if asyncio.run(are_quotas_put(admin)):
+            self.reload(config)
+        run(end_all(admin))
+        run(set_policy(admin, policy))
+
+
+def looked_after(stack: Stack) -> Iterator[Stack]:
+    """Yield *stack* for one test; one that fails shows the services' logs, and none leaves anything to the next."""
+    services = (stack.gateway, *stack.executors.values())
+    before = [len(service.log_path.read_text()) for service in services]
+    config, policy = stack.config_path.read_text(), asyncio.run(policy_of(stack.client(stack.users[0])))
+    yield stack
+    for service, seen in zip(services, before, strict=True):
+        sys.stdout.write(service.log_path.read_text()[seen:])
+    stack.tidy(config, policy)
+
 
 @pytest.fixture(scope="session")
 def whole_stack() -> Iterator[Stack]:
@@ -78,12 +105,8 @@ def whole_stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def stack(whole_stack: Stack) -> Iterator[Stack]:
-    """Return the shared stack; every session that a test leaves is ended, and a test that fails shows the logs."""
-    before = [len(service.log_path.read_text()) for service in (whole_stack.gateway, whole_stack.executor)]
-    yield whole_stack
-    for service, seen in zip((whole_stack.gateway, whole_stack.executor), before, strict=True):
-        sys.stdout.write(service.log_path.read_text()[seen:])
-    run(end_all(whole_stack.client("ada")))
+    """Return the shared stack, looked after."""
+    yield from looked_after(whole_stack)
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +123,31 @@ def two() -> Iterator[Stack]:
 
 @pytest.fixture
 def devices(two: Stack) -> Iterator[Stack]:
-    """Return the stack; sessions that a test leaves are ended, and a test that fails shows the gateway's log."""
-    seen = len(two.gateway_log())
-    yield two
-    sys.stdout.write(two.gateway_log()[seen:])
-    for executor in two.executors.values():
-        if not executor.running:
-            executor.start()
-    two.gateway.wait_until_ready()
-    run(end_all(two.client("ada")))
+    """Return the stack, looked after."""
+    yield from looked_after(two)
 
 
 async def end_all(admin: Client) -> None:
-    """End everybody's sessions."""
-    kernels = (await admin.request("GET", "/api/kernels")).body
-    await asyncio.gather(*(admin.end(kernel["id"]) for kernel in kernels))
+    """End everybody's sessions, those that linger too."""
+    names = {""}
+    while names:  # until there is nothing to be ended, also of what was just being started or brought back
+        kernels = (await admin.request("GET", "/api/kernels")).body
+        sessions = (await admin.request("GET", "/sharedkernel/api/status")).body["sessions"]
+        names = {*(kernel["id"] for kernel in kernels), *(entry["id"] for entry in sessions if entry["lingering"])}
+        ends = (admin.request("DELETE", f"/api/kernels/{name}?linger=0") for name in names)
+        assert {answer.status for answer in await asyncio.gather(*ends)} <= {204, 404}
+
+
+async def are_quotas_put(admin: Client) -> bool:
+    """Whether quotas hold that are not the configuration's."""
+    users = (await admin.request("GET", "/sharedkernel/api/quotas")).body["users"]
+    return any(entry["source"].startswith("put:") for quotas in users.values() for entry in quotas.values())
+
+
+async def policy_of(admin: Client) -> str:
+    return str((await admin.request("GET", "/sharedkernel/api/policy")).body["policy"])
+
+
+async def set_policy(admin: Client, policy: str) -> None:
+    if await policy_of(admin) != policy:
+        assert (await admin.request("PUT", "/sharedkernel/api/policy", {"policy": policy})).status == 200

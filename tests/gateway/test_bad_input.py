@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.gateway.app import SharedKernelGateway
+from tests.gateway.client import PATIENCE
 from tests.gateway.conftest import Stack, run
 from tests.gateway.test_command import in_process
 
@@ -100,7 +101,7 @@ def test_who_sends_too_slowly_is_hung_up_on(tmp_path: Path) -> None:
             connections.append((reader, writer))
         for reader, writer in connections:
             with contextlib.suppress(ConnectionError):  # hung up on before what was written arrived
-                await asyncio.wait_for(reader.read(), 30)
+                await asyncio.wait_for(reader.read(), PATIENCE)
             writer.close()
         assert time.monotonic() - begin >= 0.1  # the last one was given its time
 

@@ -20,7 +20,7 @@ from tornado.httpclient import AsyncHTTPClient
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway import app as gateway_app
 from sharedkernel.gateway.app import SharedKernelGateway
-from tests.gateway.client import Client
+from tests.gateway.client import PATIENCE, Client
 from tests.gateway.conftest import run
 
 
@@ -127,7 +127,7 @@ def test_a_single_user_gets_a_token_and_what_to_do_with_it(tmp_path: Path) -> No
         run(scenario())
     finally:
         gateway.send_signal(signal.SIGINT)
-        assert gateway.wait(20) == 0
+        assert gateway.wait(PATIENCE) == 0
         gateway.stdout.close()
         log.close()
     assert token not in (tmp_path / "log").read_text()

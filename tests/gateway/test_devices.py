@@ -14,7 +14,8 @@ def test_sessions_go_where_there_is_least_to_do(devices: Stack) -> None:
 
     async def scenario() -> None:
         grace = devices.client("grace")
-        kernels = await start_on_each(devices, grace)
+        started = [await grace.start(), await grace.start()]
+        kernels = dict(zip(await devices_of(devices, *started), started, strict=True))
         assert sorted(kernels) == DEVICES
         for device in DEVICES:
             await grace.end(kernels[device])

@@ -16,7 +16,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient
 
 from tests.gateway.client import Channels, Client
-from tests.gateway.conftest import Stack, end_all, run
+from tests.gateway.conftest import Stack, looked_after, run
 from tests.gateway.hub import SERVICE, Hub
 
 pytest.importorskip("jupyterhub")
@@ -67,9 +67,7 @@ def whole_hub_stack() -> Iterator[HubStack]:
 
 @pytest.fixture
 def stack(whole_hub_stack: HubStack) -> Iterator[HubStack]:
-    yield whole_hub_stack
-    sys.stdout.write(whole_hub_stack.gateway_log()[-6000:])
-    run(end_all(whole_hub_stack.client("rosa")))
+    yield from looked_after(whole_hub_stack)
 
 
 async def until(client: Client, status: int) -> list[Any]:
@@ -157,9 +155,9 @@ def test_a_server_of_the_hub_brings_its_users_identity_along(stack: HubStack) ->
             sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
             assert [session["user"] for session in sessions] == ["tove"]
         async with open_in_server(stack, stack.gateway_url) as channels:
-            await channels.run("%shared attach")
-            while (await channels.run("globals().get('kept')"))["text"] != "42":  # it comes when that cell has ended
-                pass
+            # It comes when that cell has ended, and only once the first server's relay has gone: that may take a while.
+            while (await channels.run("globals().get('kept')"))["text"] != "42":
+                await channels.run("%shared attach")
 
     run(scenario())
 
@@ -231,8 +229,10 @@ def test_a_revoked_token_stops_working_within_the_cache_time(stack: HubStack) ->
         answers = await until(client, 403)
         assert {answer.status for answer in answers} <= {200, 403}
 
-    run(scenario())
-    stack.forget("lise")
+    try:
+        run(scenario())
+    finally:
+        stack.forget("lise")
 
 
 def test_a_hub_that_is_away_is_a_sentence_and_nobody_is_let_in(stack: HubStack) -> None:

@@ -225,12 +225,14 @@ async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, use
     """Show that nobody is taken for somebody whose token was removed, and return once connections were looked at."""
     tokens = file.path.read_text()
     file.path.write_text(tokens[:-10])
-    answer = await user.request("GET", "/api/kernels")
-    assert (answer.status, answer.body["reason"]) == (503, "identity_unavailable")
-    seen = len(stack.gateway_log())
-    while "nobody can be let in" not in stack.gateway_log()[seen:]:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
-    file.path.write_text(tokens)
+    try:
+        answer = await user.request("GET", "/api/kernels")
+        assert (answer.status, answer.body["reason"]) == (503, "identity_unavailable")
+        seen = len(stack.gateway_log())
+        while "nobody can be let in" not in stack.gateway_log()[seen:]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    finally:
+        file.path.write_text(tokens)
     assert (await user.request("GET", "/api/kernels")).status == 200
 
 

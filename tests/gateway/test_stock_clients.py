@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import free_port
-from tests.gateway.client import Client
+from tests.gateway.client import PATIENCE, Client
 from tests.gateway.conftest import Stack, run, wait_for
 
 
@@ -37,7 +37,7 @@ def server(stack: Stack, tmp_path: Path) -> Iterator[Client]:
         yield Client(f"http://127.0.0.1:{port}", "secret")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 def _listens(port: int) -> bool:

@@ -14,14 +14,20 @@ from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack, looked_after, run
 
 
 @pytest.fixture(scope="module")
-def own_stack() -> Iterator[Stack]:
+def whole_own_stack() -> Iterator[Stack]:
     """Run a stack whose services may be killed."""
     with Stack(users=["ada", "grace"], capacity="2GiB", executor_arguments=["--spares", "0"]) as stack:
         yield stack
+
+
+@pytest.fixture
+def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
+    """Return it, looked after."""
+    yield from looked_after(whole_own_stack)
 
 
 async def begin(client: Client, session_id: str, code: str) -> tuple[str, str]:
@@ -207,7 +213,9 @@ def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own
 
     async def scenario() -> None:
         path = f"/api/kernels/{kernel}"
-        assert (await grace.request("GET", path)).body["execution_state"] == "busy"
+        while (answer := await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # the gateway has met the executor, and is just asking which sessions there are
+        assert answer.body["execution_state"] == "busy"
         (own_stack.directory / "go-on").touch()
         while (await grace.request("GET", path)).body["execution_state"] == "busy":  # noqa: ASYNC110
             await asyncio.sleep(0.02)
