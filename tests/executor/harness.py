@@ -59,6 +59,8 @@ class Notebook:
         self.session = record.session
         #: set once the cell that runs has displayed anything; an earlier one may have, as a line while it waited
         self.displayed = asyncio.Event()
+        #: what it has displayed so far
+        self.shown: list[str] = []
         self.client = AsyncKernelClient()
         self.client.load_connection_info({**record.connection, "key": record.connection["key"].encode()})
         self.client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
@@ -66,6 +68,7 @@ class Notebook:
     async def run(self, code: str, timeout: float = PATIENCE, **options: Any) -> Outcome:
         """Run one cell to its end."""
         outcome = Outcome(status="")
+        self.shown = outcome.displays
 
         def show(message: dict[str, Any]) -> None:
             content = message["content"]
@@ -73,8 +76,8 @@ class Notebook:
             if kind == "stream":
                 outcome.text += content["text"]
             elif kind in ("execute_result", "display_data", "update_display_data"):
-                self.displayed.set()
                 outcome.displays.append(content["data"].get("text/plain", ""))
+                self.displayed.set()
                 if kind == "execute_result":
                     outcome.text += content["data"]["text/plain"]
             elif kind == "error":
@@ -86,6 +89,14 @@ class Notebook:
             self.displayed.clear()
         outcome.status = reply["content"]["status"]
         return outcome
+
+    async def shows(self, text: str) -> None:
+        """Return once the cell that runs has displayed *text*, among others: it may have waited for more than that."""
+
+        async def is_shown() -> bool:
+            return any(text in shown for shown in self.shown)
+
+        await until(is_shown, f"{text} is displayed")
 
     def close(self) -> None:
         """Let go of the kernel."""

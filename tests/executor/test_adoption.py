@@ -213,7 +213,9 @@ def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExe
                 found = []
                 for path in records.iterdir():
                     with contextlib.suppress(OSError, *protocol.UNREADABLE):  # it is just being written
-                        found.append(msgspec.msgpack.decode(path.read_bytes(), type=KeptSession))
+                        record = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                        if record.process == path.name:  # else it is just being given that name
+                            found.append(record)
                 return [record for record in found if record.session == session]
 
             async def has_spare() -> list[KeptSession]:

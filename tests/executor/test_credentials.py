@@ -13,13 +13,13 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.paths import EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
-from tests.executor.harness import Executor, ExecutorProcess
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
 
 #: run by another process: sends argv[2] to the socket argv[1] and prints what is answered until it is hung up on
 _STRANGER = """if True:
     import socket, sys
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if sys.argv[3:] else socket.SOCK_STREAM)
-    peer.settimeout(30)
+    peer.settimeout(60)
     peer.connect(sys.argv[1])
     peer.sendall(bytes.fromhex(sys.argv[2]))
     while data := peer.recv(65536):
@@ -69,7 +69,7 @@ def test_a_session_does_not_become_a_gateway(process: ExecutorProcess) -> None:
     async def main() -> None:
         async with Executor(process):
             with socket.socket(socket.AF_UNIX) as peer:
-                peer.settimeout(30)
+                peer.settimeout(PATIENCE)
                 peer.connect(str(process.runtime_directory / EXECUTOR_SOCKET))
                 peer.sendall(protocol.encode(hello) + protocol.encode(again))
                 decoder = protocol.Decoder(protocol.ToGateway)

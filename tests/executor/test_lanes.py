@@ -90,6 +90,25 @@ def numbers(outcome: Any) -> list[int]:
     return [int(each) for each in outcome.text.split()]
 
 
+async def until_both_have_seen(pair: list[Notebook], codes: list[str]) -> list[tuple[int, int]]:
+    """Train in both at once until each has found what is foreign; return the turns and the wrong bytes of each run.
+
+    Once, unless one of them has stood still for as long as the other's training takes.
+    """
+    found, done = {0: False, 1: False}, []
+
+    async def have_seen() -> bool:
+        runs = (notebook.run(code) for notebook, code in zip(pair, codes, strict=True))
+        for number, outcome in enumerate(await asyncio.gather(*runs)):
+            turns, seen, wrong = numbers(outcome)
+            found[number] = found[number] or seen > 0
+            done.append((turns, wrong))
+        return all(found.values())
+
+    await until(have_seen, "each has seen what is foreign")
+    return done
+
+
 def test_two_sessions_take_turns_in_the_same_bytes(process: LaneProcess) -> None:
     """What survives an iteration is kept, what does not is the next session's to write over."""
 
@@ -100,14 +119,9 @@ def test_two_sessions_take_turns_in_the_same_bytes(process: LaneProcess) -> None
             pair = [await prepared(executor) for _ in range(2)]
             for number, notebook in enumerate(pair):  # their needs are known from now on
                 assert numbers(await notebook.run(f"train(6, {number + 1})"))[2] == 0
-            outcomes = await asyncio.gather(
-                *(notebook.run(f"train(400, {number + 1}, keep=3, foreign={2 - number})")
-                  for number, notebook in enumerate(pair))
-            )  # fmt: skip
-            for outcome in outcomes:
-                turns, seen, wrong = numbers(outcome)
+            codes = [f"train(400, {number + 1}, keep=3, foreign={2 - number})" for number in range(2)]
+            for turns, wrong in await until_both_have_seen(pair, codes):  # the other's bytes: the lane is the same
                 assert turns > 380, "iterations use the lane"
-                assert seen > 0, "the other's bytes were there: the lane is the same"
                 assert wrong == 0
             for notebook in pair:
                 session = await executor.session(notebook)
@@ -207,7 +221,11 @@ def test_what_a_killed_session_had_is_free(process: LaneProcess) -> None:
                 return bool((await executor.session(victim))["iterations"] > 100)
 
             await until(runs, "the training runs")
-            assert await units(executor) > before
+
+            async def has_more() -> bool:
+                return await units(executor) > before
+
+            await until(has_more, "it has memory")
             os.kill(victim.record.pid, signal.SIGKILL)
 
             async def is_free() -> bool:
@@ -330,12 +348,8 @@ def test_lanes_are_poisoned_where_they_are_checked(checking_process: LaneProcess
             pair = [await prepared(executor) for _ in range(2)]
             for notebook in pair:
                 await notebook.run("train(6, 1)")
-            for outcome in await asyncio.gather(
-                *(notebook.run("train(200, 5, keep=2, foreign=255)") for notebook in pair)
-            ):
-                turns, seen, wrong = numbers(outcome)
+            for turns, wrong in await until_both_have_seen(pair, ["train(200, 5, keep=2, foreign=255)"] * 2):
                 assert turns > 190
-                assert seen > 0
                 assert wrong == 0
 
     asyncio.run(scenario())

@@ -194,7 +194,7 @@ def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
                 return (await executor.session(first))["waiting_for"] == "restore"
 
             await until(waiting, "it waits to be restored")
-            await asyncio.wait_for(first.displayed.wait(), PATIENCE)
+            await first.shows("there is no room for it yet")
             await executor.client.signal_session(first.session, 2)
             assert (await cell).error == "KeyboardInterrupt"
             await in_state(executor, first, "offloaded")
@@ -265,12 +265,14 @@ def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
 
             async def work(number: int, notebook: Notebook) -> None:
                 # In steps: there has to be room for as much as a cell needed once beside what its notebook keeps.
-                outcome = await notebook.run(keep(20 + number, 100))
+                # They wait for each other, and for the disk.
+                patience = 4 * PATIENCE
+                outcome = await notebook.run(keep(20 + number, 100), patience)
                 assert outcome.status == "ok", outcome.message
                 for _ in range(2):
-                    outcome = await notebook.run("kept += [part + 1 for part in kept[:8]]; print(total())")
+                    outcome = await notebook.run("kept += [part + 1 for part in kept[:8]]; print(total())", patience)
                     assert outcome.status == "ok", outcome.message
-                again = await notebook.run("print(total())")
+                again = await notebook.run("print(total())", patience)
                 assert (again.status, again.text) == ("ok", outcome.text), again.message
 
             await asyncio.gather(*(work(number, notebook) for number, notebook in enumerate(notebooks)))

@@ -68,9 +68,11 @@ def test_two_trainings_take_turns_and_compute_what_they_would_alone(process: Exe
             await ada.run(TRAIN)
             together = await asyncio.gather(ada.run("train(600)"), grace.run("train(600)"))
             assert [outcome.text for outcome in together] == [alone.text, alone.text]
-            status = await executor.client.status()
-            assert {user["name"] for user in status["users"]} == {"ada", "grace"}
-            assert all(user["attained_service_seconds"] > 0 for user in status["users"])
+            served = {
+                user["name"]: user["attained_service_seconds"] for user in (await executor.client.status())["users"]
+            }
+            assert served["ada"] > 0
+            assert served["grace"] > 0
 
     asyncio.run(main())
 
@@ -133,7 +135,7 @@ def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_process: Ex
                 return session["state"] == "queued" and session["queue_position"] == 1
 
             await until(queued, "the other waits")
-            await asyncio.wait_for(waiter.displayed.wait(), PATIENCE)  # the wait is told in the notebook
+            await waiter.shows("(ada), place 1 in the queue")  # the wait is told in the notebook
             await executor.client.signal_session(waiter.session, signal.SIGINT)
             outcome = await waiting
             assert outcome.error == "KeyboardInterrupt"

@@ -8,6 +8,7 @@ import socket
 from sharedkernel import protocol
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.session.page import Page
+from tests.executor.harness import PATIENCE
 
 MIB = 1 << 20
 
@@ -32,7 +33,7 @@ def test_who_reads_nothing_is_hung_up_on() -> None:
         assert num_sent > 4
         process.send(told)  # to nobody
         assert transport.is_closing()
-        other.settimeout(30)
+        other.settimeout(PATIENCE)
         while await asyncio.to_thread(other.recv, MIB):
             pass
         other.close()

@@ -6,9 +6,14 @@ import asyncio
 import re
 import signal
 
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
+from tests.executor.harness import Executor, ExecutorProcess, until
 from tests.executor.test_offloading import in_state, keep
 from tests.warm import take_place
+
+
+def seconds_told(lines: list[str]) -> list[int]:
+    """Return for how long a cell was told to have waited, line by line."""
+    return [int(found[1]) for line in lines if (found := re.search(r"(\d+) s so far", line))]
 
 
 def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_still() -> None:
@@ -22,9 +27,11 @@ def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_
             await in_state(executor, holder, "ready")  # its cell runs, so it is not offloaded
             waiting = asyncio.create_task(waiter.run(keep(2, 320)))
             await in_state(executor, waiter, "waiting")
-            for _ in range(3):
-                await asyncio.wait_for(waiter.displayed.wait(), PATIENCE)
-                waiter.displayed.clear()
+
+            async def has_counted() -> bool:
+                return len(set(seconds_told(waiter.shown))) > 1
+
+            await until(has_counted, "the seconds of the wait are counted")
             await executor.client.signal_session(holder.session, signal.SIGINT)
             assert (await running).error == "KeyboardInterrupt"
             assert (await holder.run("del kept")).status == "ok"
@@ -35,7 +42,7 @@ def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_
             told = [line for line in lines if "device memory is full" in line]
             assert told
             assert not any("[" in line for line in told)
-            seconds = [int(found[1]) for line in told if (found := re.search(r"(\d+) s so far", line))]
+            seconds = seconds_told(told)
             assert len(set(seconds)) > 1
             assert seconds == sorted(seconds)
 
