@@ -63,6 +63,7 @@ def test_an_executor_of_another_protocol_leaves_sessions_alone(start_executor: S
         async with Executor(process) as executor:
             notebook = await executor.notebook()
             await notebook.run("import torch; x = torch.arange(6.)")
+            await until(lambda: spares(directory), "the next session, which makes files as it starts, is there")
             for helpers in ([], [KEEPER_SOCKET], [WARM_PARENT_SOCKET]):  # in the end sessions alone are left
                 for name in helpers:
                     os.kill(listener_of(directory / name), signal.SIGKILL)
@@ -155,7 +156,7 @@ async def spares(directory: Path) -> list[int]:
     for path in (directory / RECORDS_DIRECTORY).iterdir():
         with contextlib.suppress(OSError, *protocol.UNREADABLE):  # it is just being written
             record = msgspec.msgpack.decode(path.read_bytes())
-            if record["session"] is None:
+            if record["session"] is None and record["process"] == path.name:  # else it is just being given that name
                 found.append(record["pid"])
     return found
 
