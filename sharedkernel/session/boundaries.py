@@ -8,9 +8,10 @@ least behind. Other code seen instead of it for a while makes the search start a
 
 Candidates that cost something where they are not needed are the last resort: loops are looked at only when a grant
 has been held for a tenth of a second without any other candidate (or, once a boundary is known, for far longer than
-is usual between two passes), forwards later still. Code with no other boundary than these may have stopped using the
-device long ago (a loop of plain Python after one operation), so once a second it gives the grant back and has to ask
-again by its next operation.
+is usual between two passes), forwards later still; and one of them has to be passed more often before it is chosen
+beside others, as a machine that stands still for a moment is no reason to take it. Code with no other boundary than
+these may have stopped using the device long ago (a loop of plain Python after one operation), so once a second it gives
+the grant back and has to ask again by its next operation.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 #: passes of one candidate after which the boundary is chosen; the first is not looked at (an optimizer's state is born)
 LEARN_AFTER = 4
+#: the same for a candidate of the last resort where others were passed, too: they come more seldom, and are better
+LEARN_LAST_AFTER = 16
 #: other candidates passed in a row after which the boundary is searched anew
 FORGET_AFTER = 64
 #: candidates whose live memory differs by less than this many bytes count as equal, and the earlier kind wins
@@ -46,6 +49,7 @@ RELEASE_AFTER = 10
 #: how many times the longest stretch between two passes of the known boundary may pass before others are looked at
 PATIENCE = 4
 KINDS = ("iterations", "zero_grad", "dataloader", "forward", "loop", "step")
+LAST_RESORT = ("forward", "loop")
 
 
 @dataclass(slots=True)
@@ -119,10 +123,14 @@ class Boundaries:
         candidate.passes += 1
         if candidate.passes > 1:
             candidate.live_bytes += self._meter.used_bytes
-        if candidate.passes >= LEARN_AFTER or kind == "iterations":
+        if kind == "iterations" or candidate.passes >= self._passes_wanted(kind):
             self._choose()
         # All candidates of one iteration count as one.
         self._gate.boundary(int(candidate.passes > most), is_known=False)
+
+    def _passes_wanted(self, kind: str) -> int:
+        has_better = any(other not in LAST_RESORT for other, _ in self._candidates)
+        return LEARN_LAST_AFTER if kind in LAST_RESORT and has_better else LEARN_AFTER
 
     def _choose(self) -> None:
         enough = {key: seen for key, seen in self._candidates.items() if seen.passes >= LEARN_AFTER - 1}
@@ -162,7 +170,7 @@ class Boundaries:
             self._quiet_ticks += 1
             self._look_further()
         none_lately = not self._kind and self._quiet_ticks >= RELEASE_AFTER
-        last_resort = self._kind in ("loop", "forward") and self._ticks >= RELEASE_AFTER
+        last_resort = self._kind in LAST_RESORT and self._ticks >= RELEASE_AFTER
         self._grant.release_due = none_lately or last_resort
         if not self._kind:
             self._gate.interrupt_soon()
