@@ -6,21 +6,16 @@ The browser is Chromium, found by its usual names or where CHROMIUM says; the ex
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from jupyter_core.paths import jupyter_path
 
 from sharedkernel.bench.ui import CHROMIUM_ARGUMENTS, find_chromium
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import wait_until
+from tests.commands.support import end_sessions
 from tests.serverextension.server import JupyterServer
 from tests.warm_stack import WarmStack
 
@@ -30,8 +25,6 @@ from tests.browser.lab import LabPage, start_lab  # noqa: E402  (needs playwrigh
 
 #: opens a user's JupyterLab in a window of its own
 OpenLab = Callable[..., LabPage]
-#: seconds that sessions may take to end, on a busy machine
-_PATIENCE = 60.0
 
 
 @pytest.fixture(scope="package")
@@ -92,22 +85,3 @@ def open_lab(browser: object, servers: dict[str, JupyterServer], stack: LocalSta
             server.ask("DELETE", f"/api/sessions/{session['id']}")
     end_sessions(stack)
     assert errors == []
-
-
-def end_sessions(stack: LocalStack) -> None:
-    """End what is left: a server that is short of time does not wait for its kernels to end their sessions.
-
-    The next test's pages would show them beside its own.
-    """
-    for user in stack.users:
-        for kernel in _ask(stack, user, "GET", "/api/kernels"):
-            with contextlib.suppress(urllib.error.HTTPError):  # it has just ended
-                _ask(stack, user, "DELETE", f"/api/kernels/{kernel['id']}")
-    wait_until(lambda: stack.status()["sessions"] == [], "all sessions have ended", _PATIENCE)
-
-
-def _ask(stack: LocalStack, user: str, method: str, path: str) -> Any:
-    headers = {"Authorization": f"token {stack.token(user)}"}
-    request = urllib.request.Request(stack.gateway_url + path, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=_PATIENCE) as response:
-        return json.loads(response.read() or b"null")

@@ -18,10 +18,12 @@ def lab(browser: Any, tmp_path: Path) -> Iterator[LabPage]:
     """Return a page of a user whose sessions linger."""
     with WarmStack(users=["mary"], capacity="1GiB", quotas={"users": {"mary": {"linger": "10m"}}}) as stack:
         server = start_lab(tmp_path / "lab", "mary", stack)
-        page = LabPage(browser, server)
-        yield page
-        page.close()
-        server.stop()
+        try:
+            page = LabPage(browser, server)
+            yield page
+            page.close()
+        finally:
+            server.stop()
     assert page.errors == []
 
 

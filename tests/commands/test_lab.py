@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sharedkernel.local_stack import free_port
-from tests.commands.support import COMMAND, processes_of, wait_until
+from tests.commands.support import COMMAND, PATIENCE, processes_of, wait_until
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -35,7 +35,7 @@ def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
     environment = os.environ | {"TMPDIR": str(scratch), "JUPYTER_CONFIG_DIR": str(scratch)}
     arguments = ["lab", "--capacity", "1GiB", "--", "--no-browser", f"--port={free_port()}"]
     lab = subprocess.run(
-        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=90, check=False
+        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
     )
     assert lab.returncode == 1
     assert lab.stderr.endswith("`sharedkernel lab -- --allow-root`.\n")
@@ -61,7 +61,8 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch
     with (tmp_path / "log").open("wb") as log:
         lab = subprocess.Popen([*COMMAND, *arguments], cwd=work, env=environment, stdout=log, stderr=log)
     try:
-        wait_until(lambda: lab.poll() is not None or ask(f"{url}/api/kernelspecs"), "JupyterLab's first answer", 60)
+        first = f"{url}/api/kernelspecs"
+        wait_until(lambda: lab.poll() is not None or ask(first), "JupyterLab's first answer", 2 * PATIENCE)
         assert lab.poll() is None, (tmp_path / "log").read_text()
         specs = ask(f"{url}/api/kernelspecs")
         assert specs["default"] == "shared-gpu"
@@ -73,7 +74,7 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch
         (stack,) = scratch.glob("sk-*")
         assert processes_of(stack)
         lab.send_signal(signum)
-        lab.wait(60)
+        lab.wait(PATIENCE)
         wait_until(lambda: not processes_of(stack), "the end of the stack")
         wait_until(lambda: ask(f"{url}/api") is None, "the end of JupyterLab")
         if signum == signal.SIGTERM:

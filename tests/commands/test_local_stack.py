@@ -15,7 +15,7 @@ import pytest
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
 from sharedkernel.local_stack import LocalStack, free_port
-from tests.commands.support import processes_of, wait_until
+from tests.commands.support import PATIENCE, processes_of, wait_until
 
 
 def test_it_answers_and_goes_without_a_trace() -> None:
@@ -65,8 +65,9 @@ def test_temporary_files_may_be_far_down(tmp_path: Path) -> None:
     )
     environment = os.environ | {"TMPDIR": str(deep)}
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment, timeout=60
-    )
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, check=False, env=environment, timeout=3 * PATIENCE,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     directory, devices = ended.stdout.split()
     assert devices == "2"

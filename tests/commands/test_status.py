@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import COMMAND, shared_kernel, wait_until
+from tests.commands.support import COMMAND, PATIENCE, shared_kernel, wait_until
 
 
 def status(stack: LocalStack, user: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +100,7 @@ class Terminal:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def read_until(self, *words: str, timeout: float = 30.0) -> None:
+    def read_until(self, *words: str, timeout: float = PATIENCE) -> None:
         """Read until one piece of new output holds all *words*."""
         seen = ""
         deadline = time.monotonic() + timeout
@@ -141,12 +141,14 @@ def test_top_outlives_its_gateway(stack: LocalStack) -> None:
     with top(stack) as (terminal, process):
         terminal.read_until("q: quit", "policy fair")
         stack.gateway.stop()
-        terminal.read_until("no gateway answers", "trying again")
-        stack.gateway.start()
-        stack.gateway.wait_until_ready()
+        try:
+            terminal.read_until("no gateway answers", "trying again")
+        finally:
+            stack.gateway.start()
+            stack.gateway.wait_until_ready()
         terminal.read_until("q: quit", "policy fair")
         terminal.press("q")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_top_ends_with_ctrl_c(stack: LocalStack) -> None:
@@ -154,4 +156,4 @@ def test_top_ends_with_ctrl_c(stack: LocalStack) -> None:
     with top(stack) as (terminal, process):
         terminal.read_until("q: quit")
         terminal.press("\x03")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0

@@ -264,18 +264,19 @@ def test_several_devices_are_recorded_live() -> None:
 
 def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
     """Documents that cannot be had are left out; a gateway that never answers is an error."""
-    answers: Iterator[dict[str, Any] | None] = iter([document(), None, document()])
+    away = GatewayUnavailable("no gateway answers.")
+    answers: Iterator[dict[str, Any] | BaseException] = iter([document(), away, document(), KeyboardInterrupt(), away])
 
     def fetch() -> dict[str, Any]:
-        answer = next(answers, None)
-        if answer is None:
-            raise GatewayUnavailable("no gateway answers.")
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
         return answer
 
-    (recording,) = record_live(fetch, 0.25)
+    (recording,) = record_live(fetch, 1000.0)  # until Ctrl-C
     assert recording.notes["documents"] == 2
     with pytest.raises(GatewayUnavailable):
-        record_live(fetch, 0.25)
+        record_live(fetch, 1000.0)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +320,9 @@ def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(stack: L
     """The live trace names the own notebook and no other; the record has the same grants."""
     live, flag = tmp_path / "live.json", tmp_path / "flag"
 
+    def both_are_served() -> bool:
+        return sum(entry["attained_service_seconds"] > 0 for entry in stack.status()["sessions"]) == 2
+
     async def scenario() -> None:
         async with (
             shared_kernel(stack, "ada", "secret.ipynb") as ada,
@@ -328,6 +332,7 @@ def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(stack: L
                 asyncio.ensure_future(client.execute_interactive(UNTIL.format(flag=str(flag)), timeout=60))
                 for client in (ada, own)
             ]
+            await asyncio.to_thread(wait_until, both_are_served, "both use the device")
             done = await asyncio.to_thread(
                 run_trace, "--out", str(live), "--seconds", "1", "--json", **stack.client_environment("grace")
             )

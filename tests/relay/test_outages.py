@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sharedkernel.relay.outage import OUTAGE_PATIENCE
 from tests.relay.support import GatewayProcess, Line, Notebook, wait_until
 
 
@@ -42,6 +44,7 @@ def test_what_a_cell_prints_during_an_outage_arrives_after_it(
 ) -> None:
     """The gateway buffers, the relay comes back for it, and the cell ends as if nothing had been."""
     message_id = waiting_cell(notebook, tmp_path / "go")
+    began = time.monotonic()
     line.cut(notebook)
     until_left(stock_gateway)
     (tmp_path / "go").touch()
@@ -49,7 +52,8 @@ def test_what_a_cell_prints_during_an_outage_arrives_after_it(
     outcome = notebook.wait(message_id)
     assert outcome.status == "ok"
     assert outcome.text() == "done\n"
-    assert outcome.text("stderr") == ""
+    is_long = time.monotonic() - began >= OUTAGE_PATIENCE  # on a machine that stood still, and is told of then
+    assert outcome.text("stderr") == "" or is_long
 
 
 def test_a_long_outage_is_said_in_the_cell(
@@ -110,8 +114,9 @@ def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path)
             message_id = waiting_cell(notebook, tmp_path / "go")
             (session,) = gateway.sessions()
             line.cut(notebook)
-            (tmp_path / "go").touch()
             until_left(gateway)
+            (tmp_path / "go").touch()
+            wait_until(lambda: [kernel["execution_state"] for kernel in gateway.fetch("/api/kernels")] == ["idle"])
             line.mend()
             assert notebook.wait(message_id).error.startswith("SharedGPUOutcomeLost: ")
             assert notebook.run("print(x)").text() == "1\n"

@@ -47,8 +47,12 @@ def test_the_cells_behind_a_refused_one_are_aborted(contract_gateway: GatewayPro
     with contract_gateway.refusing(503, "the executor is away; try again in a minute.", "executor"), refused:
         with contract_gateway.stopped():
             cells = [refused.client.execute(f"print({number})") for number in range(3)]
-            # Time for all three to be at the relay, which would meet one that comes after the refusal as a first one.
+            # Time for all three to be at the relay, which would meet one that comes after the refusal as a first one. A
+            # relay that has stood still reads what came on all of its sockets before it does something else twice.
             assert not refused.client.shell_channel.socket.poll(300)
+            for _ in range(2):
+                with refused.another_client(shell=False, stdin=False, control=False) as second:
+                    assert second.get_iopub_msg(timeout=TIMEOUT)["msg_type"] == "iopub_welcome"
         replies = [refused.client.get_shell_msg(timeout=TIMEOUT) for _ in cells]
     assert [reply["parent_header"]["msg_id"] for reply in replies] == cells
     assert [reply["content"]["status"] for reply in replies] == ["error", "aborted", "aborted"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
+from tests.commands.support import end_sessions
 from tests.serverextension.server import JupyterServer
 from tests.warm_stack import WarmStack
 
@@ -48,23 +49,24 @@ def grace_server(start_server: StartServer) -> JupyterServer:
 
 
 @pytest.fixture
-def ada(ada_server: JupyterServer) -> Iterator[JupyterServer]:
-    """Return ada's server; a test that fails shows its log, and no kernel is left."""
-    yield from _looked_after(ada_server)
+def ada(ada_server: JupyterServer, stack: LocalStack) -> Iterator[JupyterServer]:
+    """Return ada's server; a test that fails shows its log, and no kernel is left, nor anybody's session."""
+    yield from _looked_after(ada_server, stack)
 
 
 @pytest.fixture
-def grace(grace_server: JupyterServer) -> Iterator[JupyterServer]:
+def grace(grace_server: JupyterServer, stack: LocalStack) -> Iterator[JupyterServer]:
     """Return grace's server, likewise."""
-    yield from _looked_after(grace_server)
+    yield from _looked_after(grace_server, stack)
 
 
-def _looked_after(server: JupyterServer) -> Iterator[JupyterServer]:
+def _looked_after(server: JupyterServer, stack: LocalStack) -> Iterator[JupyterServer]:
     seen = len(_log(server))
     yield server
     sys.stdout.write(_log(server)[seen:])
     for kernel in server.ask("GET", "/api/kernels").body:
         server.ask("DELETE", f"/api/kernels/{kernel['id']}")
+    end_sessions(stack)
 
 
 def _log(server: JupyterServer) -> str:

@@ -23,11 +23,13 @@ def test_a_page_hears_that_the_gateway_is_away_and_back(stack: LocalStack, ada: 
     with ada.page() as page:
         page.wait(is_connected)
         stack.gateway.kill()
-        view = page.wait(lambda view: state(view) == "away" and "no gateway answers" in view["gateway"]["message"])
-        assert view["status"] is not None
-        assert ada.ask("GET", "/sharedkernel/api/quotas").status == 503
-        stack.gateway.start()
-        stack.gateway.wait_until_ready()
+        try:
+            view = page.wait(lambda view: state(view) == "away" and "no gateway answers" in view["gateway"]["message"])
+            assert view["status"] is not None
+            assert ada.ask("GET", "/sharedkernel/api/quotas").status == 503
+        finally:
+            stack.gateway.start()
+            stack.gateway.wait_until_ready()
         page.wait(is_connected)
 
 
