@@ -113,12 +113,9 @@ class PacketSocket:
             When it is no message that this end accepts; its descriptors are closed.
         """
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                # CLOEXEC, or every program that a session starts would inherit them
-                self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )  # fmt: skip
-        except ConnectionError:
-            return None, []
+            data, descriptors = self._receive_packet()
+        except ConnectionResetError:  # it went without reading all: told once, before what it had sent
+            data, descriptors = self._receive_packet()
         if not data:
             return None, []
         try:
@@ -134,3 +131,10 @@ class PacketSocket:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
+
+    def _receive_packet(self) -> tuple[bytes, list[int]]:
+        data, descriptors, _, _ = socket.recv_fds(
+            # CLOEXEC, or every program that a session starts would inherit them
+            self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )  # fmt: skip
+        return data, descriptors

@@ -159,7 +159,9 @@ class WarmParent:
         if self._executor is not None:
             try:
                 self._executor.send(message)
-            except OSError:  # gone, or it does not read: it connects again, and is told again
+            except ConnectionError:
+                pass  # gone: what it said last is still to be read, and may be to quit
+            except OSError:  # it does not read: it connects again, and is told again
                 self._hang_up()
 
     def _fork(self, message: protocol.Fork, page: int) -> None:

@@ -1,12 +1,23 @@
-"""What the warm parent must not have done before it forks."""
+"""What the warm parent must not have done before it forks, and when it ends."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
+
+from sharedkernel import protocol
+from sharedkernel.executor.launch import scrubbed_environment
+from sharedkernel.executor.packets import PacketSocket, connect
 from sharedkernel.executor.warm_parent import why_unfit
+from sharedkernel.session.page import Page
+from tests.executor.harness import PATIENCE
 
 
 def test_everything_sessions_share_is_imported_without_a_device() -> None:
@@ -29,3 +40,47 @@ def test_an_initialised_driver_is_noticed_by_what_it_opens(tmp_path: Path) -> No
     assert why_unfit(tmp_path) is None
     (tmp_path / "9").symlink_to("/dev/nvidia-uvm")
     assert "does not survive a fork" in (why_unfit(tmp_path) or "")
+
+
+def test_it_ends_although_its_executor_went_while_it_was_starting(scratch: Path) -> None:
+    """Told to fork a session and then to quit, by one that waited for neither: it leaves nothing behind."""
+    path = scratch / "warm.sock"
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "sharedkernel.executor.warm_parent", str(path), str(scratch / "executor.sock")],
+        env=scrubbed_environment(),
+    )
+
+    page = Page.create("test")
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError):
+                executor = connect(str(path), protocol.FromWarmParent)
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        parent.send_signal(signal.SIGSTOP)
+        fork = protocol.Fork(process="p", connection_file=str(scratch / "c.json"), log_file=str(scratch / "log"))
+        executor.send(fork, [page.descriptor])
+        executor.send(protocol.Quit())
+        executor.close()
+        parent.send_signal(signal.SIGCONT)
+        assert parent.wait(PATIENCE) == 0
+    finally:
+        left = psutil.Process(parent.pid).children() if parent.poll() is None else []
+        for process in (*left, parent):
+            process.kill()
+        parent.wait()
+        page.close()
+
+
+def test_what_was_said_last_is_heard_of_one_that_did_not_read() -> None:
+    """The system tells of what it left unread before it gives out what was sent."""
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent, executor = PacketSocket(ours, protocol.ToWarmParent), PacketSocket(other, protocol.FromWarmParent)
+    parent.send(protocol.Forked(process="p", pid=1))
+    executor.send(protocol.Quit())
+    executor.close()
+    assert isinstance(parent.receive()[0], protocol.Quit)
+    assert parent.receive() == (None, [])
+    parent.close()
