@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 #: seconds that a service may take until it answers; the executor imports torch, on a busy machine
 START_TIMEOUT = 60.0
-#: seconds that a service may take to end by itself after SIGTERM
-STOP_TIMEOUT = 20.0
+#: seconds that a service may take to end by itself after SIGTERM; an executor waits for what still imports torch
+STOP_TIMEOUT = 60.0
 _LOG_TAIL_LINES = 15
 #: says which ports the system gives to those who name none
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
