@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
+# tests that run at a time, most of which wait for processes; those that ARGS names run one by one
+WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test slow lint labextension docs binder bench faults fuzz load clean
@@ -13,7 +15,7 @@ demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
 
 test: $(INSTALLED) labextension lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(or $(ARGS),-n $(WORKERS) --dist worksteal)
 
 # what takes minutes each, and is left out above
 slow: $(INSTALLED)

@@ -21,8 +21,8 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can run sess
 
 #: account that every machine has, here the gateway's
 GATEWAY = "nobody"
-#: first user id that the tests give out
-FIRST_UID = 231000
+#: first user id that the tests give out; others run beside these, and whatever has a user's id ends with their session
+FIRST_UID = 231000 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 #: users who have no account of that name: the sessions of those who do are in their real homes
 ADA, GRACE, HEDY = USERS = ("sk-test-ada", "sk-test-grace", "sk-test-hedy")
 
