@@ -12,6 +12,7 @@ is known.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,7 +36,7 @@ _REASONS = ("busy", "threads", "tasks", "nothing", "disk", "unsafe")
 MOST_BYTES = 1 << 50
 
 
-def believe(message: _M, *, quota: int, seen: int) -> _M:
+def believe(message: _M, *, quota: int, before: Memory, seen: Callable[[], int]) -> _M:
     """Return *message* of a session with figures that can be true.
 
     Parameters
@@ -44,18 +45,21 @@ def believe(message: _M, *, quota: int, seen: int) -> _M:
         As it came.
     quota
         Bytes that its user may have, at most what the device can give.
+    before
+        What was believed of its memory so far: what is no more than that is not looked at again.
     seen
-        Bytes that its process has at most, as seen from outside.
+        Returns the bytes that its process has at most, as seen from outside. Asked only where that decides, since
+        somebody may wait for the device meanwhile.
     """
     changes: dict[str, Any] = {}
     for name in message.__struct_fields__:
         value = getattr(message, name)
         if isinstance(value, Memory):
-            changes[name] = _believe_memory(value, quota=quota, seen=seen)
+            changes[name] = _believe_memory(value, quota=quota, before=before, seen=seen)
         elif name in _BYTES:
             changes[name] = _within(value, quota)
         elif name == "offloaded_bytes":
-            changes[name] = _within(value, max(quota, seen))
+            changes[name] = _within(value, quota if value <= quota else max(quota, seen()))
         elif name == "data_bytes":
             changes[name] = _within(value, MOST_BYTES)  # for its own limit only
         elif name in _NOT_NEGATIVE:
@@ -71,12 +75,12 @@ def believe(message: _M, *, quota: int, seen: int) -> _M:
     return msgspec.structs.replace(message, **changes) if changes else message
 
 
-def _believe_memory(memory: Memory, *, quota: int, seen: int) -> Memory:
+def _believe_memory(memory: Memory, *, quota: int, before: Memory, seen: Callable[[], int]) -> Memory:
     return Memory(
         # More than the quota only what is really there: the quota may have been lowered since.
-        persistent=_within(memory.persistent, max(quota, seen)),
+        persistent=_within(memory.persistent, quota if memory.persistent <= quota else max(quota, seen())),
         ephemeral=None if memory.ephemeral is None else _within(memory.ephemeral, quota),
-        framework=_within(memory.framework, seen),
+        framework=_within(memory.framework, before.framework if memory.framework <= before.framework else seen()),
     )
 
 

@@ -373,7 +373,10 @@ class ExecutorService:
         usable = device.capacity_bytes - device.reserve_bytes
         quota = None if process.limits is None else process.limits.quota_bytes
         return believe(
-            message, quota=usable if quota is None else min(quota, usable), seen=self._served.seen_bytes(process)
+            message,
+            quota=usable if quota is None else min(quota, usable),
+            before=process.memory,
+            seen=lambda: self._served.seen_bytes(process),
         )
 
     def _on_end(self, process: SessionProcess, status: int | None) -> None:

@@ -396,15 +396,17 @@ class Gate:
         """
         self._words[Word.ITERATIONS] += iterations
         if self._words[Word.PREEMPT] or self.grant.release_due:
-            # What is new is said with the next wish: somebody waits for the device now.
-            self._look_ahead(is_known=is_known)
+            # Somebody waits for the device now: all else comes after, and what is new is said with the next wish.
+            self._count_cost(is_known=is_known)
             self.give_back("boundary")
+            self._look_ahead(is_known=is_known)
         else:
             is_guarded = self._mode.is_in
             if not is_guarded and self._growth.is_guard_due:
                 self._mode.put_in()
             if self.grant.measure_due or self._mode.is_in:
                 self._measure()
+                self._count_cost(is_known=is_known)
                 self._look_ahead(is_known=is_known)
                 if is_known:
                     self._tell_news()
@@ -441,10 +443,13 @@ class Gate:
         self._growth.boundary_passed()
         self.on_measured(self._meter.memory)
 
-    def _look_ahead(self, *, is_known: bool) -> None:
-        """Take note of how far the cell is."""
+    def _count_cost(self, *, is_known: bool) -> None:
+        """Take note of what the iteration cost, while its operations were counted."""
         if self._mode.is_in:
             self._forecast.cost.boundary_passed(is_known=is_known)
+
+    def _look_ahead(self, *, is_known: bool) -> None:
+        """Take note of how far the cell is."""
         if is_known:
             with signals_held(), self.link.lock:
                 self._forecast.look(self._words[Word.ITERATIONS])

@@ -58,7 +58,8 @@ MIB = 1 << 20
 )
 def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed: protocol.Message) -> None:
     """A claim is worth what the session could take (its quota) or has (as seen from outside), and is never negative."""
-    assert believe(said, quota=100, seen=300) == believed
+    for before in (Memory(), Memory(persistent=300, framework=300)):
+        assert believe(said, quota=100, before=before, seen=lambda: 300) == believed
 
 
 _SAY_MUCH = """if True:
