@@ -232,12 +232,13 @@ def place(files: Sequence[Path], section: str, setting: str, path: tuple[str, ..
     "FILE, line N: ", "FILE: " when the line cannot be told, "" when there is no file.
     """
     for file in reversed(files):
-        if file.suffix == ".py" and (line := _find_line(file.read_text(), f"{section}.{setting}", path)) is not None:
+        if file.suffix == ".py" and (line := _find_line(file.read_bytes(), f"{section}.{setting}", path)) is not None:
             return f"{file}, line {line}: "
     return f"{files[-1]}: " if files else ""
 
 
-def _find_line(source: str, name: str, path: tuple[str, ...]) -> int | None:
+def _find_line(source: bytes, name: str, path: tuple[str, ...]) -> int | None:
+    # Bytes, as Python itself read them: a file may name its encoding, and have anything in its comments.
     for statement in ast.walk(ast.parse(source)):
         if isinstance(statement, ast.Assign):
             target = ast.unparse(statement.targets[0]).partition(".")[2]

@@ -113,3 +113,13 @@ def test_a_bad_quota_made_by_code_is_refused_with_its_statement(tmp_path: Path) 
     settings = read_settings([], str(path))
     with pytest.raises(ConfigError, match="line 2: "):
         build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)
+
+
+@pytest.mark.parametrize("first", [b"# -*- coding: latin-1 -*- \xe9", b"# \x80"])
+def test_the_line_is_found_in_a_file_of_any_encoding(tmp_path: Path, first: bytes) -> None:
+    """What Python reads has a place, too."""
+    path = tmp_path / "config.py"
+    path.write_bytes(first + b"\nc.SharedKernelGateway.quotas = {'default': {'memory': '8 Gb'}}\n")
+    settings = read_settings([], str(path))
+    with pytest.raises(ConfigError, match="line 2: "):
+        build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)
