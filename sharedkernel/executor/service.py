@@ -23,10 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sharedkernel import protocol
-from sharedkernel.errors import (
-    ConfigError,
-    SharedKernelError,
-)
+from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.executor.actions import resume
 from sharedkernel.executor.adoption import Adoption
 from sharedkernel.executor.code_stamp import check_left
@@ -331,7 +328,6 @@ class ExecutorService:
 
     def charge(self, process: SessionProcess, seconds: float) -> None:
         """Count *seconds* in which the session used the device without a grant as served."""
-        process.ungranted += seconds
         self._grants.charge(process, seconds)
 
     # --- sessions -----------------------------------------------------------------------------------------------------

@@ -253,10 +253,8 @@ class CudaDevice:
         elif self._watch.trouble is not None:
             nvml, note = "failing", self._watch.trouble
         elif sample is not None and sample.processes is None:
-            nvml, note = (
-                "totals",
-                "NVML tells no processes apart here; use outside PyTorch and turns is not watched.",
-            )
+            nvml = "totals"
+            note = "NVML tells no processes apart here; what they use outside PyTorch, or their turns, is not watched."
         else:
             nvml, note = "ok", None
         return {

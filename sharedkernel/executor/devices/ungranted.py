@@ -38,8 +38,7 @@ class _Account:
     #: what it was served at the last look
     attained: float
     credit: float = _CREDIT
-    #: used beyond its grants, and from which of it on the notebook is told next
-    ungranted: float = 0.0
+    #: used beyond its grants, from which on the notebook is told next
     tell_at: float = _WORTH_TELLING
 
 
@@ -77,11 +76,11 @@ class Ungranted:
         seconds, account.credit = -account.credit, 0.0
         self._oversight.charge(process, seconds)
         account.attained += seconds
-        account.ungranted += seconds
-        if account.ungranted < account.tell_at:
+        process.ungranted += seconds
+        if process.ungranted < account.tell_at:
             return
-        account.tell_at = 2 * account.ungranted
-        what = format_seconds(account.ungranted)
+        account.tell_at = 2 * process.ungranted
+        what = format_seconds(process.ungranted)
         log.info("session %s of %s used the device for %s without a grant", process.session, process.user, what)
         self._oversight.warn(
             process,
