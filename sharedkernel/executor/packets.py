@@ -112,10 +112,7 @@ class PacketSocket:
         ProtocolError
             When it is no message that this end accepts; its descriptors are closed.
         """
-        try:
-            data, descriptors = self._receive_packet()
-        except ConnectionResetError:  # it went without reading all: told once, before what it had sent
-            data, descriptors = self._receive_packet()
+        data, descriptors = self._receive_packet()
         if not data:
             return None, []
         try:
@@ -133,8 +130,13 @@ class PacketSocket:
         self._socket.close()
 
     def _receive_packet(self) -> tuple[bytes, list[int]]:
-        data, descriptors, _, _ = socket.recv_fds(
-            # CLOEXEC, or every program that a session starts would inherit them
-            self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )  # fmt: skip
-        return data, descriptors
+        """Return the next packet; an empty one when the peer is gone."""
+        # Of a peer that went without reading all, the system tells once, before what it had sent.
+        for _ in range(2):
+            with contextlib.suppress(ConnectionError):
+                data, descriptors, _, _ = socket.recv_fds(
+                    # CLOEXEC, or every program that a session starts would inherit them
+                    self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )  # fmt: skip
+                return data, descriptors
+        return b"", []
