@@ -16,6 +16,7 @@ from traitlets.config import Application
 from traitlets.utils.importstring import import_item
 
 from sharedkernel.commands.base import CommandApp, fail
+from sharedkernel.distribution import install_hint
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.slow_imports import skip_address_grammar
 
@@ -110,7 +111,7 @@ def _obstacle(name: str, command: Command) -> str | None:
     if missing:
         return (
             f"`sharedkernel {name}` needs {', '.join(missing)}; "
-            f"install the packages with `pip install 'sharedkernel[{command.extra}]'`."
+            f"install the packages with {install_hint(command.extra)}."
         )
     return None
 

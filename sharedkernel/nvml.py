@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from sharedkernel.distribution import install_hint
 from sharedkernel.errors import SharedKernelError
 
 #: inode of the namespace in which the host numbers its processes, the same on every Linux (PROC_PID_INIT_INO)
@@ -285,9 +286,7 @@ def _load() -> Any:
     try:
         import pynvml
     except ImportError:
-        raise NvmlUnavailable(
-            "the package nvidia-ml-py is missing; install it with `pip install 'sharedkernel[host]'`."
-        ) from None
+        raise NvmlUnavailable(f"the package nvidia-ml-py is missing; install it with {install_hint('host')}.") from None
     return pynvml
 
 

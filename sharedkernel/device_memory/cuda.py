@@ -23,6 +23,7 @@ from sharedkernel.device_memory.errors import (
     InvalidMapping,
     OutOfDeviceMemory,
 )
+from sharedkernel.distribution import install_hint
 
 #: what the device must have: attribute, and what it means for people
 _NEEDED = {
@@ -55,7 +56,7 @@ def load_bindings() -> Any:
     except ImportError as error:
         raise DriverUnavailable(
             "the package cuda-bindings is not installed, so device memory cannot be shared; "
-            'install it with "pip install sharedkernel[cuda]".'
+            f"install it with {install_hint('cuda')}."
         ) from error
 
 

@@ -110,7 +110,7 @@ class ExecutorApp(CommandApp):
         value_trait=Unicode(),
         key_trait=Unicode(),
         help="More Python environments for notebooks, as NAME=PYTHON, such as torch-2.11=/opt/torch-2.11/bin/python; "
-        "each is the kernel `shared-gpu-NAME`, and needs sharedkernel[host] installed.",
+        "each is the kernel `shared-gpu-NAME`, and needs this package installed with its extra `host`.",
     ).tag(config=True)
     isolate = Enum(
         ["auto", "users", "off"],

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.code_stamp import CodeStamp, own_folders, stamp_of_folders
 from sharedkernel.executor.launch import scrubbed_environment
@@ -30,10 +31,13 @@ import json, sys
 sys.path.pop(0)  # the working directory
 from importlib.util import find_spec
 missing = [name for name in ("torch", "ipykernel", "msgspec", "sharedkernel") if find_spec(name) is None]
-protocol = None
+protocol, stranger = None, False
 if not missing:
-    from sharedkernel.protocol import PROTOCOL_VERSION as protocol
-print(json.dumps({"version": sys.version_info[:2], "missing": missing, "protocol": protocol, "path": sys.path}))
+    try:
+        from sharedkernel.protocol import PROTOCOL_VERSION as protocol
+    except ImportError:
+        stranger = True
+print(json.dumps({"missing": missing, "stranger": stranger, "protocol": protocol, "path": sys.path}))
 """
 
 
@@ -99,10 +103,15 @@ def _open(name: str, python: str) -> Environment:
         raise ConfigError(f"the environment {name} has no interpreter {python} ({error.strerror}).") from None
     except (subprocess.SubprocessError, ValueError):
         raise ConfigError(f"{python} of the environment {name} does not run as Python.") from None
+    pip = f"{python} -m pip"
+    if found["stranger"]:
+        raise ConfigError(
+            f"the environment {name} has a package sharedkernel that is not this one; "
+            f"run `{pip} uninstall sharedkernel`, then {install_hint('host', pip=pip)}."
+        )
     if found["missing"]:
         raise ConfigError(
-            f"the environment {name} lacks {', '.join(found['missing'])}; run "
-            f"`{python} -m pip install 'sharedkernel[host]'`."
+            f"the environment {name} lacks {', '.join(found['missing'])}; run {install_hint('host', pip=pip)}."
         )
     if found["protocol"] != PROTOCOL_VERSION:
         raise ConfigError(f"the environment {name} has another version of sharedkernel; install the same one there.")

@@ -14,6 +14,7 @@ from typing import Any
 from tornado.web import HTTPError
 from traitlets import default
 
+from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.identity import GatewayUser, IdentityUnavailable, TokenOnlyIdentity
 from sharedkernel.gateway.tokens import is_user_name
@@ -90,7 +91,7 @@ def _make_hub_auth(gateway: Any, cache_seconds: float) -> Any:
         from jupyterhub.services.auth import HubAuth
     except ImportError:
         raise ConfigError(
-            "identity 'jupyterhub' needs the package jupyterhub; run `pip install 'sharedkernel[jupyterhub]'`."
+            f"identity 'jupyterhub' needs the package jupyterhub; run {install_hint('jupyterhub')}."
         ) from None
     hub = HubAuth(parent=gateway, cache_max_age=cache_seconds)
     if not hub.access_scopes:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
 from sharedkernel.simulator.report import Outcome
 
@@ -30,7 +31,7 @@ def check_plot(path: Path) -> None:
     if path.suffix not in PICTURES:
         raise ConfigError(f"{path} is no name for a picture; let it end in {', '.join(PICTURES)}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("a picture needs matplotlib; install it with `pip install 'sharedkernel[plot]'`.")
+        raise ConfigError(f"a picture needs matplotlib; install it with {install_hint('plot')}.")
 
 
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sharedkernel._version import __version__
 from sharedkernel.cli import COMMANDS
+from sharedkernel.distribution import install_hint
 
 
 def sharedkernel(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -157,7 +158,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "sharedkernel: `sharedkernel executor` needs msgspec, torch; "
-        "install the packages with `pip install 'sharedkernel[host]'`.\n"
+        f"install the packages with {install_hint('host')}.\n"
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.distribution import install_hint
 from sharedkernel.errors import Refused
 from tests.executor.environments import MARKER, make_environment
 from tests.executor.harness import Executor, ExecutorProcess
@@ -70,6 +71,15 @@ def test_what_is_installed_in_one_environment_is_not_in_another(process: Executo
     asyncio.run(main())
 
 
+def refusal(option: str, directory: Path) -> str:
+    """Return what an executor with this environment says as it ends."""
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(directory)]
+    done = subprocess.run([*command, "--environment", option], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
@@ -85,9 +95,17 @@ def test_what_is_installed_in_one_environment_is_not_in_another(process: Executo
 def test_an_environment_that_cannot_be_used_is_refused(option: str, expected: str, tmp_path: Path) -> None:
     """At the executor's start, with one sentence."""
     bare = make_environment(tmp_path / "bare", bare=True) if "{bare}" in option else None
-    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run")]
-    command += ["--environment", option.format(bare=bare)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert expected.format(bare=bare) in done.stderr
-    assert "Traceback" not in done.stderr
+    assert expected.format(bare=bare) in refusal(option.format(bare=bare), tmp_path / "run")
+
+
+def test_another_projects_package_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    """The package index has one, which an environment may have got by mistake."""
+    python = make_environment(tmp_path / "mistaken")
+    (folder,) = (tmp_path / "mistaken").glob("lib/python*/site-packages")
+    (folder / "sharedkernel").mkdir()
+    (folder / "sharedkernel" / "__init__.py").write_text("")
+    said = refusal(f"mistaken={python}", tmp_path / "run")
+    assert (
+        f"has a package sharedkernel that is not this one; run `{python} -m pip uninstall sharedkernel`, then" in said
+    )
+    assert install_hint("host", pip=f"{python} -m pip") in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from jupyter_core.paths import jupyter_path
+
+from sharedkernel.distribution import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 _LARGEST = 1_000_000
@@ -49,6 +52,17 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
+
+
+def test_a_wheel_has_this_projects_name_and_extras(python: Path) -> None:
+    """The extras ask for the same distribution, and JupyterLab knows what to uninstall."""
+    code = "import json, importlib.metadata as m; print(json.dumps(m.metadata('jupyter-sharedkernel').json))"
+    found = json.loads(run(python, "-c", code))
+    assert found["name"] == DISTRIBUTION
+    assert {"host", "cuda", "jupyterhub", "plot", "lab"} <= set(found["provides_extra"])
+    assert not [wanted for wanted in found["requires_dist"] if wanted.startswith("sharedkernel")]
+    extension = python.parents[1] / "share" / "jupyter" / "labextensions" / "sharedkernel"
+    assert json.loads((extension / "install.json").read_text())["packageName"] == DISTRIBUTION
 
 
 def test_a_wheel_is_small(wheel: Path) -> None:

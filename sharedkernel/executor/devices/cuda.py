@@ -19,6 +19,7 @@ from typing import Any
 from sharedkernel.device_memory.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.errors import DeviceMemoryError, DriverUnavailable
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions, visibility
 from sharedkernel.executor.lane_desk import LaneDesk
@@ -99,7 +100,7 @@ def check_torch() -> None:
     """
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        raise ConfigError("torch is missing; install it with `pip install 'sharedkernel[host]'`.")
+        raise ConfigError(f"torch is missing; install it with {install_hint('host')}.")
     version = runpy.run_path(str(Path(found.origin).with_name("version.py")))
     if version.get("cuda") is None:
         raise ConfigError(
