@@ -8,16 +8,23 @@ BIN := $(VENV)/bin
 # tests that run at a time, most of which wait for processes; those that ARGS names run one by one
 WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
+PARALLEL := -n $(WORKERS) --dist worksteal
+# ONCE_MORE=1 runs each test that fails once more, alone, and names those that pass then
+PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 
-.PHONY: demo test slow lint labextension docs binder bench faults fuzz load clean
+.PHONY: demo test test-all slow lint labextension docs binder bench faults fuzz load clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
 
+# every test is in exactly one of these suites, but those of `make slow`; CONTRIBUTING.md says how long each takes
 test: $(INSTALLED) labextension lint
-	$(BIN)/python -m pytest $(or $(ARGS),-n $(WORKERS) --dist worksteal)
+	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow')
 
-# what takes minutes each, and is left out above
+test-all: $(INSTALLED) labextension lint
+	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow')
+
+# what takes minutes each
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow --ignore tests/binder $(ARGS)
 

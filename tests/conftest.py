@@ -21,6 +21,18 @@ settings.register_profile("suite", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("suite")
 
 
+#: folders of tests that take long or need more than Python, which are in `make test-all` and not in `make test`
+HEAVY = ("binder", "browser", "faults", "fuzz", "labextension")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of these folders."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in HEAVY:
+            item.add_marker(pytest.mark.heavy)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def warm_places() -> Iterator[None]:
     """End the warm parents that tests have left to each other."""

@@ -31,7 +31,10 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only"),
+]
 
 
 def blocks(document: Path, language: str) -> list[str]:
