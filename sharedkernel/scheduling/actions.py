@@ -45,8 +45,18 @@ class ForceYield(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Summon(Action):
+    """Call a session in whose cell plain Python runs to its gate, by a signal: it is to move its memory out."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offload(Action):
-    """Ask an idle session to move its device memory away; it stays charged until the session says that it is free."""
+    """Ask a session that is idle, or waits in its cell, to move its device memory away.
+
+    It stays charged until the session says that it is free.
+    """
 
     session: SessionId
 

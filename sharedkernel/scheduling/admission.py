@@ -20,9 +20,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.actions import Refuse
-from sharedkernel.scheduling.claims import Claims
+from sharedkernel.scheduling.claims import Claims, is_movable
 from sharedkernel.scheduling.lanes import Lanes
 from sharedkernel.scheduling.ledger import Ledger
+from sharedkernel.scheduling.memory_turns import MemoryTurns, late_at
 from sharedkernel.scheduling.model import (
     Lane,
     MemoryProfile,
@@ -56,7 +57,7 @@ class Admission:
 
     Parameters
     ----------
-    config, policy, ledger, lanes, claims, offloading, users, holders
+    config, policy, ledger, lanes, claims, offloading, turns, users, holders
         The scheduler's.
     """
 
@@ -68,6 +69,7 @@ class Admission:
         lanes: Lanes,
         claims: Claims,
         offloading: Offloading,
+        turns: MemoryTurns,
         users: dict[UserId, User],
         holders: Mapping[str, Session],
     ) -> None:
@@ -77,6 +79,7 @@ class Admission:
         self.lanes = lanes
         self.claims = claims
         self.offloading = offloading
+        self.turns = turns
         self.users = users
         self.holders = holders
         #: all and only sessions that are in line: `waiting`, or `restoring` with room still to be made
@@ -97,6 +100,7 @@ class Admission:
 
     def leave_line(self, session: Session) -> None:
         """Let *session* leave the line, if it is in it."""
+        session.has_room_made = False
         if self.waiting.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
@@ -113,8 +117,12 @@ class Admission:
     def _place_in_line(self, session: Session) -> Rank:
         if session.growth:
             return (0, session.arrival)
+        if session.has_room_made:
+            return (1, session.arrival)
         # Whoever may reclaim memory comes before those from whom it is taken, wherever the policy would put them.
-        return (1, session.arrival) if self.is_due(session, self._now) else (2, *self.policy.line(session))
+        if self.is_due(session, self._now):
+            return (2, self.turns.deadline(session), session.arrival)
+        return (3, *self.policy.line(session))
 
     # --- refusing -----------------------------------
 
@@ -147,14 +155,43 @@ class Admission:
         return refuse_wait(session, self.ledger, self.users.values(), waited)
 
     def _has_expired(self, session: Session, now: float) -> bool:
-        return session.growth > 0 and now >= self.patience_ends(session)
+        if session.growth > 0:
+            return now >= self.patience_ends(session) and not self._is_about_to_be_helped(session)
+        return self._is_hopeless_from(session) <= now
+
+    def _is_about_to_be_helped(self, session: Session) -> bool:
+        """Return whether others have been told to make room for *session*, or will be when their quantum is over."""
+        is_coming = session.has_room_made and self.turns.coming(self._now) > 0
+        return is_coming or self.offloading.eviction.waiting is session
+
+    def _is_hopeless_from(self, session: Session) -> float:
+        """Return from when on *session* waits in vain: for more than it could have if all others moved; else infinity.
+
+        What cannot move may go some day, so that is not said at once; least of all of what those keep who are in line
+        themselves, and may be refused. A cell that was moved out in its middle is never refused: it can neither go on
+        nor end without its memory.
+        """
+        if session.growth or session.live or session.is_cut_short:
+            return math.inf
+        excess = self.claims.excess(session)
+        if excess <= 0:
+            return math.inf
+        patience = self.config.overtake_patience
+        if session.state is SessionState.WAITING and session.is_measured:
+            in_line = (s for s in self.waiting.values() if s is not session and s.state is SessionState.WAITING)
+            if excess > sum(other.memory.persistent for other in in_line if not is_movable(other)):
+                # It asks again, for less: what it needs now may not be what it was measured to need.
+                return session.waiting_since + patience
+        return self.patience_ends(session) + patience
 
     def next_deadline(self) -> float | None:
-        """Return when the next growth is refused for having waited too long; None when none will be."""
+        """Return when the next in line is refused for having waited too long; None when nobody will be."""
 
         def earliest() -> tuple[float | None, float]:
             growing = (session for session in self._staying() if session.growth or session.lacked)
-            return min(map(self.patience_ends, growing), default=None), math.inf
+            moments = [moment for moment in map(self.patience_ends, growing) if moment > self._now]
+            moments += [moment for moment in map(self._is_hopeless_from, self._staying()) if moment < math.inf]
+            return min(moments, default=None), min(moments, default=math.inf)
 
         return self._deadlines.ask(self._now, earliest)
 
@@ -168,6 +205,8 @@ class Admission:
                 moments.append(session.overtaken_at + patience)
             if session.growth or session.lacked:
                 moments.append(self.patience_ends(session))
+            moments.append(self._is_hopeless_from(session))
+        moments += map(late_at, self.turns.leaving.values())
         return min((moment for moment in moments if moment > now), default=math.inf)
 
     # --- admitting -----------------------------------
@@ -295,7 +334,8 @@ class Admission:
 
     def _has_reservation(self, session: Session, now: float) -> bool:
         overtaken = session.overtaken_at is not None and now >= session.overtaken_at + self.config.overtake_patience
-        return overtaken or self.is_due(session, now) or not self.policy.may_overtake()
+        is_first = session.has_room_made or self.is_due(session, now)
+        return overtaken or is_first or not self.policy.may_overtake()
 
     def _is_hopeless(self, session: Session) -> bool:
         """Return whether not even moving idle memory away would let *session* fit."""

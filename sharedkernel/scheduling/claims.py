@@ -12,14 +12,23 @@ open cell that could have its lane now, all other lanes gone, still could have i
 it two notebooks might be restored side by side and then wait for each other's memory, neither able to run. The headroom
 includes what the session that is restored needs itself, if it could ever have that.
 
+What a session can ever have is its *ceiling*: the device without the *residue* of all others, which is what stays of
+them when everything that can be moved was moved away. A restore claims no headroom beyond its ceiling, and whoever
+claims more than the ceiling waits in vain.
+
 This module asks and answers; `admission.py` acts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from sharedkernel.scheduling.lanes import Lanes
 from sharedkernel.scheduling.ledger import Ledger
 from sharedkernel.scheduling.model import Lane, Session, SessionId, SessionState
+
+#: persistent memory below which moving a session's away is not worth it, bytes
+LEAST_OFFLOAD = 1 << 20
 
 
 class Claims:
@@ -27,13 +36,16 @@ class Claims:
 
     Parameters
     ----------
-    ledger, lanes
+    ledger, lanes, sessions
         The scheduler's.
     """
 
-    def __init__(self, ledger: Ledger, lanes: Lanes) -> None:
+    def __init__(self, ledger: Ledger, lanes: Lanes, sessions: Mapping[SessionId, Session]) -> None:
         self.ledger = ledger
         self.lanes = lanes
+        self._sessions = sessions
+        #: residue of all sessions, and the ledger's revision for which it was summed
+        self._residue = (-1, 0)
         #: all and only the sessions with an open cell
         self.open: dict[SessionId, Session] = {}
 
@@ -58,47 +70,89 @@ class Claims:
         """Return how many of the bytes that *session* claims may persist."""
         return session.returning if session.state is SessionState.RESTORING else session.growth
 
-    def headroom(self, session: Session, room: int) -> int:
-        """Return the largest need that must be met beside what *session* claims; *room* is :meth:`room`."""
-        others = (other.need for other in self.open.values() if other is not session and _takes_part(other))
-        most = max((need for need in others if need <= room), default=0)
-        if session.state is SessionState.RESTORING:
-            alone = self.ledger.capacity - self.ledger.reserve - self.ledger.shelf - session.memory.framework
-            if session.need <= alone - session.memory.persistent - session.returning:
-                most = max(most, session.need)
-        return most
+    def ceiling(self, session: Session) -> int:
+        """Return the most bytes that *session* can ever have for persistent and ephemeral memory together."""
+        if self._residue[0] != self.ledger.revision:
+            self._residue = (self.ledger.revision, sum(map(residue, self._sessions.values())))
+        others = self._residue[1] - residue(session)
+        device = self.ledger.capacity - self.ledger.reserve - self.ledger.shelf
+        return device - others - session.memory.framework
 
-    def lacks_headroom(self, session: Session) -> int:
+    def excess(self, session: Session) -> int:
+        """Return by how many bytes what *session* claims exceeds its ceiling; 0 or less: it can have it some day."""
+        claim = session.returning if session.state is SessionState.RESTORING else least(session)
+        return session.memory.persistent + claim - self.ceiling(session)
+
+    def headroom(self, session: Session, room: int, gone: Collection[Session] = ()) -> int:
+        """Return the largest need that must be met beside what *session* claims.
+
+        Parameters
+        ----------
+        session
+            In line.
+        room
+            What :meth:`room` returned.
+        gone
+            Sessions that are about to move out, and so need no lane.
+        """
+        is_restoring = session.state is SessionState.RESTORING
+        if is_restoring:
+            limit = self.ceiling(session) - session.memory.persistent - session.returning
+            room = min(room, limit)
+        others = (
+            other.need
+            for other in self.open.values()
+            if other is not session and other not in gone and _takes_part(other)
+        )
+        most = max((need for need in others if need <= room), default=0)
+        return max(most, session.need) if is_restoring and session.need <= limit else most
+
+    def lacks_headroom(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return by how many bytes what *session* claims for good would exceed what there is beside the headroom.
 
-        What is live of its iteration in its lane is taken to go with it.
+        What is live of its iteration in its lane is taken to go with it. *gone* as of :meth:`headroom`.
         """
         room = self.room()
-        return self.kept(session) + self.headroom(session, room) - room - session.unparked
+        return self.kept(session) + self.headroom(session, room, gone) - room - session.unparked
 
-    def shortfall(self, session: Session) -> int:
+    def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return how many bytes *session* lacks even if every other lane goes; 0 or less: its claim is attainable.
 
-        An interrupted iteration lacks nothing: it is given its lane then, whatever else is held.
+        An interrupted iteration lacks nothing: it is given its lane then, whatever else is held. *gone* as of
+        :meth:`headroom`.
         """
         if session.state is SessionState.RESTORING:
-            return self.lacks_headroom(session)
+            return self.lacks_headroom(session, gone)
         room = self.room()
         if session.growth:
             lane = session.lane
             now = least(session) if lane is None else self.beside(session) + gain(lane)
-            return max(now - room, self.lacks_headroom(session))
+            return max(now - room, self.lacks_headroom(session, gone))
         return 0 if session.live else least(session) - room
 
-    def missing(self, session: Session) -> int:
-        """Return how many bytes *session* lacks that others' idle memory is moved away for.
+    def missing(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return how many bytes *session* lacks that others' memory is moved away for.
 
-        Others' lanes count as room for it, but not for growth: that waits in the middle of an iteration.
+        Others' lanes count as room for it, but not for growth: that waits in the middle of an iteration. *gone* as of
+        :meth:`headroom`.
         """
-        missing = self.shortfall(session)
+        missing = self.shortfall(session, gone)
         if session.growth and session.lane is not None:
             missing = max(missing, self.beside(session) - self.ledger.free)
         return missing
+
+
+def residue(session: Session) -> int:
+    """Return the bytes that stay of *session* when all that can be moved away is."""
+    return session.memory.framework + (0 if is_movable(session) else session.memory.persistent)
+
+
+def is_movable(session: Session) -> bool:
+    """Return whether *session*'s persistent memory can be moved away, now or later in its cell."""
+    if session.declined or session.user.offload_after is None or session.memory.persistent < LEAST_OFFLOAD:
+        return False
+    is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.is_returning
+    return not is_away
 
 
 def least(session: Session) -> int:

@@ -5,7 +5,9 @@ When, and about whom, is decided elsewhere: `facts.py` where an event alone deci
 
 from __future__ import annotations
 
-from sharedkernel.scheduling.actions import ForceYield, Grant, Offload, Refuse, Restore, Revoke
+import math
+
+from sharedkernel.scheduling.actions import ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
 from sharedkernel.scheduling.model import Session, SessionState
 from sharedkernel.scheduling.records import Records
 
@@ -57,8 +59,14 @@ class Decisions:
         session.force_interval = patience
 
     def force(self) -> None:
-        """Demand by signal what was revoked and not released in time."""
+        """Demand by signal what was revoked and not released in time, and call those who should move out."""
         now = self._records.clock.now
+        for session in self._records.turns.leaving.values():
+            residence = session.residence
+            if session.state is SessionState.READY and residence.call_at <= now:
+                residence.call_at = now + residence.call_interval
+                residence.call_interval = min(2 * residence.call_interval, _LONGEST_FORCE_INTERVAL)
+                self._actions.append(Summon(session=session.id))
         for session in self._records.clock.holders.values():
             if session.force_at <= now:
                 session.forced = True
@@ -80,11 +88,41 @@ class Decisions:
     def offload(self, session: Session) -> None:
         """Ask *session* to move its memory away."""
         session.is_asked_to_offload = True
+        session.residence.moving_since = self._records.clock.now
         self._records.ledger.revision += 1
         self._actions.append(Offload(session=session.id))
 
+    def end_stay(self, session: Session) -> None:
+        """Tell *session*, whose cell is open, to move out at its next boundary."""
+        records = self._records
+        session.residence.ending_since = records.clock.now
+        records.turns.leaving[session.id] = session
+        records.ledger.revision += 1
+        match session.state:
+            case SessionState.RUNNING | SessionState.PREEMPTING if session.force_at == math.inf:
+                self.end_turn(session)
+            case SessionState.READY:
+                self.expect(session)
+            case SessionState.QUEUED | SessionState.WAITING:
+                self.move_out(session)
+
+    def expect(self, session: Session) -> None:
+        """Call *session*, which should move out, by a signal if it does not come to its gate in time."""
+        patience = self._records.config.preempt_patience
+        session.residence.call_at = self._records.clock.now + patience
+        session.residence.call_interval = patience
+
+    def move_out(self, session: Session) -> None:
+        """Ask *session*, which is at its gate in the middle of its cell, to move its memory away."""
+        records = self._records
+        if session.lane is not None:
+            records.ledger.set_parked(session, session.live)  # what is live of it is to go, not its lane's
+            records.send_back(session)
+        self.offload(session)
+
     def restore(self, session: Session) -> None:
         """Let *session* come back: there is room."""
+        session.residence.moving_since = self._records.clock.now
         self._records.admission.leave_line(session)
         self._records.decide(session, "restore")
         self._actions.append(Restore(session=session.id))

@@ -134,6 +134,7 @@ class Facts:
     def _on_cell_opened(self, event: CellOpened) -> None:
         records, session = self._records, self._records.sessions[event.session]
         session.cell = next(self._cells)
+        session.opened_at = records.clock.now
         session.started = False
         session.source, session.attained_before = event.source, session.attained
         session.declared, session.is_misjudged = None, False
@@ -148,6 +149,10 @@ class Facts:
         records.lanes.leave(session)
         session.is_returning = session.is_cut_short = session.declined = False
         session.lacked, session.rest = 0, None
+        if session.residence.is_ending:  # unless it was asked already, it is asked like any that is idle
+            is_asked = session.is_asked_to_offload
+            records.stay(session)
+            session.is_asked_to_offload = is_asked
         session.idle_since = records.clock.now
         records.measure(session, event.memory)
         records.move(session, event)
@@ -162,6 +167,7 @@ class Facts:
         records.lanes.leave(session)
         records.move(session, event)
         session.is_returning = False
+        records.stay(session)
         records.ledger.set_memory(session, MemoryProfile(ephemeral=0))
         del records.sessions[session.id], session.user.sessions[session.id]
 
@@ -179,6 +185,15 @@ class Facts:
         session.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
         session.growth = event.growth
+        if session.residence.is_ending:
+            if records.admission.waiting:
+                records.enter_line(session)
+                if session.lane is not None:
+                    records.ledger.set_parked(session, session.live)
+                    records.lanes.leave(session)
+                self._decisions.offload(session)
+                return
+            records.stay(session)  # nobody waits any more
         refusal = records.admission.refusal(session)
         if refusal is not None:
             self._decisions.refuse(session, refusal)
@@ -208,6 +223,8 @@ class Facts:
         else:
             records.measure(session, event.memory)
         records.move(session, event)
+        if session.residence.is_ending:
+            self._decisions.expect(session)
 
     def _on_memory_measured(self, event: MemoryMeasured) -> None:
         session = self._records.sessions[event.session]
@@ -255,6 +272,9 @@ class Facts:
 
     def _on_offloaded(self, event: Offloaded) -> None:
         records, session = self._records, self._records.sessions[event.session]
+        if session.is_asked_to_offload:
+            elapsed = records.clock.now - session.residence.moving_since
+            records.turns.speed.moved_out(event.offloaded, elapsed)
         if session.state is SessionState.WAITING:
             session.is_cut_short, session.lacked = True, session.growth
             # What is live of its iteration counts as persistent from now on.
@@ -263,14 +283,14 @@ class Facts:
             records.lanes.leave(session)
         records.measure(session, event.memory)
         session.offloaded = event.offloaded
-        session.is_asked_to_offload = False
+        records.stay(session)
         records.move(session, event)
         if session.is_cut_short:
             records.enter_line(session)
 
     def _on_offload_declined(self, event: OffloadDeclined) -> None:
         session = self._records.sessions[event.session]
-        session.is_asked_to_offload = False
+        self._records.stay(session)
         # If its code runs by now that is why.
         is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
         session.declined = not is_for_now
@@ -279,6 +299,10 @@ class Facts:
 
     def _on_restored(self, event: Restored) -> None:
         records, session = self._records, self._records.sessions[event.session]
+        elapsed = records.clock.now - session.residence.moving_since
+        if session.is_returning:
+            records.turns.speed.came_back(session.offloaded, elapsed)
+        session.residence.began = records.clock.now
         session.is_returning = session.is_cut_short = False
         session.offloaded = 0
         records.measure(session, event.memory)

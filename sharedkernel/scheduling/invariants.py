@@ -114,6 +114,10 @@ def _check_away(records: Records, session: Session) -> None:
     _require(is_in_line or state is not SessionState.WAITING, f"session {name} waits outside the line")
     _require(not is_in_line or state in LINE_STATES, f"session {name} is {state} and in line")
     _require(not session.growth or state is SessionState.WAITING, f"session {name} is {state} and wants to grow")
+    is_leaving = name in records.turns.leaving
+    _require(is_leaving == session.residence.is_ending, f"session {name} is wrongly noted to move out")
+    _require(not is_leaving or (is_open and not is_restoring), f"session {name} is {state} and told to move out")
+    _require(is_in_line or not session.has_room_made, f"room is made for session {name}, which is not in line")
     if session.is_returning:
         _require(is_restoring and not is_in_line, f"session {name} is {state} and on its way back")
         _require(session.memory.persistent >= session.returning, f"what {name} restores is not charged")

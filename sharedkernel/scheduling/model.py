@@ -117,8 +117,12 @@ class SchedulerConfig:
     preempt_patience: float = 0.05
     #: seconds that a session waits for memory behind others before it is put before them
     overtake_patience: float = 5.0
-    #: seconds that an interrupted iteration waits for memory it came to need, before it is refused
+    #: seconds that an interrupted iteration waits for memory it came to need, before it is refused; and a cell for
+    #: memory that nobody can move out of its way
     growth_patience: float = 30.0
+    #: least seconds for which a session keeps its memory on the device while others wait for room; None: as long as its
+    #: cell runs
+    memory_quantum: float | None = 20.0
     #: most lanes that run at once
     parallel_lanes: int = 1
     #: a second lane starts only while the solo utilisations of all that run then sum to at most this
@@ -140,6 +144,8 @@ class SchedulerConfig:
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} is {value}; it must be a number greater than 0.")
+        if self.memory_quantum is not None and not (self.memory_quantum > 0 and math.isfinite(self.memory_quantum)):
+            raise ConfigError(f"memory_quantum is {self.memory_quantum}; it must be a number greater than 0, or None.")
         if self.parallel_lanes < 1:
             raise ConfigError(f"parallel_lanes is {self.parallel_lanes}; at least one lane must be able to run.")
         if self.backfill and self.policy != PolicyName.FIFO:
@@ -179,6 +185,31 @@ class User:
     active: dict[SessionId, Session] = field(default_factory=dict)
     #: grants held now
     num_grants: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Residence:
+    """A session's present stay on the device with its memory, see `memory_turns.py`."""
+
+    #: when its memory came to the device
+    began: float = 0.0
+    #: when it was told to move out at its next boundary; None: it was not
+    ending_since: float | None = None
+    #: when it is called to its gate by a signal (again), while plain Python runs; infinite: it is not
+    call_at: float = math.inf
+    #: seconds from that signal to the next
+    call_interval: float = 0.0
+    #: when it was asked to move its memory away, or allowed to bring it back
+    moving_since: float = 0.0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the session was told to move out, and has neither done so nor declined."""
+        return self.ending_since is not None
+
+    def go_on(self) -> None:
+        """Withdraw the request to move out."""
+        self.ending_since, self.call_at = None, math.inf
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -260,6 +291,12 @@ class Session:
     ask_again_at: float = -math.inf
     #: since when no cell of it is open
     idle_since: float = 0.0
+    #: when its present cell, or its last one, was opened
+    opened_at: float = 0.0
+    #: its stay on the device with its memory
+    residence: Residence = field(default_factory=Residence)
+    #: whether others were told to move out to make room for it, while it is in line: nobody may take that room
+    has_room_made: bool = False
 
     #: when its revoked grant is demanded by a signal (again); infinite: it is not
     force_at: float = math.inf

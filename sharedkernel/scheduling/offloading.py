@@ -11,6 +11,8 @@ and come back when there is room for all that it has and lacks. So those who hol
 take turns instead of waiting for each other. Only sessions that others' `offload_after` could reach are asked, idle
 ones first, then the latest to come, and only if that lets an earlier one go on.
 
+Whoever neither can help has their memory by turns with those that run (`memory_turns.py`).
+
 Two things are done at once, however short a session was idle: what a person asks for, and moving away a user's own
 idle sessions where restoring another of theirs would exceed their quota.
 """
@@ -21,13 +23,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.claims import Claims
+from sharedkernel.scheduling.claims import LEAST_OFFLOAD, Claims
+from sharedkernel.scheduling.memory_turns import Eviction, MemoryTurns, gives, late_at, may_ask, ripens_at
 from sharedkernel.scheduling.model import Session, SessionId, SessionState, User
 from sharedkernel.scheduling.refusals import over_quota_by
 from sharedkernel.scheduling.remembered import Remembered
-
-#: persistent memory below which moving a session's away is not worth it, bytes
-LEAST_OFFLOAD = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,22 +38,28 @@ class _Choice:
     #: as of :class:`Offloading`
     ripe_at: float | None = None
     helped: set[Session] = field(default_factory=set)
+    eviction: Eviction = field(default_factory=Eviction)
 
 
 class Offloading:
-    """Chooses idle sessions to move away.
+    """Chooses sessions to move away.
 
     Parameters
     ----------
-    claims, holders
+    claims, turns, idle, holders
         The scheduler's.
     """
 
-    def __init__(self, claims: Claims, holders: Mapping[str, Session]) -> None:
+    def __init__(
+        self, claims: Claims, turns: MemoryTurns, idle: dict[SessionId, Session], holders: Mapping[str, Session]
+    ) -> None:
         self.claims = claims
+        self.turns = turns
         self._choices: Remembered[_Choice] = Remembered(claims.ledger, holders)
         #: all and only sessions that are `idle`, the longest idle first
-        self.idle: dict[SessionId, Session] = {}
+        self.idle = idle
+        #: who is to move out for whom, of those whose memory quantum is over
+        self.eviction = Eviction()
         #: when a session that is needed will have been idle for long enough; None: none is needed
         self.ripe_at: float | None = None
         #: those in line who would fit if idle memory that can be moved away was
@@ -72,7 +78,7 @@ class Offloading:
     def own(self, user: User) -> int:
         """Return how many bytes *user*'s idle sessions can move away, or are moving."""
         idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
-        return sum(session.memory.persistent for session in idle if session.is_asked_to_offload or _can_ask(session))
+        return sum(session.memory.persistent for session in idle if session.is_asked_to_offload or may_ask(session))
 
     def choose(self, line: list[Session], now: float, *, line_until: Callable[[float], float]) -> list[Session]:
         """Return whom to ask for the sake of those in line.
@@ -86,12 +92,42 @@ class Offloading:
         line_until
             Returns before when, seconds, the line stays the same, see :meth:`.Admission.same_until`.
         """
-        choice = self._choices.ask(now, lambda: (self._choose(line, now), min(self._same_until(now), line_until(now))))
+        choice = self._choices.ask(now, lambda: self._work_out(line, now, line_until))
         self._take(choice)
         return choice.sessions
 
+    def _work_out(self, line: list[Session], now: float, line_until: Callable[[float], float]) -> tuple[_Choice, float]:
+        choice = self._choose(line, now)
+        due_at = math.inf if choice.eviction.due_at is None else choice.eviction.due_at
+        return choice, min(self._same_until(now), line_until(now), due_at)
+
+    def expected_waits(self, line: list[Session], now: float) -> dict[SessionId, float]:
+        """Return how many seconds each in *line* may still wait for memory; those of whom nobody can tell are left out.
+
+        The first whom others make room for waits until their quantum is over; each behind it for one more turn.
+        """
+        expected: dict[SessionId, float] = {}
+        until: float | None = None
+        for session in line:
+            if until is None:
+                until = self._room_at(session, now)
+            else:
+                until += self.turns.quantum(session, session)
+            if until is not None:
+                expected[session.id] = max(0.0, until - now) + self.turns.speed.seconds_back(session)
+        return expected
+
+    def _room_at(self, session: Session, now: float) -> float | None:
+        """Return when there should be room for *session*, first in line; None: nobody can tell."""
+        if session.has_room_made:
+            out = max(map(self.turns.speed.seconds_out, self.turns.leaving.values()), default=0.0)
+            return now + out
+        if self.eviction.waiting is session and self.eviction.due_at is not None:
+            return self.eviction.due_at
+        return self.ripe_at if session in self.helped else None
+
     def _take(self, choice: _Choice) -> None:
-        self.ripe_at = choice.ripe_at
+        self.ripe_at, self.eviction = choice.ripe_at, choice.eviction
         if choice.helped != self.helped:
             self.helped = choice.helped
             self.claims.ledger.revision += 1
@@ -99,27 +135,40 @@ class Offloading:
     def _choose(self, line: list[Session], now: float) -> _Choice:
         over = [session for session in line if _is_over_quota(session)]
         choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
-        wanting = [(session, self.claims.missing(session)) for session in line if not _is_over_quota(session)]
+        gone = self.turns.leaving.values()
+        wanting = [(session, self.claims.missing(session, gone)) for session in line if not _is_over_quota(session)]
         if any(missing > 0 or self.claims.kept(session) for session, missing in wanting):
             self._for_room(wanting, choice, now)
+            coming = self._coming(choice, now)
+            staying = [session for session, _ in wanting]
+            choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
+            if choice.eviction.waiting is not None:
+                choice.helped.add(choice.eviction.waiting)
         return choice
 
+    def _coming(self, choice: _Choice, now: float) -> int:
+        """Return the bytes that are on their way off the device, or will be with *choice*."""
+        asked = _sum(session for session in self.idle.values() if session.is_asked_to_offload)
+        return asked + _sum(choice.sessions) + self.turns.coming(now)
+
     def _same_until(self, now: float) -> float:
-        """Return before when, seconds, nobody else comes to have been idle for long enough."""
-        return min((when for when in map(_ripe_at, self.idle.values()) if when > now), default=math.inf)
+        """Return before when, seconds, nobody else comes to have been idle for long enough, or to be late."""
+        moments = list(map(ripens_at, self.idle.values()))
+        moments += map(late_at, self.turns.leaving.values())
+        return min((when for when in moments if when > now), default=math.inf)
 
     def who_gives_way(self, line: list[Session], queued: Iterable[Session], now: float) -> list[Session]:
         """Return whom to move away, some in the middle of their cells, so that one in *line* can go on.
 
         To be asked while nobody runs nor may come to run: those *queued* are kept from their lanes.
         """
-        idle = [session for session in self.idle.values() if _can_ask(session) and _ripe_at(session) <= now]
+        idle = [session for session in self.idle.values() if may_ask(session) and ripens_at(session) <= now]
         for position, session in enumerate(line):
             waiting = [other for other in (*line[position + 1 :], *queued) if keeps_enough(other)]
             waiting.sort(key=lambda other: other.arrival, reverse=True)
             missing = self.claims.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.declined)]
-            if 0 < missing <= sum(map(_gives, candidates)):
+            if 0 < missing <= sum(map(gives, candidates)):
                 return _first(candidates, missing)
         return []
 
@@ -127,16 +176,16 @@ class Offloading:
         """Return the idle sessions of *session*'s user whose memory its quota lacks room for."""
         own = [other for other in self.idle.values() if other.user is session.user]
         missing = over_quota_by(session) - _sum(other for other in own if other.is_asked_to_offload)
-        return _first([other for other in own if _can_ask(other)], missing)
+        return _first([other for other in own if may_ask(other)], missing)
 
     def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:
         """Choose the idle sessions whose memory those *wanting* lack, as pairs with what they lack."""
         chosen = choice.sessions
-        coming = _sum(session for session in self.idle.values() if session.is_asked_to_offload) + _sum(chosen)
+        coming = self._coming(choice, now)
         ripening = {
-            session: _ripe_at(session)
+            session: ripens_at(session)
             for session in self.idle.values()
-            if session.user.offload_after is not None and _can_ask(session) and session not in chosen
+            if session.user.offload_after is not None and may_ask(session) and session not in chosen
         }
         missing = self._missing(wanting, coming + _sum(ripening), choice.helped) - coming
         ripe = _first([session for session, when in ripening.items() if when <= now], missing)
@@ -157,25 +206,10 @@ class Offloading:
         return most
 
 
-def _can_ask(session: Session) -> bool:
-    return not (session.declined or session.is_asked_to_offload) and session.memory.persistent >= LEAST_OFFLOAD
-
-
 def keeps_enough(session: Session) -> bool:
     """Return whether *session*, which waits, keeps what can be moved away, now or after its cell."""
     may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.is_asked_to_offload
-    return may_wait and session.user.offload_after is not None and _gives(session) >= LEAST_OFFLOAD
-
-
-def _gives(session: Session) -> int:
-    """Return how many bytes are free once *session*, idle or waiting in the middle of its cell, was moved away."""
-    return session.memory.persistent + session.live
-
-
-def _ripe_at(session: Session) -> float:
-    """Return from when on *session*, which is idle, may be asked to move away for others."""
-    after = session.user.offload_after
-    return math.inf if after is None else max(session.idle_since + after, session.ask_again_at)
+    return may_wait and session.user.offload_after is not None and gives(session) >= LEAST_OFFLOAD
 
 
 def _is_over_quota(session: Session) -> bool:
@@ -189,7 +223,7 @@ def _first(sessions: list[Session], missing: int) -> list[Session]:
         if missing <= 0:
             break
         chosen.append(session)
-        missing -= _gives(session)
+        missing -= gives(session)
     return chosen
 
 

@@ -138,6 +138,11 @@ class Priority(Fair):
         """See :meth:`Policy.line`: by class, then in the order in which memory was wanted."""
         return (-session.user.priority, session.arrival)
 
+    def memory_protection(self, holder: Session, waiting: Session) -> float:
+        """See :meth:`Policy.memory_protection`: lower classes make room at once, higher ones never."""
+        mine, theirs = holder.user.priority, waiting.user.priority
+        return 1.0 if mine == theirs else math.inf if mine > theirs else 0.0
+
     def due_in(self, holder: Session, first: Session) -> float:
         """See :meth:`Policy.due_in`."""
         mine, theirs = holder.user.priority, first.user.priority

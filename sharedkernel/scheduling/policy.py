@@ -73,6 +73,10 @@ class Policy(ABC):
         """Return whether others may start at *now*, seconds, while *session*, ranked before them, lacks a place."""
         return False
 
+    def memory_protection(self, holder: Session, waiting: Session) -> float:
+        """Return how many memory quanta *holder* keeps its memory while *waiting* waits for it; infinity: for ever."""
+        return 1.0
+
     def due_in(self, holder: Session, first: Session) -> float:
         """Return in how many seconds *holder* must give way to *first*, who is first in line for its place.
 

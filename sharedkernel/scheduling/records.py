@@ -12,10 +12,11 @@ import math
 
 from sharedkernel.scheduling.actions import Action
 from sharedkernel.scheduling.admission import Admission
-from sharedkernel.scheduling.claims import Claims
+from sharedkernel.scheduling.claims import LEAST_OFFLOAD, Claims
 from sharedkernel.scheduling.events import SessionEvent
 from sharedkernel.scheduling.lanes import Lanes
 from sharedkernel.scheduling.ledger import Ledger
+from sharedkernel.scheduling.memory_turns import MemoryTurns
 from sharedkernel.scheduling.model import (
     ACTIVE_STATES,
     LINE_STATES,
@@ -55,10 +56,12 @@ class Records:
         self.ledger = Ledger(config.capacity, config.reserve)
         self.lanes = Lanes(self.ledger, self.actions)
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
-        self.claims = Claims(self.ledger, self.lanes)
+        self.claims = Claims(self.ledger, self.lanes, self.sessions)
         self.predictions = Predictions(self.claims.open.values)
         self.policy = POLICIES[config.policy](config, self.predictions)
-        self.offloading = Offloading(self.claims, self.clock.holders)
+        idle: dict[SessionId, Session] = {}
+        self.turns = MemoryTurns(config, self.policy, self.claims, self.users, idle)
+        self.offloading = Offloading(self.claims, self.turns, idle, self.clock.holders)
         self.admission = Admission(
             config,
             self.policy,
@@ -66,6 +69,7 @@ class Records:
             self.lanes,
             self.claims,
             self.offloading,
+            self.turns,
             self.users,
             self.clock.holders,
         )
@@ -91,6 +95,7 @@ class Records:
         self.config = config
         self.policy = POLICIES[config.policy](config, self.predictions)
         self.admission.config, self.admission.policy = config, self.policy
+        self.turns.config, self.turns.policy = config, self.policy
         self.reclaimer.policy = self.policy
         self.order.rebuild(self.policy, self.queued.values())
 
@@ -147,6 +152,13 @@ class Records:
         session.overtaken_at = None
         self.admission.enter_line(session)
 
+    def stay(self, session: Session) -> None:
+        """Note that *session* was asked to move out no longer."""
+        session.is_asked_to_offload = False
+        session.residence.go_on()
+        if self.turns.leaving.pop(session.id, None) is not None:
+            self.ledger.revision += 1
+
     def send_back(self, session: Session) -> None:
         """Let *session*, which had to leave its lane, come for memory anew."""
         self.lanes.leave(session)
@@ -166,7 +178,10 @@ class Records:
         if session.rest is not None:
             rest = min(memory.ephemeral or 0, session.rest)
             memory = MemoryProfile(persistent=memory.persistent, ephemeral=rest, framework=memory.framework)
+        had_memory = session.memory.persistent >= LEAST_OFFLOAD
         self.ledger.set_memory(session, memory)
+        if not had_memory and memory.persistent >= LEAST_OFFLOAD:
+            session.residence.began = self.clock.now
         if not self.lanes.remeasured(session):
             self.send_back(session)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sharedkernel.scheduling.actions import Refuse
 from sharedkernel.scheduling.ledger import Ledger
-from sharedkernel.scheduling.model import Session, User
+from sharedkernel.scheduling.model import Session, SessionState, User
 from sharedkernel.units import format_bytes, format_seconds
 
 
@@ -63,7 +63,9 @@ def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | No
 
 def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User], waited: float) -> Refuse:
     """Return the refusal of *session*'s want: it says who of *users* holds what, after how many seconds of waiting."""
-    if session.growth:
+    if session.state is SessionState.RESTORING:
+        wanted = f"{format_bytes(session.offloaded)} for its offloaded memory"
+    elif session.growth:
         wanted = f"{format_bytes(session.growth)} more than it has"
     else:
         wanted = "memory" if session.wanted is None else f"{format_bytes(session.wanted)} while it runs"

@@ -11,6 +11,7 @@ import math
 
 from sharedkernel.scheduling import turns
 from sharedkernel.scheduling.decisions import Decisions
+from sharedkernel.scheduling.memory_turns import late_at
 from sharedkernel.scheduling.model import Session, SessionState
 from sharedkernel.scheduling.reclaim import Reclaim
 from sharedkernel.scheduling.records import Records
@@ -42,6 +43,9 @@ class Settling:
             self._make_room()
         else:
             records.offloading.forget()
+            for session in list(records.turns.leaving.values()):
+                if not session.is_asked_to_offload:
+                    records.stay(session)
         self._decisions.force()
 
     def next_deadline(self) -> float | None:
@@ -55,9 +59,13 @@ class Settling:
                 records.reclaimer.next_deadline(records.clock.now),
                 records.admission.next_deadline(),
                 records.offloading.ripe_at,
+                records.offloading.eviction.due_at,
                 self._deadlock_ends(),
             )
             deadlines += [deadline for deadline in waited_for if deadline is not None]
+            for session in records.turns.leaving.values():
+                moments = (late_at(session), session.residence.call_at if session.id in records.ready else math.inf)
+                deadlines += [moment for moment in moments if records.clock.now < moment < math.inf]
         return min(deadlines, default=None)
 
     def is_stuck(self) -> bool:
@@ -95,11 +103,30 @@ class Settling:
         line, line_until = records.admission.line(), records.admission.same_until
         for session in records.offloading.choose(line, records.clock.now, line_until=line_until):
             self._decisions.offload(session)
+        self._end_stays()
+        if records.offloading.eviction.due_at is not None and self._is_still(beside_turns=True):
+            self._make_way()  # there is nothing to wait for until that quantum is over
         while self.is_stuck():
             self._unstick()
         ends = self._deadlock_ends()
         if ends is not None and not self._make_way() and ends <= records.clock.now:
             self._refuse_wait(records.admission.latest_in_the_way())
+
+    def _end_stays(self) -> None:
+        """Tell those to move out whose memory quantum is over and whose memory somebody in line lacks."""
+        records = self._records
+        eviction = records.offloading.eviction
+        if eviction.waiting is None or not eviction.sessions:
+            return
+        eviction.waiting.has_room_made = True
+        for session in eviction.sessions:
+            if session.state is SessionState.IDLE:
+                self._decisions.offload(session)
+            else:
+                self._decisions.end_stay(session)
+        for session in records.lanes.settle():
+            records.send_back(session)
+        self._take_turns()
 
     def _clear(self, reclaim: Reclaim) -> bool:
         """Clear the empty lanes of *reclaim*; return whether there were any."""
@@ -110,9 +137,17 @@ class Settling:
 
     # --- those who wait for each other -----------------------------------
 
-    def _is_still(self) -> bool:
-        """Return whether there is a line, nobody runs or may come to run, and no memory is on its way."""
+    def _is_still(self, *, beside_turns: bool = False) -> bool:
+        """Return whether there is a line, nobody runs or may come to run, and no memory is on its way.
+
+        Parameters
+        ----------
+        beside_turns
+            Whether memory quanta that will be over some time do not count.
+        """
         records = self._records
+        if records.offloading.eviction.due_at is not None and not beside_turns:
+            return False
         if records.clock.holders or records.ready or not records.admission.waiting or records.offloading.is_coming():
             return False
         return not any(session.is_returning for session in records.claims.open.values())

@@ -90,6 +90,8 @@ class SessionView:
     #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
     utilisation: float | None = None
     utilisation_predicted: float | None = None
+    #: seconds that it may still wait for memory, by quanta and transfers; None: it does not wait, or nobody can tell
+    memory_wait_seconds: float | None = None
     #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
     #: run now; None: not known, or it does not run
     slowdown: float | None = None
@@ -150,6 +152,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         for user in records.users.values()
     ]
     holders = records.clock.holders.values()
+    memory_waits = records.offloading.expected_waits(records.admission.line(), now)
     sessions = [
         SessionView(
             id=session.id,
@@ -171,6 +174,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             remaining_from=None if estimate is None else estimate.origin,
             utilisation=session.measured_utilisation,
             utilisation_predicted=session.predicted_utilisation,
+            memory_wait_seconds=memory_waits.get(session.id),
             slowdown=interference.seen_slowdown(session),
             slowdown_predicted=interference.foreseen_slowdown(session, holders),
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling import SchedulerConfig, SessionId
-from sharedkernel.scheduling.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke
+from sharedkernel.scheduling.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
 from sharedkernel.scheduling.events import CellOpened
 from tests.scheduling.desk import Desk
 
@@ -44,6 +44,14 @@ class Notebook:
     yields: bool = True
     #: whether it keeps its memory when it is asked to offload
     declines: bool = False
+    #: what it keeps from the start, and what it holds as long as it lives
+    persistent: int = 0
+    framework: int = 0
+    #: bytes of an interrupted iteration that were moved out and back, and count as persistent until its boundary
+    carried: int = 0
+    #: since when its memory is wanted back, and how long it was each time until it was there
+    away_since: float | None = None
+    memory_waits: list[float] = field(default_factory=list)
     done_iterations: int = 0
     #: device time left in the present iteration
     left: float = 0.0
@@ -54,6 +62,9 @@ class Notebook:
     #: for each cell, from wanting the device first to having it
     waits: list[float] = field(default_factory=list)
     is_open: bool = False
+    #: ends the plain Python before its cell's first iteration, and whether that is over
+    begin: Callable[[], None] | None = None
+    has_come: bool = False
     #: whether the present cell has what it needs more
     has_grown: bool = False
     #: how often it was offloaded, and how often in the middle of a cell
@@ -84,7 +95,10 @@ class Device:
         is_measured: bool = True,
         may_refuse: bool = False,
         offload_after: float | None = 30.0,
+        shares: Mapping[str, float] | None = None,
+        moving: Callable[[int], float] = lambda size: MOVING,
     ) -> None:
+        self._moving = moving
         self.desk = Desk(config)
         self.notebooks = {notebook.name: notebook for notebook in notebooks}
         self.is_measured = is_measured
@@ -93,8 +107,12 @@ class Device:
         self._plan: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         for notebook in notebooks:
-            self.desk.start(notebook.name, domain=notebook.domain)
-            self.desk.user(notebook.name.rstrip("0123456789"), offload_after=offload_after)
+            self.desk.start(notebook.name, domain=notebook.domain, framework=notebook.framework)
+            user = notebook.name.rstrip("0123456789")
+            self.desk.user(user, offload_after=offload_after, share=(shares or {}).get(user, 1.0))
+            if notebook.persistent:
+                self.desk.measure(notebook.name, persistent=notebook.persistent, ephemeral=notebook.cells[0].ephemeral)
+                self.desk.offload(notebook.name)  # so that they may be more than the device holds
             self._next_cell(notebook)
 
     @property
@@ -134,6 +152,8 @@ class Device:
         def opened() -> None:
             notebook.is_open = True
             is_away = self.desk.state(notebook.name) == "offloaded"
+            if is_away:
+                notebook.away_since = self.desk.now
             self._do(self.desk.send(CellOpened(session=SessionId(notebook.name))))
             if not is_away:
                 self._begin(notebook)
@@ -143,7 +163,12 @@ class Device:
     def _begin(self, notebook: Notebook) -> None:
         cell = notebook.cells[0]
 
+        notebook.has_come = False
+
         def wanted() -> None:
+            if notebook.has_come:
+                return
+            notebook.has_come = True
             notebook.done_iterations = notebook.reported = 0
             notebook.left = cell.seconds
             notebook.has_grown = not cell.growth
@@ -151,11 +176,18 @@ class Device:
             notebook.waits.append(float("nan"))
             self._want(notebook)
 
+        notebook.begin = wanted
         self._at(cell.prelude, wanted)
 
     def _want(self, notebook: Notebook, growth: int = 0) -> None:
         ephemeral = notebook.cells[0].ephemeral if self.is_measured else None
         self._do(self.desk.want(notebook.name, ephemeral, growth=growth))
+
+    def _on_summon(self, notebook: Notebook) -> None:
+        """Let its plain Python be interrupted; what it would have done first, it does then."""
+        begun = notebook.begin
+        if notebook.yields and begun is not None:
+            self._at(0.0, begun)
 
     def _on_offload(self, notebook: Notebook) -> None:
         def answered() -> None:
@@ -165,13 +197,21 @@ class Device:
             else:
                 notebook.num_cut_short += is_waiting
                 notebook.num_offloads += 1
+                if is_waiting:
+                    notebook.away_since = self.desk.now
+                    if notebook.persistent:
+                        notebook.carried += self.desk.scheduler.sessions[SessionId(notebook.name)].live
                 self._do(self.desk.offload(notebook.name))
 
-        self._at(MOVING, answered)
+        view = self.desk.scheduler.sessions[SessionId(notebook.name)]
+        self._at(self._moving(view.memory.persistent + view.live), answered)
 
     def _on_restore(self, notebook: Notebook) -> None:
         def restored() -> None:
             is_in_cell = notebook.num_cut_short > notebook.num_resumed
+            assert notebook.away_since is not None
+            notebook.memory_waits.append(self.desk.now - notebook.away_since)
+            notebook.away_since = None
             self._do(self.desk.restored(notebook.name))
             if is_in_cell:
                 notebook.num_resumed += 1
@@ -179,7 +219,7 @@ class Device:
             else:
                 self._begin(notebook)
 
-        self._at(MOVING, restored)
+        self._at(self._moving(self.desk.view(notebook.name).offloaded), restored)
 
     def _on_refuse(self, notebook: Notebook, refusal: Refuse) -> None:
         assert self.may_refuse, refusal.message
@@ -195,6 +235,8 @@ class Device:
                     self.notebooks[session].is_revoked = True
                 case ForceYield(session=session) if self.notebooks[session].yields:
                     self._at(0.0, lambda notebook=self.notebooks[session]: self._yield(notebook))
+                case Summon(session=session):
+                    self._on_summon(self.notebooks[session])
                 case Offload(session=session):
                     self._on_offload(self.notebooks[session])
                 case Restore(session=session):
@@ -230,6 +272,7 @@ class Device:
     def _boundary(self, notebook: Notebook) -> None:
         cell = notebook.cells[0]
         notebook.done_iterations += 1
+        notebook.carried = 0
         notebook.left = cell.seconds
         notebook.running_since = self.desk.now
         if notebook.done_iterations >= cell.iterations:
@@ -256,7 +299,7 @@ class Device:
         notebook.left = max(0.0, notebook.left - (self.desk.now - notebook.running_since))
         cell = notebook.cells[0]
         grown = cell.growth if notebook.has_grown and not notebook.done_iterations else 0
-        self._release(notebook, "yield", live=cell.ephemeral // 2 + grown)
+        self._release(notebook, "yield", live=max(0, cell.ephemeral // 2 - notebook.carried) + grown)
         self._want(notebook)
 
     def _release(self, notebook: Notebook, at: str, *, live: int = 0, persistent: int | None = None) -> None:
@@ -264,6 +307,8 @@ class Device:
         notebook.turn += 1
         iterations = notebook.done_iterations - notebook.reported
         notebook.reported = notebook.done_iterations
+        if notebook.persistent and persistent is None:
+            persistent = notebook.persistent + notebook.carried
         ephemeral = notebook.cells[0].ephemeral if iterations or self.is_measured else None
         actions = self.desk.release(
             notebook.name,

@@ -111,8 +111,9 @@ def test_one_whom_no_lane_could_help_holds_nobody_up(sched: Desk) -> None:
         sched.now += 3.0
         sched.begin(f"cleo{number}", ephemeral=10)
         assert sched.view(f"cleo{number}").lane is not None
-    assert sched.state("bob") == "waiting"
+    assert sched.state("bob") == "ready"  # and is told so, since what ada keeps cannot be moved
     sched.end("ada")
+    sched.want("bob")
     assert sched.state("bob") == "queued"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,6 +20,7 @@ from sharedkernel.scheduling.actions import (
     ResizeLane,
     Restore,
     Revoke,
+    Summon,
 )
 from sharedkernel.scheduling.events import (
     CellClosed,
@@ -55,6 +58,7 @@ configs = st.builds(
     preempt_patience=st.sampled_from([0.05, 0.5]),
     overtake_patience=st.sampled_from([0.5, 5.0]),
     growth_patience=st.sampled_from([0.3, 30.0]),
+    memory_quantum=st.sampled_from([None, 2.0, 20.0]),
     parallel_lanes=st.integers(1, 3),
     utilisation_limit=st.sampled_from([1.0, 2.0, 9.0]),
 )
@@ -77,8 +81,11 @@ picks = st.integers(0, 99)
 class Machine(RuleBasedStateMachine):
     """Sends legal events at random, and carries the actions out on a model of the device."""
 
-    @initialize(config=configs)
-    def begin(self, config: SchedulerConfig) -> None:
+    @initialize(
+        config=configs,
+        crowd=st.lists(st.tuples(mebibytes(0, 60), mebibytes(0, 60), mebibytes(0, 10), st.booleans()), max_size=6),
+    )
+    def begin(self, config: SchedulerConfig, crowd: list[tuple[int, int, int, bool]]) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.now = 0.0
@@ -89,6 +96,15 @@ class Machine(RuleBasedStateMachine):
         #: sessions that were asked to offload and have not answered, and those that may restore
         self.asked: set[str] = set()
         self.restoring: set[str] = set()
+        #: sessions that were called to their gates
+        self.summoned: set[str] = set()
+        for persistent, ephemeral, framework, is_open in crowd:
+            self.start(f"w{len(self.scheduler.sessions)}", "x", framework)
+            name = SessionId(f"s{self.num_sessions}")
+            memory = MemoryProfile(persistent=0, ephemeral=ephemeral, framework=framework)
+            self.send(Offloaded(session=name, memory=memory, offloaded=persistent))
+            if is_open:
+                self.send(CellOpened(session=name))
 
     # --- what the caller sees of the actions -----------------------------------
 
@@ -99,6 +115,8 @@ class Machine(RuleBasedStateMachine):
             self.asked.discard(event.session)
         if isinstance(event, Restored | CellClosed | SessionEnded):
             self.restoring.discard(event.session)
+        if isinstance(event, DeviceWanted | CellClosed | SessionEnded):
+            self.summoned.discard(event.session)
         for action in self.scheduler.handle(event, now=self.now):
             self.may_revoke = self.scheduler.policy.is_preemptive
             self.carry_out(action)
@@ -125,6 +143,9 @@ class Machine(RuleBasedStateMachine):
                 assert session in self.granted
                 has_asked = self.may_revoke or self.scheduler.sessions[session].state is SessionState.PREEMPTING
                 assert has_asked, f"{self.scheduler.config.policy} took a grant back"
+            case Summon(session=session):
+                assert self.scheduler.sessions[session].state is SessionState.READY
+                self.summoned.add(session)
             case Offload(session=session):
                 assert self.scheduler.sessions[session].state in (SessionState.IDLE, SessionState.WAITING)
                 assert session not in self.asked
@@ -310,10 +331,64 @@ class Machine(RuleBasedStateMachine):
         deadline = self.scheduler.next_deadline()
         assert deadline is None or deadline > self.now
 
+    # --- what always ends -----------------------------------
+
+    def cooperate(self) -> bool:
+        """Let one session do what it was asked to; return whether there was anything to do."""
+        states = {session.id: session.state for session in self.scheduler.sessions.values()}
+        for name in sorted(self.asked):
+            self.movable_answers(SessionId(name), states[SessionId(name)])
+            return True
+        for name in sorted(self.restoring):
+            session = self.scheduler.sessions[SessionId(name)]
+            memory = dataclasses.replace(session.memory, persistent=session.memory.persistent)
+            self.send(Restored(session=session.id, memory=memory))
+            return True
+        for session in self.sessions(SessionState.PREEMPTING):
+            memory = self.scheduler.sessions[session].memory
+            self.send(GrantReleased(session=session, at="boundary", memory=memory))
+            self.send(DeviceWanted(session=session))
+            return True
+        for name in sorted(self.summoned):
+            self.send(DeviceWanted(session=SessionId(name)))
+            return True
+        return False
+
+    def movable_answers(self, session: SessionId, state: SessionState) -> None:
+        memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].live
+        if state not in (SessionState.IDLE, SessionState.WAITING):
+            self.send(OffloadDeclined(session=session, for_now=True))
+            return
+        left = MemoryProfile(ephemeral=memory.ephemeral, framework=memory.framework)
+        self.send(Offloaded(session=session, memory=left, offloaded=memory.persistent + live))
+
+    def check_that_nobody_waits_for_ever(self) -> None:
+        """If all do what they are asked to, each in line has its memory, or is refused, after a bounded time."""
+        claims = self.scheduler._records.claims
+        waiting = self.scheduler._records.admission.waiting
+        hopeless = {name for name, session in waiting.items() if session.is_cut_short and claims.excess(session) > 0}
+        left = {(name, session.arrival) for name, session in waiting.items() if name not in hopeless}
+        # the longest `offload_after`, patience of growth, and a turn of each, with room for what comes before
+        until = self.now + 400.0
+        for _ in range(20_000):
+            if not left:
+                return
+            if not self.cooperate():
+                deadline = self.scheduler.next_deadline()
+                assert deadline is not None, f"nothing will ever happen, and {left} wait"
+                assert deadline <= until, f"{left} still wait"
+                self.now = max(self.now, deadline)
+                self.send(Tick())
+            left &= {(name, session.arrival) for name, session in waiting.items()}
+        raise AssertionError("it does not come to an end")
+
     def teardown(self) -> None:
-        """End every session: that frees everything."""
+        """Let those in line have their memory; then end every session: that frees everything."""
         if not hasattr(self, "scheduler"):
             return
+        config = self.scheduler.config
+        if config.memory_quantum is not None and config.policy in ("fair", "srtf", "las", "gittins"):
+            self.check_that_nobody_waits_for_ever()
         for session in list(self.scheduler.sessions):
             self.send(SessionEnded(session=session))
         self.scheduler.validate()

@@ -74,8 +74,9 @@ def test_as_many_are_moved_away_as_are_missing(sched: Desk) -> None:
     assert offloads(sched.begin("cleo", ephemeral=900 * MIB)) == ["ada", "bob"]
 
 
-def test_a_session_must_have_been_idle_for_its_users_time(sched: Desk) -> None:
+def test_a_session_must_have_been_idle_for_its_users_time(make_sched: Callable[..., Desk]) -> None:
     """The scheduler comes back when the first of them has been; one whose user never wants it is left alone."""
+    sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
     sched.user("ada", offload_after=None)
     sched.user("bob", offload_after=60.0)
     keep(sched, "ada", "bob")  # bob's cell closed at second 1
@@ -85,6 +86,16 @@ def test_a_session_must_have_been_idle_for_its_users_time(sched: Desk) -> None:
     assert sched.tick(61.0) == [Offload(session="bob")]
 
 
+def test_who_waits_waits_no_longer_for_idle_memory_than_for_that_of_a_cell_that_runs(sched: Desk) -> None:
+    """However long a user's idle memory may stay: a quantum, for it and for who waits."""
+    sched.user("ada", offload_after=3600.0)
+    keep(sched, "ada", size=900)
+    sched.now = 100.0
+    assert sched.begin("bob", ephemeral=300 * MIB) == []
+    assert sched.scheduler.next_deadline() == 120.0
+    assert sched.tick(120.0) == [Offload(session="ada")]
+
+
 def test_a_new_time_holds_at_once(sched: Desk) -> None:
     """Somebody waits, and the user's limits change."""
     keep(sched, "ada", size=900)
@@ -92,8 +103,9 @@ def test_a_new_time_holds_at_once(sched: Desk) -> None:
     assert sched.user("ada", offload_after=0.0) == [Offload(session="ada")]
 
 
-def test_nobody_is_moved_away_in_vain(sched: Desk) -> None:
+def test_nobody_is_moved_away_in_vain(make_sched: Callable[..., Desk]) -> None:
     """Where all that could be moved would not do, nothing is."""
+    sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
     keep(sched, "ada", "bob")
     sched.now = 100.0
     sched.begin("dan", ephemeral=100 * MIB)
@@ -113,14 +125,16 @@ def test_little_memory_is_not_worth_moving(sched: Desk) -> None:
     assert sched.measure("ada", persistent=MIB) == [Offload(session="ada")]
 
 
-def test_one_who_declined_is_not_asked_again_before_its_next_cell_closed(sched: Desk) -> None:
-    """The next in order is asked instead; time alone does not bring the first back."""
+def test_one_who_declined_is_not_asked_again_before_its_next_cell_closed(make_sched: Callable[..., Desk]) -> None:
+    """The next in order is asked instead; time alone does not bring the first back. Who waits for both is told so."""
+    sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
     keep(sched, "ada", "bob")
     sched.now = 100.0
     sched.begin("cleo", ephemeral=300 * MIB)
     assert sched.decline("ada") == [Offload(session="bob")]
     assert sched.decline("bob") == []
-    assert sched.tick(200.0) == []
+    assert [type(action) for action in sched.tick(200.0)] == [Refuse]
+    assert sched.want("cleo") == []
     sched.open("ada")
     assert sched.close("ada") == []
     assert sched.tick_at_deadline() == [Offload(session="ada")]
