@@ -110,8 +110,11 @@ def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> floa
 
     Where everybody gets turns, those before it get one each, of a quantum or an iteration, whichever is longer. Where
     cells run to their end, it is what those before it still need, if that was declared or is known from earlier runs.
-    Those that run side by side share the wait.
+    Those that run side by side share the wait. For memory it is what the executor foresees: when those that keep it
+    have had it for long enough, and how long moving takes.
     """
+    if session["waiting_for"] in ("memory", "restore"):
+        return session.get("memory_wait_seconds")
     device, position = status["device"], session["queue_position"]
     if session["waiting_for"] != "lane" or position is None:
         return None

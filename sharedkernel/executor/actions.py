@@ -1,8 +1,9 @@
 """What the scheduling core decides, done to sessions.
 
-A grant and a refusal are messages; a revocation is a word in the session's shared page; a forced yield is a signal. A
-holder that hears no signal either (code in C that does not come back to Python) is stopped as a process until its next
-turn; meanwhile this speaks for it, and says to the core that it released the device and wants it back.
+A grant and a refusal are messages; a revocation is a word in the session's shared page; a forced yield, and a summons
+to the gate, is a signal. A holder that hears no signal either (code in C that does not come back to Python) is stopped
+as a process until its next turn; meanwhile this speaks for it, and says to the core that it released the device and
+wants it back.
 
 What sessions say, which becomes the core's events, `grants.py` hears.
 """
@@ -76,6 +77,9 @@ class SessionActions:
                 self._sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
                 self._force(self._sessions[session])
+            case actions.Summon(session=session):
+                self._sessions[session].page.words[Word.SUMMONED] = 1
+                send_signal(self._sessions[session], FORCE_SIGNAL)
             case actions.Refuse(session=session, reason=reason, message=message):
                 self._refuse(self._sessions[session], reason, message)
             case actions.Offload(session=session):

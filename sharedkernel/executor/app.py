@@ -72,6 +72,13 @@ class ExecutorApp(CommandApp):
         default_value="5m",
         help="How long a cell waits for memory that it comes to need in its middle, before it gets an error.",
     ).tag(config=True)
+    memory_quantum = Union(
+        [Float(), Unicode()],
+        default_value="20s",
+        help="How long a notebook's memory stays on the device at least while others wait for room; then it is moved "
+        "out in the middle of its cell, and comes back in its turn. At least ten times what moving takes; `never` "
+        "leaves it there until the cell ends.",
+    ).tag(config=True)
     parallel_lanes = Int(
         1, help="Sessions that may compute at the same time, if they leave each other enough of the device."
     ).tag(config=True)
@@ -160,6 +167,7 @@ class ExecutorApp(CommandApp):
         "quantum": "ExecutorApp.quantum",
         "preempt-patience": "ExecutorApp.preempt_patience",
         "growth-patience": "ExecutorApp.growth_patience",
+        "memory-quantum": "ExecutorApp.memory_quantum",
         "parallel-lanes": "ExecutorApp.parallel_lanes",
         "lane-sharing": "ExecutorApp.lane_sharing",
         "mps": "ExecutorApp.mps",
@@ -249,6 +257,7 @@ class ExecutorApp(CommandApp):
             quantum=parse_duration(self.quantum),
             preempt_patience=parse_duration(self.preempt_patience),
             growth_patience=parse_duration(self.growth_patience),
+            memory_quantum=None if self.memory_quantum == "never" else parse_duration(self.memory_quantum),
             parallel_lanes=self.parallel_lanes,
         )
 

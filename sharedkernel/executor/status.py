@@ -89,6 +89,7 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "ungranted_service_seconds": process.ungranted,
         "queue_position": view.queue_position,
         "waiting_for": view.waiting_for,
+        "memory_wait_seconds": view.memory_wait_seconds,
         "remaining_seconds": view.remaining_seconds,
         "remaining_from": view.remaining_from,
         "utilisation": view.utilisation,

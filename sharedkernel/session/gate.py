@@ -259,6 +259,8 @@ class Gate:
             if self._wish.is_open and self._main_waits and self._sections == 1 and self._reclaim.keeps_addresses:
                 self._wish.answered.set()
                 return False
+            if self._sections and not self._reclaim.keeps_addresses:
+                self._departure.decline("unsafe", "What runs would not find its memory where it was.")
             if self._sections:
                 self._departure.decline("busy", "Its code runs.")
             return self._departure.is_asked
@@ -461,13 +463,26 @@ class Gate:
             if any(news):
                 self.link.send(*(message for message in news if message))
 
+    def _come_if_summoned(self) -> None:
+        """Ask for the device although nothing needs it: meanwhile the memory can be moved out for others."""
+        is_summoned, self._words[Word.SUMMONED] = self._words[Word.SUMMONED], 0
+        if not is_summoned or not self._sections or self._wish.is_open:
+            return
+        try:
+            self.pass_device()
+        except torch.OutOfMemoryError as error:
+            log.info("summoned to the gate, and refused there: %s", error)
+
     def interrupt_soon(self) -> None:
         """Make the main thread do soon what a boundary would do, although none comes (any thread)."""
         if self.grant.is_held and (self._mode.is_in or self.grant.release_due):
             signal.pthread_kill(self._main, FORCE_SIGNAL)
 
     def _on_force_signal(self) -> None:
-        if self._disabled or not self.grant.is_held:
+        if self._disabled:
+            return
+        if not self.grant.is_held:
+            self._come_if_summoned()
             return
         if self._lanes is not None and self._lanes.is_called_back():
             return  # the pools are in the middle of something; whoever sent the signal repeats it

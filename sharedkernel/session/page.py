@@ -1,8 +1,8 @@
 """What passes between one session and its executor without a message: a page of shared memory, and a signal.
 
-The executor writes the *preempt* word; the session writes the rest. A word is read and written in one machine
-instruction, so neither side locks. What the session writes is its own word about itself: the executor shows it, and
-decides nothing by it that would touch another session.
+The executor writes the *preempt* and *summoned* words; the session writes the rest. A word is read and written in one
+machine instruction, so neither side locks. What the session writes is its own word about itself: the executor shows it,
+and decides nothing by it that would touch another session.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class Word(IntEnum):
     FRAMEWORK = 7
     #: device memory that torch's allocator holds, with what it keeps for the next tensors (CUDA)
     RESERVED = 8
+    #: not 0: come to the gate although the device is not wanted, so that memory can be moved out (executor; the session
+    #: sets it back)
+    SUMMONED = 9
 
 
 class Turn(IntEnum):
