@@ -2,7 +2,7 @@
 
 The peer is what people do who share a device by appointment: one notebook after the other has all of it, from its first
 cell to its last, while its user thinks between the cells. Shared, sessions that are idle are offloaded while another
-one needs the room, and restored before their next cell.
+one needs the room, and restored before their next cell. Where cells do not end, `memory_turns.py` measures the waits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sharedkernel.bench import memory_turns
 from sharedkernel.bench.client import open_notebook
 from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief
 from sharedkernel.bench.servers import gateway_route
@@ -106,6 +107,7 @@ def run(conditions: Conditions) -> list[Result]:
             f"({brief(statistics.median(r.seconds for r in shared))}) over one after the other "
             f"({brief(statistics.median(r.seconds for r in by_turns))}).",
         ),
+        *memory_turns.measure(conditions),
     ]
 
 

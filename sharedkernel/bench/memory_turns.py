@@ -1,0 +1,156 @@
+"""Four endless trainings and one interactive user whose memory is four times the device's: how long each waits.
+
+One of them at a time fits. Whoever waits is promised the device's memory within a turn of each: a memory quantum (20 s,
+or ten times the transfer) and the transfer. The figures are the longest wait over that bound, and the part of the time
+that was spent on copying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from sharedkernel.bench.client import Notebook, open_notebook
+from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief
+from sharedkernel.bench.servers import gateway_route
+from sharedkernel.bench.trainings import read_status
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.units import format_bytes
+
+_TRAINERS = ("ada", "grace", "hedy", "joan")
+_VISITOR = "lise"
+_USERS = (*_TRAINERS, _VISITOR)
+#: kept by each notebook, bytes, and all of it over what the device has: beside some 30 MiB that stay of each
+_KEPT_BYTES = 1 << 30
+_SUM_OVER_CAPACITY = 4.0
+#: least memory quantum, seconds: the usual one, and that of a quick run
+_QUANTUM, _QUICK_QUANTUM = 20.0, 5.0
+#: times the bound that is watched
+_ROUNDS = 3.0
+#: the visitor's time between two cells, and between two looks at who waits, seconds
+_THINKING, _LOOK = 10.0, 0.25
+
+_PREPARE = """
+import json, torch
+torch.set_num_threads(1)
+torch.manual_seed({seed})
+table = [torch.randn(2048, 1024) for _ in range({num_tensors})]
+model = torch.nn.Linear(1024, 256)
+optimizer = torch.optim.Adam(model.parameters())
+def fingerprint():
+    return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in table)
+begun_with = fingerprint()
+"""
+_TRAIN = """
+while True:
+    for part in table:
+        optimizer.zero_grad()
+        model(part[:256]).square().mean().backward()
+        optimizer.step()
+"""
+_VISIT = "print(json.dumps(fingerprint() == begun_with))"
+_TENSOR_BYTES = 2048 * 1024 * 4
+
+
+def measure(conditions: Conditions) -> list[Result]:
+    """Return the figures `longest_wait_ratio` and `copy_share`."""
+    quantum = _QUICK_QUANTUM if conditions.effort.quick else _QUANTUM
+    capacity = int(len(_USERS) * _KEPT_BYTES / _SUM_OVER_CAPACITY)
+    options = {
+        **conditions.stack_options,
+        "capacity": str(capacity),
+        "executor_arguments": ["--memory-quantum", str(quantum)],
+    }
+    with LocalStack(
+        users=list(_USERS), quotas={"default": {"memory": capacity, "offload_after": 0}}, **options
+    ) as stack:
+        return asyncio.run(_measure(conditions, stack, quantum, capacity))
+
+
+async def _measure(conditions: Conditions, stack: LocalStack, quantum: float, capacity: int) -> list[Result]:
+    num_tensors = _KEPT_BYTES // _TENSOR_BYTES
+    async with AsyncExitStack() as contexts:
+        notebooks = []
+        for number, user in enumerate(_USERS):
+            conditions.say(f"preparing the notebook of {user}")
+            notebook = await contexts.enter_async_context(open_notebook(gateway_route(stack, user)))
+            await notebook.run(_PREPARE.format(seed=number, num_tensors=num_tensors))
+            notebooks.append(notebook)
+        *trainers, visitor = notebooks
+        for notebook in trainers:
+            await contexts.enter_async_context(notebook.endless(_TRAIN))
+        before = await read_status(stack)
+        began = time.monotonic()
+        length = _ROUNDS * len(_USERS) * quantum
+        visits, waits = await asyncio.gather(_visit(conditions, visitor, began + length), _watch(stack, began + length))
+        elapsed, after = time.monotonic() - began, await read_status(stack)
+    moves, copying = _moved(before, after)
+    transfer = copying / max(1, moves)
+    bound = len(_USERS) * (max(quantum, 10 * transfer) + transfer)
+    longest = max([*waits.values(), *visits])
+    what = (
+        f"four endless trainings and one user's short cells, {format_bytes(_KEPT_BYTES)} each on a device of "
+        f"{format_bytes(capacity)}, memory quantum {brief(quantum)}, watched for {brief(elapsed)}"
+    )
+    return [
+        Result(
+            metric="longest_wait_ratio",
+            value=longest / bound,
+            unit="ratio",
+            target=Target("<=", 1.5),
+            how=f"Longest wait for memory ({brief(longest)}) over five turns of a quantum and a transfer "
+            f"({brief(bound)}), of {what}: longest of the trainings {brief(max(waits.values()))}, of "
+            f"{len(visits)} short cells {brief(max(visits))}.",
+        ),
+        Result(
+            metric="copy_share",
+            value=copying / elapsed,
+            unit="ratio",
+            target=Target("<=", 0.12),
+            how=f"Time spent on moving memory out and back ({moves} turns, {brief(transfer)} each) over all of it, of "
+            f"{what}.",
+        ),
+    ]
+
+
+def _moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[int, float]:
+    """Return how often memory came back between two status documents, and the seconds spent on all moves."""
+
+    def total(name: str) -> float:
+        return sum(entry[name] for entry in after["sessions"]) - sum(entry[name] for entry in before["sessions"])
+
+    return int(total("restores")), total("offload_seconds") + total("restore_seconds")
+
+
+async def _visit(conditions: Conditions, visitor: Notebook, until: float) -> Sequence[float]:
+    """Run short cells with pauses; return how long each took."""
+    taken = []
+    while time.monotonic() < until:
+        conditions.say(f"short cells beside four trainings that do not fit, {until - time.monotonic():.0f} s left")
+        begun = time.monotonic()
+        if not await visitor.value(_VISIT):
+            raise BenchmarkFailed("the data of a notebook that was moved out and back changed.")
+        taken.append(time.monotonic() - begun)
+        await asyncio.sleep(_THINKING)
+    return taken
+
+
+async def _watch(stack: LocalStack, until: float) -> Mapping[str, float]:
+    """Return for each trainer the longest time for which it waited for memory."""
+    longest = dict.fromkeys(_TRAINERS, 0.0)
+    since: dict[str, float] = {}
+    while (now := time.monotonic()) < until:
+        for session in (await read_status(stack))["sessions"]:
+            user = session["user"]
+            if user not in longest:
+                continue
+            if session["waiting_for"] in ("memory", "restore"):
+                since.setdefault(user, now)
+                longest[user] = max(longest[user], now - since[user])
+            else:
+                since.pop(user, None)
+        await asyncio.sleep(_LOOK)
+    return longest
