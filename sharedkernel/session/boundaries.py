@@ -1,7 +1,7 @@
 """Find where an iteration ends, in code that knows nothing of iterations.
 
 *Candidates* are the places that ordinary training and inference code passes once per iteration: `zero_grad` and `step`
-of an optimizer, the next batch of a `DataLoader`, the end of a loop's body in the cell (:mod:`.loops`), the outermost
+of an optimizer, the next batch of a `DataLoader`, a pass of a loop at a cell's top level (:mod:`.loops`), the outermost
 forward of a module, and :func:`sharedkernel.iterations` for those who want to say it. In the first iterations each
 candidate's live memory is noted; the *boundary* is the candidate with the least, since a switch there leaves the
 least behind. Other code seen instead of it for a while makes the search start again.
@@ -12,11 +12,15 @@ is usual between two passes), forwards later still; and one of them has to be pa
 beside others, as a machine that stands still for a moment is no reason to take it. Code with no other boundary than
 these may have stopped using the device long ago (a loop of plain Python after one operation), so once a second it gives
 the grant back and has to ask again by its next operation.
+
+Where not even these are passed, as in a loop within a function, a signal between two bytecodes takes the grant; it also
+counts what the running loops have done since the last one, so that it is known how much is left.
 """
 
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 import threading
 import warnings
@@ -32,6 +36,7 @@ from torch.utils.data import dataloader
 from sharedkernel.session import loops
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.meters import Meter
+from sharedkernel.session.page import FORCE_SIGNAL
 from sharedkernel.session.progress import Progress
 
 T = TypeVar("T")
@@ -40,7 +45,7 @@ T = TypeVar("T")
 LEARN_AFTER = 4
 #: the same for a candidate of the last resort where others were passed, too: they come more seldom, and are better
 LEARN_LAST_AFTER = 16
-#: other candidates passed in a row after which the boundary is searched anew
+#: other candidates passed in a row, or grants without any, after which the boundary is searched anew
 FORGET_AFTER = 64
 #: candidates whose live memory differs by less than this many bytes count as equal, and the earlier kind wins
 EQUAL_BYTES = 256 * 1024
@@ -48,6 +53,8 @@ EQUAL_BYTES = 256 * 1024
 RELEASE_AFTER = 10
 #: how many times the longest stretch between two passes of the known boundary may pass before others are looked at
 PATIENCE = 4
+#: grants in a row without any candidate after which the last resort is no boundary any more
+QUIET_TURNS = 2
 KINDS = ("iterations", "zero_grad", "dataloader", "forward", "loop", "step")
 LAST_RESORT = ("forward", "loop")
 
@@ -84,6 +91,8 @@ class Boundaries:
         #: ticks since a candidate was passed, and the most there were between two passes of the known boundary
         self._quiet_ticks = 0
         self._longest_quiet = 0
+        #: grants in a row in which none was passed
+        self._quiet_turns = 0
         self._remove_forward_hook: Callable[[], None] | None = None
 
     @property
@@ -99,11 +108,13 @@ class Boundaries:
         loops.watch(None)  # cells refer to the hook from now on
         self._meter.on_clock = self._on_clock
         self._grant.on_turn = self._on_turn
+        self._gate.on_force_signal = self._count_items
 
     def passed(self, kind: str, place: int) -> None:
         """Take note that the candidate *kind* at *place* was passed."""
         if not self._grant.is_held or threading.get_ident() != self._main:
             return
+        self._quiet_turns = 0
         if place == self._place and kind == self._kind:
             self._others_passed = 0
             self._passed_since_clock = True
@@ -154,6 +165,7 @@ class Boundaries:
 
     def _on_turn(self, begins: bool) -> None:
         self._ticks = self._quiet_ticks = 0
+        self._quiet_turns += begins
         loops.watch(self._loop_passed if begins and self._kind == "loop" else None)
 
     def _on_clock(self) -> None:
@@ -169,18 +181,39 @@ class Boundaries:
         else:
             self._quiet_ticks += 1
             self._look_further()
-        none_lately = not self._kind and self._quiet_ticks >= RELEASE_AFTER
+        none_lately = self._is_silent() and self._quiet_ticks >= RELEASE_AFTER
         last_resort = self._kind in LAST_RESORT and self._ticks >= RELEASE_AFTER
         self._grant.release_due = none_lately or last_resort
-        if not self._kind:
+        if self._is_silent() and self._grant.is_held:
+            signal.pthread_kill(self._main, FORCE_SIGNAL)
+        elif not self._kind:
             self._gate.interrupt_soon()
 
     def _look_further(self) -> None:
-        patience = PATIENCE * (self._longest_quiet + 1) if self._kind else 1
+        patience = self._patience
         if self._quiet_ticks >= patience and loops.watched() is None:
             loops.watch(self._loop_passed)
         elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not _compiles():
             self._watch_forwards()
+
+    @property
+    def _patience(self) -> int:
+        """Ticks without any boundary after which others are looked at."""
+        return PATIENCE * (self._longest_quiet + 1) if self._kind else 1
+
+    def _is_silent(self) -> bool:
+        """Whether the code passes no candidate at all."""
+        turns = FORGET_AFTER if self._kind and self._kind not in LAST_RESORT else QUIET_TURNS
+        return self._quiet_ticks > 2 * self._patience or self._quiet_turns > turns
+
+    def _count_items(self) -> None:
+        """Count what loops have done as iterations, where nothing else does (main thread, between two bytecodes)."""
+        if not self._is_silent():
+            return
+        if self._kind:
+            self._forget()
+        if items := self._progress.items_passed():
+            self._gate.count(items)
 
     def _loop_passed(self, place: int) -> None:
         self.passed("loop", place)

@@ -109,6 +109,8 @@ class Gate:
         self._disabled = False
         #: tells why user code may run although no section is open, if it may (the kernel sets it)
         self.why_busy: Callable[[], str | None] = lambda: None
+        #: called when a force signal finds the main thread with a grant, between two bytecodes
+        self.on_force_signal: Callable[[], None] = lambda: None
         #: called with the figures whenever memory was measured; may raise torch.OutOfMemoryError
         self.on_measured: Callable[[protocol.Memory], None] = lambda memory: None
         self.link: Link
@@ -450,6 +452,12 @@ class Gate:
         if self._mode.is_in:
             self._forecast.cost.boundary_passed(is_known=is_known)
 
+    def count(self, iterations: int) -> None:
+        """Take note of iterations that passed no boundary (main thread)."""
+        self._words[Word.ITERATIONS] += iterations
+        self._look_ahead(is_known=True)
+        self._tell_news()
+
     def _look_ahead(self, *, is_known: bool) -> None:
         """Take note of how far the cell is."""
         if is_known:
@@ -486,6 +494,7 @@ class Gate:
             return
         if self._lanes is not None and self._lanes.is_called_back():
             return  # the pools are in the middle of something; whoever sent the signal repeats it
+        self.on_force_signal()
         if self._words[Word.PREEMPT] or self.grant.release_due:
             self.give_back("yield")
         elif self._mode.is_in and self._growth.is_quiet:  # without boundaries, nothing else tells what it needs

@@ -1,9 +1,10 @@
 """How far a cell has come, as its own loops and progress bars show: nothing of it costs anything per iteration.
 
-Looked at are, outermost first as they began:
+Looked at are, outermost first:
 
-- `for` loops over a `range` in the cell's own source (:mod:`.loops`), whose iterator knows how much is left;
-- `torch.utils.data.DataLoader`, whose iterators count what they gave out;
+- the `for` loops that run (:mod:`.running_loops`): over ranges, containers, generators over these, and over a
+  `torch.utils.data.DataLoader`, whose iterators count what they gave out;
+- other iterators of a `DataLoader`;
 - bars of `tqdm` (`tqdm.std`, and so `auto` and `notebook`) that have a total;
 - :func:`sharedkernel.iterations` over something that has a length.
 
@@ -14,7 +15,6 @@ same items, such as a bar around a loader, disagree by one item at most, so whic
 from __future__ import annotations
 
 import contextlib
-import operator
 import sys
 import time
 from collections.abc import Hashable, Iterator
@@ -24,12 +24,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import dataloader
 
-from sharedkernel.session import loops
-
-#: references to an iterator whose loop is over: the list's and the two that asking for it takes
-_REFERENCES_WHEN_OVER = 3
-#: loops that are looked at, the newest; others are of functions called over and over
-_MOST_LOOPS = 64
+from sharedkernel.session.running_loops import RunningLoop, left, running_loops, size
 
 
 @dataclass(slots=True)
@@ -46,20 +41,33 @@ class Counter:
     started: int
 
 
+@dataclass(slots=True)
+class _Run:
+    """One run of a loop, from the look that saw it first."""
+
+    #: seconds since 1970: the look before, which did not see it, and the one that did
+    after: float
+    seen: float
+    total: int
+    left: int
+
+
 class Progress:
     """Sees the loops and bars of one session."""
 
     def __init__(self) -> None:
-        #: (loop's number, when it began, its items, its iterator)
-        self._ranges: list[tuple[int, float, int, Any]] = []
+        #: runs that the last look saw, by place and the iterator's address
+        self._runs: dict[tuple[Hashable, int], _Run] = {}
+        self._looked = 0.0
         #: when each live iterator of a DataLoader was made
         self._loaders: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self._said: list[Counter] = []
+        #: what the last call of :meth:`items_passed` saw
+        self._counted: list[Counter] = []
         self._since = 0.0
 
     def install(self) -> None:
-        """Look at loops and loaders from now on, for the life of the process."""
-        loops.keep_ranges(self._range_began)
+        """Look at loaders from now on, for the life of the process."""
         original = dataloader._BaseDataLoaderIter.__init__
 
         def began(iterator: Any, *args: Any, **keywords: Any) -> None:
@@ -70,21 +78,10 @@ class Progress:
 
     def section_began(self) -> None:
         """Forget what began before: other code runs now."""
-        self._since = time.time()
-        self._ranges.clear()
+        self._since = self._looked = time.time()
+        self._runs.clear()
         self._said.clear()
-
-    def _range_began(self, number: int, values: range) -> Iterator[int]:
-        iterator = iter(values)
-        self._ranges.append((number, time.time(), len(values), iterator))
-        if len(self._ranges) > _MOST_LOOPS:
-            self._forget_ended()
-            del self._ranges[:-_MOST_LOOPS]
-        return iterator
-
-    def _forget_ended(self) -> None:
-        # A loop that is over, however it ended, has let go of its iterator; there is no cheaper way to know.
-        self._ranges = [entry for entry in self._ranges if sys.getrefcount(entry[3]) >= _REFERENCES_WHEN_OVER]
+        self._counted.clear()
 
     def say(self, place: Hashable, total: int) -> Counter:
         """Return a counter for a loop that counts by itself, until :meth:`unsay`."""
@@ -98,26 +95,64 @@ class Progress:
             self._said.remove(counter)
 
     def counters(self) -> list[Counter]:
-        """Return what counts in the running section, the outermost first."""
-        self._forget_ended()
-        found = [
-            Counter(("loop", number), began, total, total - operator.length_hint(iterator))
-            for number, began, total, iterator in self._ranges
-        ]
-        loaders = [counter for counter in map(self._of_loader, list(self._loaders.items())) if counter is not None]
-        found += loaders
-        found += [counter for counter in self._of_bars() if counter.began >= self._since]
-        found += self._said
+        """Return what counts in the running section, the outermost first (in the thread that runs it)."""
+        running = running_loops()
+        of_loops, on_stack = self._of_loops(running), {id(loop.iterator) for loop in running}
+        del running
+        others = [*self._of_loaders(on_stack), *self._of_bars(), *self._said]
+        found = of_loops + [(counter.began, counter) for counter in others if counter.began >= self._since]
         # What was made and is not iterated over is no loop: `tqdm.auto` makes an iterator that it may never use.
-        return sorted((counter for counter in found if counter.started), key=lambda counter: counter.began)
+        return [counter for _, counter in sorted(found, key=lambda entry: entry[0]) if counter.started]
 
-    def _of_loader(self, entry: tuple[Any, float]) -> Counter | None:
-        iterator, began = entry
+    def items_passed(self) -> int:
+        """Return how many items of the innermost loop that ran at the last call, too, were finished since."""
+        counters, before = self.counters(), self._counted
+        self._counted = counters
+        items = 0
+        for now, then in zip(counters, before, strict=False):
+            if (now.place, now.total) != (then.place, then.total):
+                break
+            items = items * now.total + now.started - then.started
+        return max(0, items)
+
+    def _of_loops(self, running: list[RunningLoop]) -> list[tuple[float, Counter]]:
+        """Return the counters of *running* loops, each with a time by which none of those outside of it began later."""
+        now, seen = time.time(), self._runs
+        self._runs = {}
+        latest, found = 0.0, []
+        for loop in running:
+            key = loop.place, id(loop.iterator)
+            if loop.is_loader:
+                counter = self._of_loader(loop.iterator, self._loaders.get(loop.iterator, now))
+                run = seen.get(key) or _Run(self._looked, now, 0, 0)
+            else:
+                run = self._run(loop.iterator, seen.get(key), now)
+                counter = Counter(loop.place, run.seen, run.total, run.total - run.left)
+            self._runs[key] = run
+            latest = max(latest, run.after)
+            if counter is not None:
+                found.append((latest, counter))
+        self._looked = now
+        return found
+
+    def _run(self, iterator: Any, seen: _Run | None, now: float) -> _Run:
+        remaining = left(iterator)
+        if seen is None or remaining > seen.left:  # another iterator may lie where one was
+            return _Run(self._looked, now, max(1, remaining, size(iterator)), remaining)
+        seen.left = remaining
+        return seen
+
+    def _of_loaders(self, known: set[int]) -> Iterator[Counter]:
+        for iterator, began in list(self._loaders.items()):
+            if id(iterator) not in known and (counter := self._of_loader(iterator, began)) is not None:
+                yield counter
+
+    def _of_loader(self, iterator: Any, began: float) -> Counter | None:
         try:
             total, started = len(iterator), iterator._num_yielded
-        except TypeError:  # an endless dataset
+        except Exception:  # an endless dataset, or one of the user's whose length fails
             return None
-        if began < self._since or not 0 < total >= started:
+        if not 0 < total >= started:
             return None
         return Counter(("loader", id(iterator._dataset), total), began, total, started)
 

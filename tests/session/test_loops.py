@@ -1,4 +1,4 @@
-"""Loops of a cell report their passes, and behave as before otherwise."""
+"""Loops at a cell's top level report their passes, and behave as before otherwise."""
 
 from __future__ import annotations
 
@@ -52,10 +52,21 @@ def test_loops_that_cannot_use_the_device_are_left_alone() -> None:
     assert ast.dump(loops.LoopReporter().visit(ast.parse("for i in x:\n    n += 1"))) == ast.dump(tree)
 
 
-def test_decorated_functions_are_left_alone() -> None:
-    """Compilers find the bytecode of what the user wrote."""
-    source = "@compile\ndef f(x):\n    for i in range(3):\n        g(x)"
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x):\n    for i in range(3):\n        g(x)",
+        "async def f(x):\n    while x:\n        await g(x)",
+        "class A:\n    for i in range(3):\n        g(i)\n    def f(self):\n        for i in x: g(i)",
+        "f = lambda x: [g(i) for i in x]",
+    ],
+)
+def test_functions_and_classes_are_left_as_they_were_written(source: str) -> None:
+    """Their code may go to other processes and compilers; also where it is written within a loop."""
     assert ast.dump(loops.LoopReporter().visit(ast.parse(source))) == ast.dump(ast.parse(source))
+    within = "while True:\n" + "\n".join(f"    {line}" for line in source.splitlines())
+    (loop,) = loops.LoopReporter().visit(ast.parse(within + "\n    g()")).body
+    assert ast.dump(loop.body[1]) == ast.dump(ast.parse(source).body[0])
 
 
 def test_an_error_names_the_line_that_the_user_wrote(passes: list[int]) -> None:
