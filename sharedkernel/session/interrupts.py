@@ -4,7 +4,8 @@ ipykernel raises an interrupt wherever it finds the main thread while a request 
 from what is done before its first one to what is done after its last, that ends the request without a reply, and its
 client waits for one for ever; or it leaves a lock behind for which another thread waits for ever. So interrupts are
 noted there, and raised only where the user's code runs or is waited for: one that came just before ends that at once;
-one that comes after has nothing left to end.
+one that comes after has nothing left to end. A handler that the user's code sets is there wherever it runs, to the end
+of its request, as in any ipykernel.
 
 How the session's own changes are kept from being torn apart, also within the user's code, is the matter of
 :mod:`sharedkernel.signals_held`.
@@ -24,9 +25,11 @@ class Interrupts:
     def __init__(self) -> None:
         self._main = threading.get_ident()
         self._noted = False
-        #: how SIGINT was handled before each request that is being handled: a cell may have another one handled in its
-        #: middle
-        self._before: list[Any] = []
+        #: how SIGINT is handled where the user's code runs
+        self._theirs: Any = signal.default_int_handler
+        #: how it was handled before each request that is being handled, and how in the code of the one around it: a
+        #: cell may have another one handled in its middle
+        self._before: list[tuple[Any, Any]] = []
 
     @property
     def _is_handling(self) -> bool:
@@ -36,13 +39,15 @@ class Interrupts:
         """Note them from now on: a request is being handled."""
         if threading.get_ident() == self._main:
             before = signal.signal(signal.SIGINT, self._note)
-            self._before.append(before)
+            self._before.append((before, self._theirs))
+            self._theirs = signal.default_int_handler
 
     def end(self) -> None:
         """Handle them as before: the request has been handled, and what was noted has nothing left to end."""
         if self._is_handling:
             self._noted = self._noted and len(self._before) > 1
-            signal.signal(signal.SIGINT, self._before.pop())
+            before, self._theirs = self._before.pop()
+            signal.signal(signal.SIGINT, before)
 
     def let_through(self) -> LetThrough:
         """Return a context in which they are raised, one that was noted at its beginning."""
@@ -54,11 +59,17 @@ class Interrupts:
 
     def hold(self) -> None:
         """Note them again, wherever :meth:`let_through` was left."""
-        if self._is_handling:
-            signal.signal(signal.SIGINT, self._note)
+        if not self._is_handling:
+            return
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is None:  # not set from Python, and could not be set again
+            return
+        if handler not in (self._note, self._note_and_raise):
+            self._theirs = handler
+        signal.signal(signal.SIGINT, self._note)
 
     def open(self) -> bool:
-        """Raise them from now on; return whether they were held.
+        """Handle them as the user's code has it from now on, which is to raise them; return whether they were held.
 
         Raises
         ------
@@ -70,13 +81,23 @@ class Interrupts:
         # Within an asynchronous cell ipykernel's own handler is there, which cancels the cell.
         was_held = signal.getsignal(signal.SIGINT) == self._note
         if was_held:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._theirs)
         if self._noted:
             self._noted = False
+            self._end_now(was_held)
+        return was_held
+
+    def _end_now(self, was_held: bool) -> None:
+        """Do what an interrupt does that came a moment ago."""
+        try:
+            if was_held and self._theirs is not signal.default_int_handler:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                raise KeyboardInterrupt
+        except BaseException:
             if was_held:
                 self.hold()
-            raise KeyboardInterrupt
-        return was_held
+            raise
 
     def _open_for_hooks(self) -> bool:
         # One that was noted ends the cell, which is soon; raised here it would meet IPython outside the hooks.

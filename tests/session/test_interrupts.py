@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel import protocol
+from sharedkernel.session.interrupts import Interrupts
 from sharedkernel.session.latch import Latch
 from tests.session.harness import SessionUnderTest
 
@@ -63,6 +65,64 @@ def test_a_hook_that_waits_for_the_device_is_interrupted_with_its_cell(session: 
     assert "-" * 9 not in reply["text"]
     reply = session.run("get_ipython().events.unregister('pre_run_cell', hook)")
     assert (reply["status"], reply["text"]) == ("ok", "hooked\nwent on\n")
+
+
+_HANDLE = """
+heard = []
+previous = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+signal.raise_signal(signal.SIGINT)
+print(heard, previous is signal.default_int_handler)
+_ = signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.raise_signal(signal.SIGINT)
+_ = signal.signal(signal.SIGINT, previous)
+print('ends')
+signal.raise_signal(signal.SIGINT)
+print('goes on')
+"""
+
+
+def test_a_handler_of_the_users_is_there_to_the_end_of_its_cell(session: SessionUnderTest) -> None:
+    """For all its statements, as in any kernel; the next cell begins with Python's own."""
+    session.run("import signal")
+    reply = session.run(_HANDLE)
+    assert (reply["ename"], reply["text"]) == ("KeyboardInterrupt", "[2] True\nends\n"), reply
+    session.run("_ = signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    assert session.run("print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)")["text"] == "True\n"
+
+
+@pytest.fixture
+def handled() -> Iterator[Interrupts]:
+    """Yield the interrupts of this process while it handles a request."""
+    before = signal.getsignal(signal.SIGINT)
+    interrupts = Interrupts()
+    interrupts.begin()
+    yield interrupts
+    interrupts.end()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_one_that_came_between_two_statements_reaches_the_handler_that_the_first_set(handled: Interrupts) -> None:
+    """It waits for the next one, and a request that is handled in the middle of one has a handler of its own."""
+    heard: list[int] = []
+    with handled.let_through():
+        signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    signal.raise_signal(signal.SIGINT)
+    assert heard == []
+    with handled.let_through():
+        assert heard == [signal.SIGINT]
+        handled.begin()
+        with pytest.raises(KeyboardInterrupt), handled.let_through():
+            signal.raise_signal(signal.SIGINT)
+        handled.end()
+        signal.raise_signal(signal.SIGINT)
+    assert len(heard) == 2
+    with handled.let_through():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), handled.let_through():
+        pass
+    with handled.let_through():
+        pass
 
 
 _LOG_AND_BE_INTERRUPTED = """
