@@ -16,6 +16,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 
@@ -53,6 +54,10 @@ class Interrupts:
         """Return a context in which they are raised, one that was noted at its beginning."""
         return LetThrough(self.open, self.hold)
 
+    def let_into_code(self) -> LetThrough:
+        """Return a context in which the user's handler meets them: for code whose errors of any kind are shown."""
+        return LetThrough(self._open_for_code, self.hold)
+
     def let_into_hooks(self) -> LetThrough:
         """Return a context in which they are raised, and noted: IPython goes on after hooks, and the cell is to end."""
         return LetThrough(self._open_for_hooks, self.hold)
@@ -64,40 +69,58 @@ class Interrupts:
         handler = signal.getsignal(signal.SIGINT)
         if handler is None:  # not set from Python, and could not be set again
             return
-        if handler not in (self._note, self._note_and_raise):
+        if handler not in (self._note, self._note_and_raise, self._raise):
             self._theirs = handler
         signal.signal(signal.SIGINT, self._note)
 
     def open(self) -> bool:
-        """Handle them as the user's code has it from now on, which is to raise them; return whether they were held.
+        """Raise them from now on, unless the user's handler does something else; return whether they were held.
 
         Raises
         ------
         KeyboardInterrupt
             When one was noted.
         """
+        return self._open(signal.default_int_handler if self._is_usual else self._raise)
+
+    def _open_for_code(self) -> bool:
+        return self._open(self._theirs)
+
+    @property
+    def _is_usual(self) -> bool:
+        return self._theirs is signal.default_int_handler
+
+    def _open(self, handler: Any) -> bool:
         if not self._is_handling:
             return False
         # Within an asynchronous cell ipykernel's own handler is there, which cancels the cell.
         was_held = signal.getsignal(signal.SIGINT) == self._note
         if was_held:
-            signal.signal(signal.SIGINT, self._theirs)
+            signal.signal(signal.SIGINT, handler)
         if self._noted:
             self._noted = False
-            self._end_now(was_held)
+            try:
+                if was_held and not self._is_usual:
+                    signal.raise_signal(signal.SIGINT)
+                else:
+                    raise KeyboardInterrupt
+            except BaseException:
+                if was_held:
+                    self.hold()
+                raise
         return was_held
 
-    def _end_now(self, was_held: bool) -> None:
-        """Do what an interrupt does that came a moment ago."""
-        try:
-            if was_held and self._theirs is not signal.default_int_handler:
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        """Do as the user's handler does; whatever it raises is an interrupt to those around the user's code."""
+        if not callable(self._theirs):
+            if self._theirs == signal.SIG_DFL:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 signal.raise_signal(signal.SIGINT)
-            else:
-                raise KeyboardInterrupt
-        except BaseException:
-            if was_held:
-                self.hold()
-            raise
+            return
+        try:
+            self._theirs(number, frame)
+        except Exception as error:
+            raise KeyboardInterrupt from error
 
     def _open_for_hooks(self) -> bool:
         # One that was noted ends the cell, which is soon; raised here it would meet IPython outside the hooks.
@@ -132,5 +155,10 @@ class LetThrough:
         self._were_held = self._open()
 
     def __exit__(self, *_: object) -> None:
-        if self._were_held:
+        if not self._were_held:
+            return
+        try:
             self._hold()
+        except BaseException:  # one came in the very moment
+            self._hold()
+            raise

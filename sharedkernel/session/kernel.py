@@ -103,7 +103,7 @@ class SessionShell(ErrorTranslation, ZMQInteractiveShell):
 
     async def run_code(self, *args: Any, **kwargs: Any) -> Any:
         """Run a piece of a cell, open to interrupts."""
-        with self.kernel.interrupts.let_through():
+        with self.kernel.interrupts.let_into_code():
             return await super().run_code(*args, **kwargs)
 
     def user_expressions(self, expressions: dict[str, str]) -> Any:

@@ -104,25 +104,48 @@ def handled() -> Iterator[Interrupts]:
 def test_one_that_came_between_two_statements_reaches_the_handler_that_the_first_set(handled: Interrupts) -> None:
     """It waits for the next one, and a request that is handled in the middle of one has a handler of its own."""
     heard: list[int] = []
-    with handled.let_through():
+    with handled.let_into_code():
         signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
     signal.raise_signal(signal.SIGINT)
     assert heard == []
-    with handled.let_through():
+    with handled.let_into_code():
         assert heard == [signal.SIGINT]
         handled.begin()
-        with pytest.raises(KeyboardInterrupt), handled.let_through():
+        with pytest.raises(KeyboardInterrupt), handled.let_into_code():
             signal.raise_signal(signal.SIGINT)
         handled.end()
         signal.raise_signal(signal.SIGINT)
-    assert len(heard) == 2
     with handled.let_through():
+        signal.raise_signal(signal.SIGINT)
+    assert len(heard) == 3
+    with handled.let_into_code():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), handled.let_into_code():
+        pass
+    with handled.let_into_code():
+        pass
+
+
+def test_what_a_handler_of_the_users_raises_around_their_code_is_an_interrupt(handled: Interrupts) -> None:
+    """IPython shows errors of any kind only in the code itself; anywhere else the cell would have no reply."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with handled.let_into_code():
+        signal.signal(signal.SIGINT, fail)
+    with pytest.raises(ZeroDivisionError), handled.let_into_code():
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), handled.let_through():
+        signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), handled.let_through():
         pass
+    with handled.let_into_code():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     with handled.let_through():
-        pass
+        signal.raise_signal(signal.SIGINT)
 
 
 _LOG_AND_BE_INTERRUPTED = """
