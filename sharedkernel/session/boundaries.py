@@ -94,6 +94,8 @@ class Boundaries:
         #: grants in a row in which none was passed
         self._quiet_turns = 0
         self._remove_forward_hook: Callable[[], None] | None = None
+        #: hooks on all modules would be taken out for Dynamo, and were
+        self._makes_way = self._has_made_way = False
 
     @property
     def learned(self) -> str | None:
@@ -193,7 +195,7 @@ class Boundaries:
         patience = self._patience
         if self._quiet_ticks >= patience and loops.watched() is None:
             loops.watch(self._loop_passed)
-        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not _compiles():
+        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and self._can_make_way():
             self._watch_forwards()
 
     @property
@@ -243,6 +245,23 @@ class Boundaries:
 
         self._remove_forward_hook = remove
 
+    def _can_make_way(self) -> bool:
+        """Have the hooks taken out before Dynamo captures a module as a whole, which it refuses beside them.
+
+        Returns
+        -------
+        Whether that is so, and Dynamo was not used yet; not before it was imported, which the warm parent does.
+        """
+        convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+        if not self._makes_way and hasattr(convert_frame, "_get_frame"):
+            self._makes_way = True
+            _before(convert_frame, "_get_frame", lambda _: self._make_way())
+        return self._makes_way and not self._has_made_way and not _compiles()
+
+    def _make_way(self) -> None:
+        self._has_made_way = True
+        self._stop_watching_forwards()
+
     def _stop_watching_forwards(self) -> None:
         if self._remove_forward_hook is not None:
             self._remove_forward_hook()
@@ -291,7 +310,7 @@ def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
     setattr(owner, name, method)
 
 
-def _before(owner: type, name: str, note: Callable[[Any], None]) -> None:
+def _before(owner: Any, name: str, note: Callable[[Any], None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -102,6 +102,21 @@ def test_the_boundary_is_learned(process: ExecutorProcess, code: str, kind: str)
     asyncio.run(main())
 
 
+def test_a_model_is_exported_whose_forwards_were_the_boundary(process: ExecutorProcess) -> None:
+    """Dynamo captures no module beside hooks on all of them, so there are none by then."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run(PREPARE + FOREIGN_LOOP + LEARNED)
+            assert outcome.text == "'forward'", outcome.message
+            export = "exported = torch.export.export(model, (inputs,), strict=True).module()\n"
+            outcome = await notebook.run(export + "torch.allclose(exported(inputs), model(inputs))")
+            assert outcome.text == "True", outcome.message
+
+    asyncio.run(main())
+
+
 def test_plain_python_after_device_work_lets_the_device_go(process: ExecutorProcess) -> None:
     """A cell that used the device once and computes on in Python gives the grant back though nobody asks."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from sharedkernel import protocol
 from sharedkernel.session.cell_source import source_hash
 from tests.session.harness import SessionUnderTest
@@ -46,6 +48,30 @@ def test_the_source_is_said_with_the_first_want_and_is_the_same_however_it_is_wr
             assert kinds.index("Foreseen") < kinds.index("DeviceWanted")
             sources.append(session.wait_for(protocol.Foreseen, since).source)
         assert sources[0] == sources[1] != sources[2]
+
+
+IN_FUNCTIONS = {
+    "range": "def work(n):\n  for i in range(n): a @ b\nwork(10**9)",
+    "list": "def work(items):\n  for i in items: a @ b\nwork([0] * 10**7)",
+    "generator": "def items():\n  for i in range(10**7): yield i\ndef work():\n  for i in items(): a @ b\nwork()",
+    "method": "class A:\n  def work(self):\n    for i, j in enumerate(range(10**7)): a @ b\nA().work()",
+    "comprehension": "x = [len(a @ b) for i in range(10**7)]",
+}
+
+
+@pytest.mark.parametrize("code", IN_FUNCTIONS.values(), ids=IN_FUNCTIONS)
+def test_what_a_loop_without_boundaries_has_left_is_known(code: str) -> None:
+    """In functions, which are left as they were written, it is counted by the signals between two bytecodes."""
+    with SessionUnderTest() as session:
+        session.run("a, b = torch.ones(32, 64), torch.ones(64, 128)")
+        since = session.mark
+        request = session.client.execute(code)
+        said = session.wait_for(protocol.Foreseen, since, where=lambda said: said.remaining_iterations is not None)
+        assert said.remaining_iterations is not None
+        assert 10**6 < said.remaining_iterations <= 10**9
+        assert said.iteration_seconds
+        session.interrupt()
+        assert session.reply(request)["ename"] == "KeyboardInterrupt"
 
 
 def is_all_known(said: protocol.Foreseen) -> bool:
