@@ -77,7 +77,12 @@ def size(iterator: Any) -> int:
             return max(known, len(values))
         # From Python 3.12 on its first item is forgotten, which nearly always is 0.
         return known - 1 + values.start // values.step if values.start > 0 < values.step else known
-    return max(known, *(len(source) for source in gc.get_referents(iterator)[:1] if type(source) in _CONTAINERS), 0)
+    return max(known, len(gc.get_referents(iterator)[0])) if _is_plain(iterator) else known
+
+
+def _is_plain(iterator: Any) -> bool:
+    """Whether a container of the interpreter's own is what *iterator* draws from."""
+    return any(type(source) in _CONTAINERS for source in gc.get_referents(iterator)[:1])
 
 
 def _range_of(iterator: Any) -> tuple[range, int | None]:
@@ -99,7 +104,7 @@ def _is_closing() -> bool:
 
 def _user_frames() -> list[FrameType]:
     """Return the frames of the user's code and of what it calls, the outermost first."""
-    theirs = vars(sys.modules["__main__"])
+    theirs = getattr(sys.modules.get("__main__"), "__dict__", None)
     frames: list[FrameType] = []
     num_theirs = 0
     frame: FrameType | None = sys._getframe(1)
@@ -114,7 +119,7 @@ def _user_frames() -> list[FrameType]:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_THEIRS
+    return str(dict.get(frame.f_globals, "__name__", "")).partition(".")[0] in _NOT_THEIRS
 
 
 def _loops_of(frame: FrameType, depth: int) -> Iterator[RunningLoop]:
@@ -127,6 +132,8 @@ def _unwrapped(place: tuple[str, str, int, int], iterator: Any, depth: int) -> l
     """Return the loop at *place* over *iterator*, or those inside what it draws from; none if nothing shows."""
     if isinstance(iterator, GeneratorType):
         return _inside(iterator, depth - 1) if depth else []
+    if isinstance(iterator, reversed) and not _is_plain(iterator):
+        return []  # it would ask a sequence of the user's for its length
     if not isinstance(iterator, _WRAPPERS):
         return [RunningLoop(place, iterator)]
     if not depth:

@@ -64,6 +64,13 @@ LOOPS = {
     "downwards": ("for i in reversed(range(2)): look()", [[(2, 1)], [(2, 2)]]),
     "list": ("for i in ['a', 'b']: look()", [[(2, 1)], [(2, 2)]]),
     "last of a list": ("for i in reversed([1, 2]): look()", [[(2, 1)], [(2, 2)]]),
+    "tuple backwards": ("for i in reversed((1, 2)): look()", [[(2, 1)], [(2, 2)]]),
+    "user's sequence": (
+        "class A:\n  def __len__(self): 1 / 0\n  def __getitem__(self, i): return (1, 2)[i]\n"
+        "class B(A):\n  def __len__(self): return 2\n  def __iter__(self): return iter([1, 2])\n"
+        "for i in A(): look()\nfor i in reversed(B()): look()\nfor i in B(): look()",
+        [[], [], [], [], [(2, 1)], [(2, 2)]],
+    ),
     "dict": ("for i, j in {1: 2, 3: 4}.items(): look()", [[(2, 1)], [(2, 2)]]),
     "enumerate": ("for i, j in enumerate(range(2)): look()", [[(2, 1)], [(2, 2)]]),
     "zip": ("for i, j in zip(range(9), [1, 2]): look()", [[(2, 1)], [(2, 2)]]),
