@@ -84,18 +84,19 @@ class Departure:
         with self._one_at_a_time():
             if not self._reclaim.is_away:  # another thread has
                 return
-            wait_for_answer(self._reclaim.answer.came, self._notice, self.link)
-            self._reclaim.answer.check()
-            progress = Progress(self._notice)
+            try:
+                wait_for_answer(self._reclaim.answer.came, self._notice, self.link)
+                self._reclaim.answer.check()
+                progress = Progress(self._notice)
 
-            def pause(done: int, total: int) -> None:
-                with interrupts_let_through():
+                def pause(done: int, total: int) -> None:
+                    with interrupts_let_through():
+                        pass
                     progress.tell(done, total)
 
-            try:
                 note = self._reclaim.restore(pause)
             finally:
-                progress.end()
+                self._notice.end()
             with self.link.lock:
                 self.link.send(note())
 

@@ -31,6 +31,7 @@ from sharedkernel.session.inbox import Inbox
 from sharedkernel.session.interrupts import Interrupts
 from sharedkernel.session.loops import LoopReporter
 from sharedkernel.session.magics import SharedMagics
+from sharedkernel.session.notices import WaitNotice
 from sharedkernel.session.offload import RestoreFailed
 from sharedkernel.session.orphans import reap_adopted
 from sharedkernel.session.outbox import REPLY, REQUEST, Outbox
@@ -150,6 +151,8 @@ class SessionKernel(IPythonKernel):
 
     shell_class = Type(SessionShell)
     gate = Instance(Gate, allow_none=True)
+    #: shows why cells wait
+    notice = Instance(WaitNotice, allow_none=True)
     #: has what gateways may have missed
     outbox = Instance(Outbox, allow_none=True)
     #: said before the first cell's own output; None once it was
@@ -301,7 +304,8 @@ class SessionKernel(IPythonKernel):
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
         """Run a cell; wherever an interrupt comes, there is a reply."""
         try:
-            return await self._execute_in_section(code, silent, *args, **kwargs)
+            with contextlib.nullcontext() if silent or self.notice is None else self.notice.cell():
+                return await self._execute_in_section(code, silent, *args, **kwargs)
         except KeyboardInterrupt as error:
             self.interrupts.hold()
             return self._fail({"execution_count": self.execution_count, "payload": []}, error)

@@ -91,6 +91,8 @@ class SessionProcess:
         self._kernel.outbox = Outbox()
         self._kernel.outbox.attend(self._app)
         Pace().attend(self._app)
+        notice = self._kernel.notice = WaitNotice(self._kernel)
+        notice.attend(self._app)
         page = Page(page_descriptor)
         self._meter = make_meter(page, device_kind)
         self._channel = DescriptorClient(executor_socket)
@@ -104,7 +106,7 @@ class SessionProcess:
         self._gate = Gate(
             page,
             self._meter,
-            WaitNotice(self._kernel),
+            notice,
             reclaim,
             growth,
             forecast,

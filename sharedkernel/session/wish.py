@@ -17,19 +17,16 @@ from sharedkernel.signals_held import interrupts_let_through, signals_held
 
 
 def wait_for_answer(answered: Latch, notice: Notice, link: Link) -> None:
-    """Wait for an answer of the executor, open to interrupts; the notebook is told why if it takes long."""
+    """Wait for an answer of the executor, open to interrupts; if it takes long, *notice* shows why, and goes on to."""
     with interrupts_let_through():
         if answered.wait(NOTICE_AFTER):
             return
-    try:
-        notice.show(has_executor=link.is_connected)
-        while True:
-            with interrupts_let_through():
-                if answered.wait(REFRESH_INTERVAL):
-                    return
-            notice.refresh(has_executor=link.is_connected)
-    finally:
-        notice.end()
+    notice.show(has_executor=link.is_connected)
+    while True:
+        with interrupts_let_through():
+            if answered.wait(REFRESH_INTERVAL):
+                return
+        notice.refresh(has_executor=link.is_connected)
 
 
 class Wish:
@@ -70,7 +67,10 @@ class Wish:
 
     def wait(self) -> None:
         """Wait until there is something to do, open to interrupts."""
-        wait_for_answer(self.answered, self._notice, self.link)
+        try:
+            wait_for_answer(self.answered, self._notice, self.link)
+        finally:
+            self._notice.end()
 
     def drop(self) -> None:
         """Take note that it is void (with `link.lock` held)."""

@@ -47,7 +47,7 @@ class Outcome:
     text: str = ""
     error: str = ""
     message: str = ""
-    #: texts shown and later taken away, such as wait notices
+    #: texts shown, such as the line while it waits; empty where everything was cleared
     displays: list[str] = field(default_factory=list)
 
 
@@ -80,6 +80,8 @@ class Notebook:
                 self.displayed.set()
                 if kind == "execute_result":
                     outcome.text += content["data"]["text/plain"]
+            elif kind == "clear_output":
+                outcome.displays.append("")
             elif kind == "error":
                 outcome.error, outcome.message = content["ename"], content["evalue"]
 

@@ -83,14 +83,14 @@ def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProcess) -> 
     asyncio.run(check())
 
 
-#: makes the way back slow: each look at memory by its address takes as long as the line stays the same
+#: makes the way back slow: two looks at memory by its address take as long as it takes until there is a line
 _SLOW = """
 import sys, time
-from sharedkernel.session.notices import REFRESH_INTERVAL
+from sharedkernel.session.notices import NOTICE_AFTER
 is_slow = True
 def look(event, arguments):
     if event == "ctypes.cdata" and is_slow:
-        time.sleep(REFRESH_INTERVAL)
+        time.sleep(NOTICE_AFTER / 2)
 sys.addaudithook(look)
 """
 
@@ -101,11 +101,11 @@ def test_the_way_back_is_shown_under_the_cell_that_waits_for_it(process: Executo
     async def check() -> None:
         async with Executor(process) as executor:
             notebook = await executor.notebook()
-            await notebook.run("import torch; kept = torch.arange(2 << 20)" + _SLOW)  # 16 MiB, which come in pieces
+            await notebook.run("import torch; kept = torch.arange(3 << 20)" + _SLOW)  # 24 MiB, which come in pieces
             await executor.client.offload_session(notebook.session)
             away = format_bytes((await executor.session(notebook))["offloaded_bytes"])
             outcome = await notebook.run("is_slow = False; print(int(kept[-1]))")
-            assert outcome.text == f"{(2 << 20) - 1}\n"
+            assert outcome.text == f"{(3 << 20) - 1}\n"
             *shown, end = outcome.displays
             assert end == ""
             pattern = re.compile(rf"memory: ([0-9.]+) (?:B|MiB) of {re.escape(away)}")

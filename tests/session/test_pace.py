@@ -66,19 +66,20 @@ def outputs() -> Iterator[SlowOutputs]:
 def test_the_line_of_a_waiting_cell_waits_for_no_other_output(outputs: SlowOutputs) -> None:
     """Neither where the cell's thread shows it nor where the executor's word changes it; clients see it in the end."""
     kernel = SimpleNamespace(
-        shell=SimpleNamespace(display_pub=SimpleNamespace(register_hook=lambda hook: None)),
         session=MessageSession(key=b"a key"),
         iopub_socket=outputs.thread.background_socket,
         ident="a-kernel",
         get_parent=lambda: {"header": {"msg_id": "a cell"}},
     )
     notice = WaitNotice(kernel)
-    notice.wait_begins()
-    notice.show()  # in the main thread
-    link = threading.Thread(target=notice.update, args=[protocol.Waiting(reason="lane", position=7)])
-    link.start()
-    link.join()
-    notice.end()
+    notice.attend(SimpleNamespace(iopub_thread=outputs.thread))
+    with notice.cell():
+        notice.wait_begins()
+        notice.show()  # in the main thread
+        link = threading.Thread(target=notice.update, args=[protocol.Waiting(reason="lane", position=7)])
+        link.start()
+        link.join()
+        notice.end()
     assert not outputs.go.is_set()  # nothing was taken meanwhile
     outputs.go.set()
     shown = []
@@ -86,7 +87,7 @@ def test_the_line_of_a_waiting_cell_waits_for_no_other_output(outputs: SlowOutpu
         topic, *frames = outputs.listener.recv_multipart()
         if topic != b"much":
             _, parts = kernel.session.feed_identities(frames)
-            shown.append(kernel.session.deserialize(parts)["content"]["data"]["text/plain"])
-    assert "Waiting" in shown[0]
-    assert "place 7" in shown[1]
-    assert shown[2] == ""
+            shown.append(kernel.session.deserialize(parts))
+    assert "Waiting" in shown[0]["content"]["data"]["text/plain"]
+    assert "place 7" in shown[1]["content"]["data"]["text/plain"]
+    assert shown[2]["msg_type"] == "clear_output"
