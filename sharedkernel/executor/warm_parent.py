@@ -261,6 +261,8 @@ def main(path: str, executor_socket: str, stamp: str = "") -> None:
     if stamp and read_stamp(stamp).protocol != protocol.PROTOCOL_VERSION:
         sys.exit("another version of sharedkernel was installed since the executor started; install that one again.")
     os.setsid()
+    if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are
+        del sys.path[0]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
     parent = WarmParent(path, executor_socket)  # listens first: the executor's connection waits while we import

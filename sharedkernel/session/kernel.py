@@ -29,6 +29,7 @@ from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.inbox import Inbox
 from sharedkernel.session.interrupts import Interrupts
+from sharedkernel.session.likeness import named_as
 from sharedkernel.session.loops import LoopReporter
 from sharedkernel.session.magics import SharedMagics
 from sharedkernel.session.notices import WaitNotice
@@ -75,6 +76,7 @@ def _unaware_of_modules() -> Iterator[None]:
         ipkernel.sys = real
 
 
+@named_as(ZMQInteractiveShell)
 class SessionShell(ErrorTranslation, ZMQInteractiveShell):
     """IPython's shell, with loops that report, errors that carry figures, a `%pip` of the user's own, and `%shared`."""
 
@@ -143,6 +145,7 @@ def _or_plain(formatted: Callable[..., list[str]]) -> Callable[..., list[str]]:
     return structured_traceback
 
 
+@named_as(IPythonKernel)
 class SessionKernel(IPythonKernel):
     """An ipykernel behind a gate.
 

@@ -23,6 +23,7 @@ from ipykernel.iostream import OutStream
 from ipykernel.kernelapp import IPKernelApp
 
 from sharedkernel.session.latch import Latch
+from sharedkernel.session.likeness import named_as
 from sharedkernel.signals_held import signals_held
 
 #: messages in the socket's queue; each may be large
@@ -51,6 +52,7 @@ def out_of_turn() -> Iterator[None]:
         _this_thread.is_out_of_turn = False
 
 
+@named_as(OutStream)
 class PacedStream(OutStream):
     """Standard output or error whose buffer has a limit."""
 
@@ -81,6 +83,7 @@ class PacedStream(OutStream):
         super()._flush()
 
 
+@named_as(IPKernelApp)
 class SessionApp(IPKernelApp):
     """A kernel application whose outputs are sent at the pace at which they are taken."""
 

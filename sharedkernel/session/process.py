@@ -21,7 +21,7 @@ from tornado.ioloop import IOLoop
 
 from sharedkernel import processes, protocol
 from sharedkernel.errors import ProtocolError, SessionNotFound
-from sharedkernel.session import account, folders, packages, view
+from sharedkernel.session import account, folders, likeness, own_log, packages, view
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
 from sharedkernel.session.forecast import Forecast
@@ -57,27 +57,23 @@ class SessionProcess:
     ----------
     process
         Name of this process, given by the executor.
-    connection_file
-        Where the kernel writes its connection information; its ipc sockets are named after it.
+    app
+        The kernel application, initialised.
     executor_socket
         Path of the executor's control socket.
     page_descriptor
         Of the page shared with the executor.
     device_kind
         Kind of the executor's device, as :class:`~sharedkernel.protocol.Device` has it.
-    isolation
-        How users are kept apart, as `executor/isolation.py` has it.
     """
 
     def __init__(
         self,
         process: str,
-        connection_file: str,
+        app: IPKernelApp,
         executor_socket: str,
         page_descriptor: int,
         device_kind: str,
-        *,
-        isolation: str,
     ) -> None:
         global boundaries
         self._process = process
@@ -86,7 +82,7 @@ class SessionProcess:
         self._refused_since: float | None = None
         #: the sentence with which it was refused last
         self._refusal: str | None = None
-        self._app = _make_app(connection_file, with_history=isolation == "none")
+        self._app = app
         self._kernel: SessionKernel = self._app.kernel
         self._kernel.outbox = Outbox()
         self._kernel.outbox.attend(self._app)
@@ -196,6 +192,7 @@ class SessionProcess:
         os.environ.update(message.env)
         said = (folders.enter(message.cwd, message.notebook, own_home=message.account is not None), message.notice)
         self._kernel.greeting = "\n".join(text for text in said if text) or None
+        likeness.start_here(self._kernel.shell, message.notebook)
         packages.use_environment(message.environment)
         view.connect(self._link, message.session, self._channel)
         if self._lanes is not None and message.shares_lanes:
@@ -213,7 +210,7 @@ class SessionProcess:
         account.open_profile(self._app)
 
 
-def _make_app(connection_file: str, *, with_history: bool) -> IPKernelApp:
+def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
         kernel_class=SessionKernel,
         outstream_class="sharedkernel.session.outputs.PacedStream",
@@ -224,22 +221,8 @@ def _make_app(connection_file: str, *, with_history: bool) -> IPKernelApp:
     if not with_history:
         account.keep_no_history(app)
     app.initialize(["-f", connection_file])
+    own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
     return app
-
-
-class _UnlockedHandler(logging.StreamHandler[TextIO]):
-    """Writes records without a lock.
-
-    User code logs by it, too, and one interrupt in some twenty of a loop that logs would leave the lock locked: the
-    link's thread would then wait for it for ever when it has something to tell, and the session with it.
-    """
-
-    def createLock(self) -> None:
-        """Have none; a line is written in one piece."""
-        self.lock = None
-
-    def _at_fork_reinit(self) -> None:
-        """There is none to make anew."""
 
 
 def _reseed() -> None:
@@ -266,10 +249,9 @@ def run(
         os.umask(0o007)  # the gateway's group may connect to the kernel's sockets; users never come to where they are
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
-    handler = _UnlockedHandler(log_stream)
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler], level=logging.INFO
-    )
+    own_log.set_up(log_stream)
+    likeness.take_arguments(connection_file)
     _reseed()
     set_up_heap()
-    SessionProcess(process, connection_file, executor_socket, page_descriptor, device_kind, isolation=isolation).run()
+    app = _make_app(connection_file, log_stream, with_history=isolation == "none")
+    SessionProcess(process, app, executor_socket, page_descriptor, device_kind).run()

@@ -1,0 +1,68 @@
+"""The session's own log, apart from the logging of its user.
+
+The root logger is the user's: the session's records do not reach it, and nothing that the user configures (levels,
+``logging.disable``, ``dictConfig``) changes what the session logs.
+
+The session logs without locks. User code logs, too, and one interrupt in some twenty of a loop that logs leaves one of
+logging's locks locked: the link's thread would wait for it for ever when it has something to log, and the session with
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TextIO
+
+_NAME = "sharedkernel"
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _UnlockedHandler(logging.StreamHandler[TextIO]):
+    """Writes each record in one piece, without a lock."""
+
+    def createLock(self) -> None:
+        """Have none."""
+        self.lock = None
+
+    def _at_fork_reinit(self) -> None:
+        """There is none to make anew."""
+
+
+class _UnlockedLogger(logging.Logger):
+    """A logger that keeps no cache of its levels, for which there is a lock, and that cannot be disabled."""
+
+    def isEnabledFor(self, level: int) -> bool:
+        """Whether records of *level* are written."""
+        return level >= self.getEffectiveLevel()
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write *record*."""
+        self.callHandlers(record)
+
+
+def set_up(stream: TextIO) -> None:
+    """Have the loggers of this package that exist write to *stream* and nowhere else."""
+    own = logging.getLogger(_NAME)
+    own.propagate = False
+    own.setLevel(logging.INFO)
+    own.handlers = [_handler(stream)]
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == _NAME:
+            logger.__class__ = _UnlockedLogger
+
+
+def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
+    """Have the *logger* of the kernel application write records of *level* and above to *stream*.
+
+    In a stock kernel they go to the log of whoever started it.
+    """
+    handler = _handler(stream)
+    handler.setLevel(level)
+    logger.handlers = [handler]
+    logger.__class__ = _UnlockedLogger
+
+
+def _handler(stream: TextIO) -> _UnlockedHandler:
+    handler = _UnlockedHandler(stream)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    return handler
