@@ -15,10 +15,12 @@ PATIENCE = 60
 #: facts that differ, and why
 INTENDED = {
     "ast transformers": "the session forecasts how long loops will take",
+    "executable": "the user's own packages are in an environment of their own, which programs find, too",
     "environment": "a session has the variables of the host that are for users, none of its clients'",
     "limit DATA": "what the user's quota leaves for private memory",
     "line magics": "%shared",
     "signal SIGURG": "the executor asks for the device by it",
+    "path": "the user's own packages go before the shared ones",
     "standard input": "nothing, rather than a pipe that is closed: reading either finds its end",
     "threads": "the meter's and the link's",
     "warning filters": "those of packages that were imported before the fork",

@@ -36,6 +36,7 @@ def test_pip_installs_for_the_user_and_leaves_the_shared_environment_alone(
             await notebook.run(home)
             outcome = await notebook.run(f"%pip install --no-index --user {wheel}")
             assert "Successfully installed own-package-1.0" in outcome.text
+            assert outcome.text.endswith("Note: you may need to restart the kernel to use updated packages.\n")
             assert (await notebook.run("import own_package; own_package.answer")).text == "42"
             where = (await notebook.run("own_package.__file__")).text
             assert str(tmp_path) in where
@@ -48,3 +49,53 @@ def test_pip_installs_for_the_user_and_leaves_the_shared_environment_alone(
     asyncio.run(main())
     assert not list(Path(sys.prefix).rglob("own_package*"))
     assert not list((tmp_path / "data").rglob("torch"))
+
+
+def test_a_line_of_pip_is_one_of_the_shell(process: ExecutorProcess, tmp_path: Path) -> None:
+    """Notes, pipes, redirections and quotes, as with IPython's own `%pip`; and it says what it says to the notebook."""
+    wheel = make_wheel(tmp_path)
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run(f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'my data')!r}")
+            outcome = await notebook.run(f"%pip install --quiet --no-index '{wheel}'  # what we need")
+            assert outcome.text == "Note: you may need to restart the kernel to use updated packages.\n"
+            assert (await notebook.run("import own_package; own_package.answer")).text == "42"
+            listed = (await notebook.run("%pip list --format=freeze | grep -c '^own-package'")).text
+            assert listed.splitlines()[0] == "1"
+            await notebook.run(f"%pip show own-package > {tmp_path / 'log'} 2>&1")
+            assert "Name: own-package" in (tmp_path / "log").read_text()
+
+    asyncio.run(main())
+
+
+def test_every_way_to_pip_is_the_users_own(process: ExecutorProcess, tmp_path: Path) -> None:
+    """Also by the path, by the module, by the interpreter's name and from Python; what is shared stays as it is."""
+    make_wheel(tmp_path)
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            await notebook.run(f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}")
+            await notebook.run("import subprocess, sys\n%pip --version")
+            options = f"--no-index --find-links {tmp_path}"
+            for command in (
+                f"!pip install --user {options} own-package",
+                f"!python -m pip install {options} own-package",
+                f"!{{sys.executable}} -m pip install {options} own-package",
+                f"%%bash\npip3 install {options} own-package",
+                f"subprocess.run([sys.executable, *'-m pip install {options} own-package'.split()], check=True)",
+            ):
+                assert "Successfully installed own-package-1.0" in (await notebook.run(command)).text, command
+                found = "import msgspec, own_package, sharedkernel; print(own_package.__file__)"
+                assert str(tmp_path / "data") in (await notebook.run(f'!python -c "{found}"')).text, command
+                removed = (await notebook.run("!pip uninstall --yes own-package")).text
+                assert "Successfully uninstalled own-package-1.0" in removed, command
+            assert "own_package" in (await notebook.run(f"!pip download {options} --no-deps own-package")).text
+            kept = (await notebook.run("!pip uninstall --yes msgspec")).text
+            assert "outside environment" in kept
+            assert (await notebook.run("import own_package")).error == "ModuleNotFoundError"
+
+    asyncio.run(main())
+    assert not list(Path(sys.prefix).rglob("own_package*"))
