@@ -11,7 +11,6 @@ stamp is for executors to read (`code_stamp.py`).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -198,11 +197,7 @@ class WarmParent:
         except BaseException:
             traceback.print_exc()
         finally:
-            with contextlib.suppress(BaseException):
-                atexit._run_exitfuncs()
-            with contextlib.suppress(BaseException):
-                sys.stderr.flush()
-            os._exit(code)
+            processes.end_process(code)
 
     def _reap(self) -> None:
         endings = []

@@ -47,7 +47,9 @@ def session_environment(connection_file: Path, key: bytes, environment: Mapping[
     environment
         This process's environment.
     """
-    told = {"KERNEL_WORKING_DIR": os.getcwd(), "KERNEL_CLIENT_KEY": client_key(connection_file, key)}
+    # As Jupyter's own gateway clients do.
+    told = {name: value for name, value in environment.items() if name.startswith("KERNEL_")}
+    told |= {"KERNEL_WORKING_DIR": os.getcwd(), "KERNEL_CLIENT_KEY": client_key(connection_file, key)}
     if notebook := environment.get("JPY_SESSION_NAME"):
         told["KERNEL_NOTEBOOK"] = notebook
     return told

@@ -22,6 +22,7 @@ from tornado.ioloop import IOLoop
 from sharedkernel import processes, protocol
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.session import account, folders, likeness, own_log, packages, view
+from sharedkernel.session.afresh import Launch, asked_variables, start_afresh
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
 from sharedkernel.session.forecast import Forecast
@@ -46,6 +47,9 @@ log = logging.getLogger(__name__)
 #: seconds for which a session asks executors that do not know it; then it ends
 _REFUSED_PATIENCE = 30.0
 
+#: told to users with an account of their own, whose processes have sockets where only the executor's may make them
+_NO_VARIABLES = "Variables by KERNEL_ENV_ are not set here: sessions run under their users' own accounts."
+
 #: this process's boundaries, for :func:`sharedkernel.iterations`; None in every other process
 boundaries: Boundaries | None = None
 
@@ -55,29 +59,27 @@ class SessionProcess:
 
     Parameters
     ----------
-    process
-        Name of this process, given by the executor.
+    launch
+        What this process was started with.
     app
         The kernel application, initialised.
-    executor_socket
-        Path of the executor's control socket.
-    page_descriptor
-        Of the page shared with the executor.
-    device_kind
-        Kind of the executor's device, as :class:`~sharedkernel.protocol.Device` has it.
+    assign
+        The session to serve, where this process was assigned to it before it started afresh.
     """
 
     def __init__(
         self,
-        process: str,
+        launch: Launch,
         app: IPKernelApp,
-        executor_socket: str,
-        page_descriptor: int,
-        device_kind: str,
+        *,
+        assign: protocol.Assign | None,
     ) -> None:
         global boundaries
-        self._process = process
+        self._launch = launch
         self._assigned = False
+        #: what to serve once the executor has heard that this process is there; None: it says so itself
+        self._awaited = assign
+        self._is_afresh = assign is not None
         #: since when executors have refused it; None: the last one knew it
         self._refused_since: float | None = None
         #: the sentence with which it was refused last
@@ -89,9 +91,10 @@ class SessionProcess:
         Pace().attend(self._app)
         notice = self._kernel.notice = WaitNotice(self._kernel)
         notice.attend(self._app)
-        page = Page(page_descriptor)
+        device_kind = launch.device_kind
+        page = Page(launch.page_descriptor)
         self._meter = make_meter(page, device_kind)
-        self._channel = DescriptorClient(executor_socket)
+        self._channel = DescriptorClient(launch.executor_socket)
         self._lanes = make_lanes(self._meter, device_kind, self._channel)
         self._quota = Quota()
         if self._lanes is not None:
@@ -110,7 +113,7 @@ class SessionProcess:
             lanes=self._lanes,
         )
         self._gate.on_measured = self._quota.check
-        self._link = Link(executor_socket, self._hello, self._on_message)
+        self._link = Link(launch.executor_socket, self._hello, self._on_message)
         boundaries = Boundaries(self._gate, self._meter, forecast.progress)
         boundaries.install()
         forecast.progress.install()
@@ -132,7 +135,7 @@ class SessionProcess:
         info = self._app.get_connection_info()
         return protocol.SessionHello(
             version=protocol.PROTOCOL_VERSION,
-            process=self._process,
+            process=self._launch.process,
             pid=os.getpid(),
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
@@ -151,6 +154,9 @@ class SessionProcess:
                 show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             self._refused_since = self._refusal = None
+            if isinstance(message, protocol.Welcome) and self._awaited is not None:
+                self._loop.add_callback(self._assign, self._awaited)
+                self._awaited = None
             view.on_message(message)
         elif isinstance(message, protocol.Offload):
             if self._gate.ask_offload():
@@ -180,18 +186,22 @@ class SessionProcess:
 
     def _assign(self, message: protocol.Assign) -> None:
         try:
-            self._serve(message)
+            asks = not self._is_afresh and bool(asked_variables(message.env))
+            has_own_uid = message.account is not None and message.account.uid is not None
+            if asks and not has_own_uid:
+                start_afresh(self._launch, message)
+            self._serve(message, note=_NO_VARIABLES if asks else None)
         except Exception:
             log.exception("cannot serve session %s", message.session)
             os._exit(1)  # whoever asked for it is told of the end, and would wait for ever otherwise
 
-    def _serve(self, message: protocol.Assign) -> None:
+    def _serve(self, message: protocol.Assign, *, note: str | None) -> None:
         self._assigned = True
         if message.account is not None:
             self._become(message.account)
         os.environ.update(message.env)
-        said = (folders.enter(message.cwd, message.notebook, own_home=message.account is not None), message.notice)
-        self._kernel.greeting = "\n".join(text for text in said if text) or None
+        place = folders.enter(message.cwd, message.notebook, own_home=message.account is not None)
+        self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
         likeness.start_here(self._kernel.shell, message.notebook)
         packages.use_environment(message.environment)
         view.connect(self._link, message.session, self._channel)
@@ -240,8 +250,9 @@ def run(
     device_kind: str,
     *,
     isolation: str = "none",
+    assign: protocol.Assign | None = None,
 ) -> None:
-    """Be a session's process (called in the forked child; returns when the kernel was shut down)."""
+    """Be a session's process (called in the forked child, or afresh; returns when the kernel was shut down)."""
     processes.adopt_orphans()
     if isolation == "users":  # now, since each holds for the threads to come only
         processes.gain_no_privileges()
@@ -249,9 +260,18 @@ def run(
         os.umask(0o007)  # the gateway's group may connect to the kernel's sockets; users never come to where they are
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    launch = Launch(
+        process=process,
+        connection_file=connection_file,
+        executor_socket=executor_socket,
+        page_descriptor=page_descriptor,
+        device_kind=device_kind,
+        isolation=isolation,
+        log_descriptor=log_stream.fileno(),
+    )
     own_log.set_up(log_stream)
     likeness.take_arguments(connection_file)
     _reseed()
     set_up_heap()
     app = _make_app(connection_file, log_stream, with_history=isolation == "none")
-    SessionProcess(process, app, executor_socket, page_descriptor, device_kind).run()
+    SessionProcess(launch, app, assign=assign).run()

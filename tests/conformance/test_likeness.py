@@ -104,11 +104,13 @@ print(json.dumps(facts))
 class Kernel:
     """One that is started in *folder*, as a Jupyter server starts it for a notebook there."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, **variables: str) -> None:
         # What Python is told by its environment is no matter of kernels; sessions have none of it.
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self._manager = KernelManager(kernel_name=name)
-        self._manager.start_kernel(cwd=str(folder), env=env | {"JPY_SESSION_NAME": str(folder / "mine.ipynb")})
+        self._manager.start_kernel(
+            cwd=str(folder), env=env | variables | {"JPY_SESSION_NAME": str(folder / "mine.ipynb")}
+        )
         self._client = self._manager.client()
         self._client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
         self._client.wait_for_ready(timeout=PATIENCE)
@@ -128,6 +130,11 @@ class Kernel:
         """Return what the kernel says of itself."""
         reply: dict[str, Any] = self._client.kernel_info(reply=True, timeout=PATIENCE)["content"]
         return reply | {"banner": reply["banner"].partition("\nTip: ")[0]}  # which is another one each time
+
+    def restart(self) -> None:
+        """Restart it, and wait until it answers."""
+        self._manager.restart_kernel()
+        self._client.wait_for_ready(timeout=PATIENCE)
 
     def close(self) -> None:
         self._client.stop_channels()
@@ -181,3 +188,20 @@ logging.getLogger("other").debug("by the new root")
     stock, session = (sorted(kernel.run(code).splitlines()) for kernel in kernels)
     assert {"by the last resort", "[] 30", "INFO mine by the root", "by the new root"} <= set(stock)
     assert session == stock
+
+
+def test_variables_that_torch_reads_are_given_to_the_kernel(tmp_path: Path) -> None:
+    """A kernelspec's, or a Jupyter server's; also after a restart. Otherwise the session is as any other."""
+    kernel = Kernel("shared-gpu", tmp_path, KERNEL_ENV_PYTORCH_JIT="0")
+    try:
+        for _ in range(2):
+            facts = json.loads(kernel.run(_FACTS))
+            assert facts["environment"]["PYTORCH_JIT"] == "0"
+            assert kernel.run("import torch; print(torch.jit._state._enabled.enabled)") == "False\n"
+            assert kernel.run("print(torch.ones(3).sum().item(), flush=True)") == "3.0\n"
+            assert facts["arguments"][1:] == ["-f", "FILE"]
+            assert facts["directories"][0] == str(tmp_path)
+            assert facts["class of shell"] == "ipykernel.zmqshell.ZMQInteractiveShell"
+            kernel.restart()
+    finally:
+        kernel.close()

@@ -25,11 +25,14 @@ def test_a_session_is_asked_for_with_what_the_gateway_needs(contract_gateway: Ga
     """The gateway learns the working directory, the notebook and the key, and the key is not the secret."""
     notebook = Notebook(contract_gateway.url, contract_gateway.token)
     notebook.environment["JPY_SESSION_NAME"] = "/home/ada/plan.ipynb"
+    notebook.environment |= {"KERNEL_ENV_PYTORCH_JIT": "0", "KERNEL_CLIENT_KEY": "not this", "SECRET": "nor this"}
     with notebook:
         environment = contract_gateway.asked()[-1]
         secret = notebook.manager.session.key.decode()
     assert environment["KERNEL_WORKING_DIR"] == os.getcwd()
     assert environment["KERNEL_NOTEBOOK"] == "/home/ada/plan.ipynb"
+    assert environment["KERNEL_ENV_PYTORCH_JIT"] == "0"
+    assert all(name.startswith("KERNEL_") for name in environment)
     assert len(environment["KERNEL_CLIENT_KEY"]) == 64
     assert secret not in environment["KERNEL_CLIENT_KEY"]
 
