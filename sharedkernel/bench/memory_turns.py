@@ -24,12 +24,13 @@ _TRAINERS = ("ada", "grace", "hedy", "joan")
 _VISITOR = "lise"
 _USERS = (*_TRAINERS, _VISITOR)
 #: kept by each notebook, bytes, and all of it over what the device has: beside some 30 MiB that stay of each
-_KEPT_BYTES = 1 << 30
+_KEPT_BYTES = 768 << 20
 _SUM_OVER_CAPACITY = 4.0
 #: least memory quantum, seconds: the usual one, and that of a quick run
 _QUANTUM, _QUICK_QUANTUM = 20.0, 5.0
-#: times the bound that is watched
-_ROUNDS = 3.0
+#: turns of each notebook that are watched, and for how many seconds at most
+_ROUNDS, _LONGEST = 3, 900.0
+_QUICK_ROUNDS, _QUICK_LONGEST = 1, 240.0
 #: the visitor's time between two cells, and between two looks at who waits, seconds
 _THINKING, _LOOK = 10.0, 0.25
 
@@ -84,8 +85,9 @@ async def _measure(conditions: Conditions, stack: LocalStack, quantum: float, ca
             await contexts.enter_async_context(notebook.endless(_TRAIN))
         before = await read_status(stack)
         began = time.monotonic()
-        length = _ROUNDS * len(_USERS) * quantum
-        visits, waits = await asyncio.gather(_visit(conditions, visitor, began + length), _watch(stack, began + length))
+        is_quick = conditions.effort.quick
+        watch = _Watch(before, _QUICK_ROUNDS if is_quick else _ROUNDS, _QUICK_LONGEST if is_quick else _LONGEST)
+        visits, waits = await asyncio.gather(_visit(conditions, visitor, watch), watch.run(stack))
         elapsed, after = time.monotonic() - began, await read_status(stack)
     moves, copying = _moved(before, after)
     transfer = copying / max(1, moves)
@@ -125,32 +127,56 @@ def _moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[int, fl
     return int(total("restores")), total("offload_seconds") + total("restore_seconds")
 
 
-async def _visit(conditions: Conditions, visitor: Notebook, until: float) -> Sequence[float]:
+class _Watch:
+    """Looks at who waits for memory, until all have had some turns or it takes too long.
+
+    Parameters
+    ----------
+    before
+        The status document from which turns are counted.
+    rounds, longest
+        Turns of each, and seconds.
+    """
+
+    def __init__(self, before: Mapping[str, Any], rounds: int, longest: float) -> None:
+        self._before = {entry["id"]: entry["restores"] for entry in before["sessions"]}
+        self._rounds = rounds
+        self._until = time.monotonic() + longest
+        self._num_turns = 0
+        self.is_over = False
+
+    @property
+    def progress(self) -> str:
+        """A few words."""
+        return f"{self._num_turns} turns of {self._rounds * len(self._before)}"
+
+    async def run(self, stack: LocalStack) -> Mapping[str, float]:
+        """Return for each trainer the longest time for which it waited for memory."""
+        longest = dict.fromkeys(_TRAINERS, 0.0)
+        since: dict[str, float] = {}
+        while not self.is_over:
+            now, sessions = time.monotonic(), (await read_status(stack))["sessions"]
+            for session in sessions:
+                user = session["user"]
+                if session["waiting_for"] not in ("memory", "restore"):
+                    since.pop(user, None)
+                elif user in longest:
+                    longest[user] = max(longest[user], now - since.setdefault(user, now))
+            turns = [entry["restores"] - self._before[entry["id"]] for entry in sessions]
+            self._num_turns = sum(turns)
+            self.is_over = min(turns) >= self._rounds or now > self._until
+            await asyncio.sleep(_LOOK)
+        return longest
+
+
+async def _visit(conditions: Conditions, visitor: Notebook, watch: _Watch) -> Sequence[float]:
     """Run short cells with pauses; return how long each took."""
     taken = []
-    while time.monotonic() < until:
-        conditions.say(f"short cells beside four trainings that do not fit, {until - time.monotonic():.0f} s left")
+    while not watch.is_over:
+        conditions.say(f"short cells beside four trainings that do not fit: {watch.progress}")
         begun = time.monotonic()
         if not await visitor.value(_VISIT):
             raise BenchmarkFailed("the data of a notebook that was moved out and back changed.")
         taken.append(time.monotonic() - begun)
         await asyncio.sleep(_THINKING)
     return taken
-
-
-async def _watch(stack: LocalStack, until: float) -> Mapping[str, float]:
-    """Return for each trainer the longest time for which it waited for memory."""
-    longest = dict.fromkeys(_TRAINERS, 0.0)
-    since: dict[str, float] = {}
-    while (now := time.monotonic()) < until:
-        for session in (await read_status(stack))["sessions"]:
-            user = session["user"]
-            if user not in longest:
-                continue
-            if session["waiting_for"] in ("memory", "restore"):
-                since.setdefault(user, now)
-                longest[user] = max(longest[user], now - since[user])
-            else:
-                since.pop(user, None)
-        await asyncio.sleep(_LOOK)
-    return longest

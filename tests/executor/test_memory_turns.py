@@ -1,0 +1,123 @@
+"""Notebooks that do not fit on the device together take turns on its memory, also in the middle of their cells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sharedkernel.protocol import Limits
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+from tests.warm import take_place
+
+MIB = 1 << 20
+#: keeps 400 MiB in eight tensors, and prints what they add up to
+_KEEP = """
+import torch
+torch.manual_seed({seed})
+kept = [torch.randint(1 << 40, (50 << 17,)) for _ in range(8)]
+def total():
+    return sum(int(part.sum()) for part in kept)
+print(total())
+"""
+#: a training without an end; it counts, so that what is lost shows
+_TRAIN = """
+steps = 0
+weights = torch.nn.Parameter(torch.zeros(8))
+optimizer = torch.optim.SGD([weights], lr=0.1)
+while True:
+    optimizer.zero_grad()
+    (weights - 1).square().sum().backward()
+    optimizer.step()
+    steps += 1
+"""
+#: does not use the device at all any more, and keeps what it has
+_PLAIN = """
+import time
+seconds = 0.0
+while True:
+    time.sleep(0.01)
+    seconds += 0.01
+"""
+
+
+@asynccontextmanager
+async def small_device() -> AsyncIterator[Executor]:
+    """Give an executor on which one of the notebooks fits at a time, and turns are short."""
+    process = ExecutorProcess("--spares", "0", "--memory-quantum", "1s", capacity="700MiB", place=take_place())
+    try:
+        async with Executor(process) as executor:
+            yield executor
+    finally:
+        await asyncio.to_thread(process.close)
+
+
+async def kept_by(executor: Executor, user: str, seed: int) -> tuple[Notebook, str]:
+    """Start a notebook that keeps memory, which may be taken from it when it is idle; return it and its sum."""
+    notebook = await executor.notebook(user, limits=Limits(user=user, offload_after=0.0))
+    outcome = await notebook.run(_KEEP.format(seed=seed), 2 * PATIENCE)
+    assert outcome.status == "ok", outcome.message
+    return notebook, outcome.text
+
+
+@pytest.mark.parametrize("cell", [_TRAIN, _PLAIN], ids=["training", "plain Python"])
+def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
+    """It moves out whole, others' cells run, it comes back, and goes on where it was."""
+
+    async def check() -> None:
+        async with small_device() as executor:
+            holder, held = await kept_by(executor, "ada", 1)
+            other, expected = await kept_by(executor, "grace", 2)
+            endless = asyncio.create_task(holder.run(cell, 10 * PATIENCE))
+
+            async def is_under_way() -> bool:
+                entry = await executor.session(holder)
+                return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 300 * MIB
+
+            await until(is_under_way, "the endless cell runs", 2 * PATIENCE)
+            for _ in range(2):
+                moved = (await executor.session(holder))["offloads"]
+                assert (await other.run("print(total())", 2 * PATIENCE)).text == expected
+                assert (await executor.session(holder))["offloads"] > moved
+                await until(is_under_way, "the endless cell is back", 2 * PATIENCE)
+            await executor.client.signal_session(holder.session, 2)
+            assert (await endless).error == "KeyboardInterrupt"
+            outcome = await holder.run("print(steps if 'steps' in globals() else int(seconds * 100)); print(total())")
+            count, text = outcome.text.splitlines()
+            assert int(count) > 0
+            assert text == held.strip()
+
+    asyncio.run(check())
+
+
+def test_who_waits_is_told_when_its_turn_comes() -> None:
+    """From the quantum and the transfers, as figures in status."""
+
+    async def check() -> None:
+        async with small_device() as executor:
+            holder, _ = await kept_by(executor, "ada", 3)
+            other, expected = await kept_by(executor, "grace", 4)
+            endless = asyncio.create_task(holder.run(_TRAIN, 10 * PATIENCE))
+
+            async def is_back() -> bool:
+                return bool((await executor.session(holder))["state"] == "running")
+
+            await until(is_back, "the training runs", 2 * PATIENCE)
+            cell = asyncio.create_task(other.run("print(total())", 2 * PATIENCE))
+            told: list[float] = []
+
+            async def is_done() -> bool:
+                entry = await executor.session(other)
+                if entry["memory_wait_seconds"] is not None:
+                    told.append(entry["memory_wait_seconds"])
+                return cell.done()
+
+            await until(is_done, "the short cell ends", 2 * PATIENCE)
+            assert (await cell).text == expected
+            assert all(0 <= seconds < 60 for seconds in told)
+            await executor.client.signal_session(holder.session, 2)
+            assert (await endless).error == "KeyboardInterrupt"
+
+    asyncio.run(check())
