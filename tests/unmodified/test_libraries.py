@@ -1,0 +1,141 @@
+"""Libraries that look closely at the process or the code that they run in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unmodified.support import Pair, needs
+
+
+def test_logging(pair: Pair) -> None:
+    """Records go where the user sends them, and nowhere before that."""
+    printed = pair.check(
+        """
+        import logging
+
+        print(logging.getLogger().handlers, logging.getLevelName(logging.getLogger().level))
+        logging.getLogger("model").warning("before any configuration")
+        logging.getLogger("model").info("not shown")
+        """,
+        """
+        import sys
+
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(name)s %(message)s")
+        logging.info("configured")
+        logging.getLogger("model").info("epoch %d", 1)
+        logging.getLogger("model").debug("not shown")
+        """,
+        """
+        logging.basicConfig(level=logging.DEBUG, format="%(message)s", force=True)
+        logging.debug("on stderr")
+        logging.captureWarnings(True)
+        logging.getLogger("py.warnings").warning("a warning")
+        """,
+        """
+        logging.shutdown()
+        print([type(handler).__name__ for handler in logging.getLogger().handlers])
+        """,
+    )
+    assert printed == "['StreamHandler']\n"
+
+
+def test_what_looks_at_the_shell(pair: Pair) -> None:
+    """The shell is known by its class's name, and the process by its arguments."""
+    printed = pair.check(
+        """
+        import os, sys
+
+        print(type(get_ipython()).__name__, type(get_ipython()).__mro__[-3].__name__)
+        print(os.path.basename(sys.argv[0]), sys.argv[1:2], __name__)
+        print(sorted(name for name in os.environ if name.startswith("JPY_")))
+        """,
+        """
+        from rich.console import Console
+        from rich.progress import track
+
+        print(Console().is_jupyter)
+        """,
+        """
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            from tqdm.autonotebook import tqdm
+        print(tqdm.__module__)
+        """,
+    )
+    assert printed == "tqdm.notebook\n"
+
+
+@pytest.mark.heavy
+@needs("numba")
+def test_numba(pair: Pair) -> None:
+    """Functions with loops compile without Python objects."""
+    printed = pair.check(
+        """
+        import numba
+        import numpy
+
+        @numba.njit
+        def total(values):
+            result = 0.0
+            for index in range(len(values)):
+                for other in values:
+                    result += values[index] * other
+            return result
+
+        @numba.vectorize(["float64(float64)"])
+        def squared(value):
+            return value * value
+
+        values = numpy.arange(10.0)
+        print(total(values), squared(values), total.nopython_signatures)
+        """
+    )
+    assert printed.startswith("2025.0")
+
+
+@pytest.mark.heavy
+@needs("lightning")
+def test_lightning(pair: Pair) -> None:
+    """A Trainer logs, fits, checkpoints and tests the same."""
+    printed = pair.check(
+        """
+        import warnings
+
+        warnings.simplefilter("ignore")
+        import lightning
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Regression(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+
+            def training_step(self, batch, index):
+                inputs, targets = batch
+                loss = torch.nn.functional.mse_loss(self.layer(inputs).squeeze(-1), targets)
+                self.log("loss", loss)
+                return loss
+
+            def test_step(self, batch, index):
+                self.log("test_loss", self.training_step(batch, index))
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        lightning.seed_everything(0)
+        inputs = torch.randn(64, 4)
+        loader = DataLoader(TensorDataset(inputs, inputs.sum(1)), batch_size=16)
+        """,
+        """
+        trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False)
+        model = Regression()
+        trainer.fit(model, loader)
+        """,
+        """
+        print(trainer.test(model, loader, verbose=False), trainer.global_step)
+        """,
+    )
+    assert printed.endswith("12\n")

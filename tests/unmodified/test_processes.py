@@ -1,0 +1,169 @@
+"""Functions and classes of a notebook in other processes: they mean there what they mean on a stock kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unmodified.support import Pair, needs
+
+_FUNCTION = """
+    import torch
+
+    def total(count):
+        result = 0
+        for index in range(count):
+            for other in [1, 2]:
+                result += index * other
+        return result
+"""
+
+
+@needs("joblib", "cloudpickle")
+def test_joblib_with_loky(pair: Pair) -> None:
+    """A function with loops runs in worker processes that are started anew."""
+    printed = pair.check(
+        _FUNCTION,
+        """
+        from joblib import Parallel, delayed
+
+        print(Parallel(n_jobs=2, backend="loky")(delayed(total)(count) for count in range(5)))
+        """,
+    )
+    assert printed == "[0, 0, 3, 9, 18]\n"
+
+
+@needs("cloudpickle")
+def test_cloudpickle_in_another_process(pair: Pair) -> None:
+    """A function and a model class whose forward has a loop are loaded where only torch is."""
+    printed = pair.check(
+        _FUNCTION,
+        """
+        import subprocess, sys
+
+        import cloudpickle
+
+        class Model(torch.nn.Module):
+            def forward(self, values):
+                for _ in range(3):
+                    values = values * 2
+                return values
+
+        with open("pickled", "wb") as file:
+            cloudpickle.dump((total, Model()), file)
+        """,
+        """
+        program = '''
+        import pickle, torch
+        total, model = pickle.load(open("pickled", "rb"))
+        print(total(4), model(torch.ones(2)).tolist())
+        '''
+        done = subprocess.run([sys.executable, "-c", program.strip()], capture_output=True, text=True)
+        print(done.stdout, done.stderr)
+        """,
+    )
+    assert printed == "18 [8.0, 8.0] \n"
+
+
+def test_multiprocessing_by_fork(pair: Pair) -> None:
+    """Workers run the notebook's functions, and torch in them."""
+    printed = pair.check(
+        _FUNCTION,
+        """
+        import multiprocessing
+
+        def mean(count):
+            values = torch.arange(float(count))
+            for _ in range(2):
+                values = values + 1
+            return values.mean().item()
+
+        print(torch.ones(3).sum())
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map(total, range(5)), pool.map(mean, range(1, 4)))
+        """,
+        """
+        def say(queue):
+            queue.put(multiprocessing.current_process().name)
+
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        worker = context.Process(target=say, args=(queue,), name="worker")
+        worker.start()
+        print(queue.get(), worker.join(), worker.exitcode)
+        """,
+    )
+    assert printed == "worker None 0\n"
+
+
+def test_multiprocessing_by_spawn(pair: Pair) -> None:
+    """Workers import the modules that lie beside the notebook."""
+    printed = pair.check(
+        """
+        %%writefile beside.py
+        def total(count):
+            return sum(range(count))
+        """,
+        """
+        import multiprocessing, os
+
+        from beside import total
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                print(pool.map(total, range(5)))
+        """,
+        """
+        from concurrent.futures import ProcessPoolExecutor
+
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+            print(list(executor.map(total, [10, 20])))
+        print(multiprocessing.process.ORIGINAL_DIR == os.getcwd())
+        """,
+    )
+    assert printed == "[45, 190]\nTrue\n"
+
+
+def test_workers_of_a_data_loader(pair: Pair) -> None:
+    """A data set of the notebook's own is read by worker processes, in order."""
+    printed = pair.check(
+        """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Squares(Dataset):
+            def __len__(self):
+                return 10
+
+            def __getitem__(self, index):
+                for _ in range(2):
+                    index = index + 0
+                return torch.tensor(float(index * index))
+
+        for batch in DataLoader(Squares(), batch_size=4, num_workers=2):
+            print(batch)
+        """
+    )
+    assert "81." in printed
+
+
+@pytest.mark.heavy
+@needs("distributed")
+def test_dask_local_cluster(pair: Pair) -> None:
+    """Functions with loops run in a cluster's worker processes."""
+    printed = pair.check(
+        _FUNCTION,
+        """
+        from dask.distributed import Client, LocalCluster
+
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+        client = Client(cluster)
+        print(client.gather(client.map(total, range(5))))
+        print(client.submit(lambda count: [total(each) for each in range(count)], 3).result())
+        """,
+        """
+        client.close()
+        cluster.close()
+        print("closed")
+        """,
+    )
+    assert printed == "closed\n"
