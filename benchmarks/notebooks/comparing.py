@@ -25,8 +25,14 @@ _TEMPORARY = re.compile(rf"(?:/tmp|{re.escape(tempfile.gettempdir())})/[\w./-]+"
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _IDENTIFIER = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}(?![0-9a-f])")
 _PROCESS = re.compile(r"\b(pid|process)([ =:]+)\d+", re.IGNORECASE)
+#: what libraries put before their log lines: `2026-01-31 12:00:00,000`, `W0131 12:00:00.000000 4711`, `4711:4711`
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?")
+_GLOG = re.compile(r"\b([DIWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+")
+_THREAD = re.compile(r"\b(\d+):\1\b")
 _REDRAWN = re.compile(r"[^\n]*\r(?!\n)")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d.,:]*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:\s?(?:[nuµm]?s|[KMGkmg]?i?[Bb]|%)(?![\w]))?")
+_NUMBER = re.compile(
+    r"[-+]?(?:\d[\d.,:]*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:\s?(?:[nuµμm]?s|[KMGkmg]?i?[Bb]|%)(?![\w]))?"
+)
 _PADDING = re.compile(r"[\s#,\[\]()|+±-]+")
 #: the index of a difference that is none of a cell's
 WHOLE_NOTEBOOK = -1
@@ -78,7 +84,7 @@ def normalised(text: str, folder: str) -> str:
     text = _ESCAPES.sub("", text).replace(folder, "FOLDER")
     for pattern, replacement in (
         (_CELL_FILE, "CELL"), (_TEMPORARY, "PATH"), (_ADDRESS, "ADDRESS"), (_IDENTIFIER, "ID"),
-        (_PROCESS, r"\1\2N"), (_REDRAWN, ""),
+        (_TIME, "TIME"), (_GLOG, r"\1 TIME"), (_THREAD, "N:N"), (_PROCESS, r"\1\2N"), (_REDRAWN, ""),
     ):  # fmt: skip
         text = pattern.sub(replacement, text)
     return text

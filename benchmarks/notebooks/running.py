@@ -232,5 +232,9 @@ async def _answering(client: NotebookClient, answers: Sequence[str]) -> AsyncIte
 
 
 def _clean_environment() -> dict[str, str]:
-    """Return this process's environment without what Jupyter or Shared GPU has put there for another kernel."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SHAREDKERNEL_", "JPY_"))}
+    """Return this process's environment without what is meant for other kernels.
+
+    ipykernel does not show what subprocesses print where pytest's variable is set.
+    """
+    foreign = ("SHAREDKERNEL_", "JPY_", "PYTEST_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

@@ -67,6 +67,25 @@ def test_what_looks_at_the_shell(pair: Pair) -> None:
     assert printed == "tqdm.notebook\n"
 
 
+def test_where_modules_are_looked_for(pair: Pair) -> None:
+    """In the notebook's folder and in the environment, in the same order."""
+    printed = pair.check(
+        """
+        %%writefile beside.py
+        name = "a module beside the notebook"
+        """,
+        """
+        import sys
+
+        import beside
+
+        print(sys.path)
+        print(beside.name)
+        """,
+    )
+    assert "beside the notebook" in printed
+
+
 @pytest.mark.heavy
 @needs("numba")
 def test_numba(pair: Pair) -> None:

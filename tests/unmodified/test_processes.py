@@ -155,7 +155,7 @@ def test_dask_local_cluster(pair: Pair) -> None:
         """
         from dask.distributed import Client, LocalCluster
 
-        cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0")
         client = Client(cluster)
         print(client.gather(client.map(total, range(5))))
         print(client.submit(lambda count: [total(each) for each in range(count)], 3).result())
