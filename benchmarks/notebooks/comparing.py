@@ -126,7 +126,7 @@ def _ending(run: Run) -> Shown:
 
 
 def _all_of(cell: Cell, folder: str) -> list[Shown]:
-    return [Shown("count", str(cell.execution_count)), *shown(cell.outputs, folder)]
+    return [Shown(f"count {cell.execution_count}", ""), *shown(cell.outputs, folder)]
 
 
 def _alike(first: list[Shown], other: list[Shown], *, numbers: bool) -> bool:
