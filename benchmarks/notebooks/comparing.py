@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from nbformat import NotebookNode
 
-from benchmarks.notebooks.running import OK, Cell, Run
+from benchmarks.notebooks.running import OK, TOO_LONG, Cell, Run
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CELL_FILE = re.compile(r"[\w./-]*/ipykernel_\d+/\d+\.py")
@@ -109,9 +109,9 @@ def differences(first: Run, other: Run, *, numbers: bool) -> Iterator[Difference
     numbers
         Whether numbers and images' contents must be the same too.
     """
-    if first.outcome != other.outcome or len(first.cells) != len(other.cells):
+    if first.outcome != other.outcome:
         yield Difference(WHOLE_NOTEBOOK, [_ending(first)], [_ending(other)])
-    for one, two in zip(first.cells, other.cells, strict=False):
+    for one, two in zip(_ended(first), _ended(other), strict=False):
         before, after = _all_of(one, first.folder), _all_of(two, other.folder)
         if not _alike(before, after, numbers=numbers):
             yield Difference(one.index, before, after)
@@ -123,6 +123,11 @@ def differences(first: Run, other: Run, *, numbers: bool) -> Iterator[Difference
 
 def _ending(run: Run) -> Shown:
     return Shown("end", f"{run.outcome}, {len(run.cells)} cells")
+
+
+def _ended(run: Run) -> list[Cell]:
+    """Return a run's cells without the one in which its time was up."""
+    return run.cells[:-1] if run.outcome == TOO_LONG else run.cells
 
 
 def _all_of(cell: Cell, folder: str) -> list[Shown]:

@@ -91,6 +91,15 @@ def test_another_end_is_a_difference_of_the_whole_notebook() -> None:
     assert found.index == WHOLE_NOTEBOOK
 
 
+def test_a_cell_in_which_time_was_up_is_not_compared() -> None:
+    """How far it came says how busy the machine was; what came before it is compared."""
+    first, other = (
+        Run(outcome=TOO_LONG, cells=[Cell(0, "", 1, [printed(text)]), Cell(1, "", 2, [printed("." * number)])])
+        for number, text in enumerate("ab")
+    )
+    assert [found.index for found in differences(first, other, numbers=False)] == [0]
+
+
 def run_benchmark(*options: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `python -m benchmarks.notebooks`."""
     return subprocess.run(
