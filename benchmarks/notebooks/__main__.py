@@ -35,8 +35,8 @@ from sharedkernel.units import format_bytes, parse_bytes
 
 #: environment variable that names the folder
 _VARIABLE = "SHAREDKERNEL_NOTEBOOKS"
-#: bytes of the smallest and the largest device, over the memory of the notebook that has most
-_SMALLEST, _LARGEST = 1.25, 2.0
+#: the smallest and the largest device, over the memory of the notebook that has most, with what it keeps besides
+_SMALLEST, _LARGEST = 1.25, 1.5
 #: characters of an output in a table
 _EXCERPT = 300
 #: columns of a terminal that the table needs
@@ -80,6 +80,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=4, help="in a round (default: %(default)s)")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds before a cell in a round (default: 0.2)")
     parser.add_argument(
+        "--keep", type=parse_bytes, default="384MiB", help="memory that each has besides, in a round (default: 384MiB)"
+    )
+    parser.add_argument(
         "--capacity", type=parse_bytes, help="of the device in every round (default: random, too small for all)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of capacities and orders (default: %(default)s)")
@@ -101,8 +104,10 @@ def _find(options: argparse.Namespace) -> list[Path]:
 
 async def _measure(options: argparse.Namespace, folders: Sequence[Path]) -> tuple[list[Measured], list[Round]]:
     measured = await measure(folders, options.limit, _say)
-    most = max(one.peak_bytes for one in measured)
-    conditions = Conditions(users=options.users, pause=options.pause, limit=options.limit * options.users)
+    most = max(one.peak_bytes for one in measured) + options.keep
+    conditions = Conditions(
+        users=options.users, pause=options.pause, limit=options.limit * options.users, kept_bytes=options.keep
+    )
     chance = random.Random(options.seed)
     rounds = []
     for number in range(options.rounds):
@@ -143,12 +148,12 @@ def _alone_results(measured: Sequence[Measured]) -> list[Result]:
 def _beside_results(rounds: Sequence[Round]) -> list[Result]:
     offloads = [one.num_offloads for one in rounds]
     return [
-        _count("stuck", sum(len(one.stuck) for one in rounds), f"notebooks in {len(rounds)} rounds."),
-        _count("different_endings_beside", sum(len(one.otherwise) for one in rounds), "notebooks in all rounds."),
+        _count("stuck", sum(len(one.stuck) for one in rounds), f"of notebooks in {len(rounds)} rounds."),
+        _count("different_endings_beside", sum(len(one.otherwise) for one in rounds), "of notebooks in all rounds."),
         _count(
             "different_outputs_beside",
             sum(len(found) for one in rounds for found in one.differing.values()),
-            "cells in all rounds, in more than numbers and beyond what differs on the stock kernel.",
+            "of cells in all rounds, in more than numbers and beyond what differs on the stock kernel.",
         ),
         Result(
             metric="fewest_offloads",

@@ -10,10 +10,18 @@ from dataclasses import dataclass
 
 from benchmarks.notebooks.alone import Measured
 from benchmarks.notebooks.comparing import Difference
-from benchmarks.notebooks.running import TOO_LONG, Run, read_cells, run_notebook, shared_kernel
+from benchmarks.notebooks.running import TOO_LONG, Frame, Run, read_cells, run_notebook, shared_kernel
 from benchmarks.notebooks.watching import Watch, watched
 from sharedkernel.local_stack import LocalStack
 
+#: what a notebook keeps besides its own, so that it has to give way: those to learn from use little memory themselves
+_KEEP = """
+import torch as _torch
+_kept = _torch.arange({count})
+_sum = _kept.sum().item()
+"""
+_STILL_THERE = "assert _kept.sum().item() == _sum, 'memory was lost'"
+_ELEMENT_BYTES = 8
 #: idle seconds after which a session's memory may be offloaded
 _OFFLOAD_AFTER = 1.0
 
@@ -27,6 +35,8 @@ class Conditions:
     pause: float
     #: seconds that a notebook may take
     limit: float
+    #: bytes that each notebook keeps besides its own
+    kept_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,7 @@ async def run_round(
     users = [f"user-{number}" for number in range(conditions.users)]
     runs: dict[str, Run] = {}
     stuck: dict[str, str] = {}
+    keeping = Frame(_KEEP.format(count=conditions.kept_bytes // _ELEMENT_BYTES), _STILL_THERE)
     quotas = {"default": {"offload_after": _OFFLOAD_AFTER}}
     with LocalStack(users=users, capacity=str(capacity), quotas=quotas) as stack:
         begun = time.monotonic()
@@ -84,12 +95,13 @@ async def run_round(
                     files=notebook.folder,
                     limit=conditions.limit,
                     pause=conditions.pause,
+                    frame=keeping,
                     at_timeout=lambda: watch.wait_of(user),
                 )
                 runs[notebook.name] = run
                 if run.outcome == TOO_LONG and run.noted is not None:
                     stuck[notebook.name] = run.noted
-                    say(f"{notebook.name} of {user} was stuck in cell {run.cells[-1].index}: {run.noted}")
+                    say(f"{notebook.name} of {user} was stuck after {len(run.cells)} cells: {run.noted}")
 
         async with watched(stack) as watch:
             await asyncio.gather(

@@ -23,6 +23,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbclient.util import ensure_async
 from nbformat import NotebookNode
 from nbformat.warnings import MissingIDFieldWarning
 
@@ -31,6 +32,7 @@ from sharedkernel.local_stack import LocalStack
 #: the outcome of a notebook all of whose cells ran, whether or not they raised
 OK = "ok"
 TOO_LONG = "too long"
+KERNEL_DIED = "kernel died"
 _START_TIMEOUT = 120.0
 #: seconds that outputs may come after a cell's reply
 _OUTPUT_TIMEOUT = 30
@@ -54,6 +56,15 @@ class Kernel:
         return AsyncKernelManager(kernel_name=self.name, kernel_spec_manager=KernelSpecManager(kernel_dirs=directories))
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Code that runs before and after a notebook's cells and leaves no trace in it."""
+
+    before: str
+    #: raises where what `before` has made is not there any more
+    after: str
+
+
 @dataclass(slots=True)
 class Cell:
     """A code cell that ran."""
@@ -69,7 +80,7 @@ class Cell:
 class Run:
     """A notebook that ran on one kernel."""
 
-    #: :data:`OK`, :data:`TOO_LONG`, ``kernel died``, or why the kernel did not start
+    #: :data:`OK`, :data:`TOO_LONG`, :data:`KERNEL_DIED`, an error of the frame's code, or why the kernel did not start
     outcome: str = OK
     #: code cells that ran, in order
     cells: list[Cell] = field(default_factory=list)
@@ -98,7 +109,10 @@ def read_cells(folder: Path) -> list[NotebookNode]:
     """Return the cells of the notebook in a folder, ``nb.ipynb``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MissingIDFieldWarning)  # of older notebooks
-        return list(nbformat.read(folder / _NOTEBOOK, as_version=4).cells)
+        notebook = nbformat.read(folder / _NOTEBOOK, as_version=4)
+    for index, cell in enumerate(notebook.cells):
+        cell.setdefault("id", f"cell-{index}")
+    return list(notebook.cells)
 
 
 def cells_from_sources(sources: Sequence[str]) -> list[NotebookNode]:
@@ -114,6 +128,7 @@ async def run_notebook(
     limit: float,
     pause: float = 0.0,
     answers: Sequence[str] = (),
+    frame: Frame | None = None,
     at_timeout: Callable[[], str | None] = lambda: None,
 ) -> Run:
     """Run *cells* in order on a fresh kernel, in a folder of their own.
@@ -132,6 +147,8 @@ async def run_notebook(
         Seconds before each cell, as a user would think.
     answers
         Replies to `input()`, in order; without any, the client says that it has no input.
+    frame
+        Code around the cells, which the notebook does not show.
     at_timeout
         Is called when the time is up, while the kernel still runs; what it returns is the run's `noted`.
 
@@ -145,7 +162,7 @@ async def run_notebook(
     try:
         if files is not None:
             shutil.copytree(files, folder, dirs_exist_ok=True)
-        await _run_in(folder, run, cells, kernel, limit, pause, answers, at_timeout)
+        await _run_in(folder, run, cells, kernel, limit, pause, answers, frame, at_timeout)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return run
@@ -159,6 +176,7 @@ async def _run_in(
     limit: float,
     pause: float,
     answers: Sequence[str],
+    frame: Frame | None,
     at_timeout: Callable[[], str | None],
 ) -> None:
     notebook = nbformat.v4.new_notebook(cells=[cell.copy() for cell in cells])
@@ -176,10 +194,15 @@ async def _run_in(
         # its log is not what is compared
         async with client.async_setup_kernel(env=dict(kernel.environment), stderr=subprocess.DEVNULL, cleanup_kc=True):
             started = True
-            async with _answering(client, answers):
-                await _run_cells(client, run, limit, pause)
-                if run.outcome == TOO_LONG:
-                    run.noted = at_timeout()
+            if frame is not None:
+                run.outcome = await _run_unseen(client, frame.before, limit)
+            if run.outcome == OK:
+                async with _answering(client, answers):
+                    await _run_cells(client, run, limit, pause)
+            if run.outcome == OK and frame is not None:
+                run.outcome = await _run_unseen(client, frame.after, limit)
+            if run.outcome == TOO_LONG:
+                run.noted = at_timeout()
             client.set_widgets_metadata()
             widgets = notebook.metadata.get("widgets", {})
             run.widgets = widgets.get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
@@ -201,11 +224,25 @@ async def _run_cells(client: NotebookClient, run: Run, limit: float, pause: floa
         except CellTimeoutError:
             run.outcome = TOO_LONG
         except DeadKernelError:
-            run.outcome = "kernel died"
+            run.outcome = KERNEL_DIED
         run.seconds += time.monotonic() - begun
         run.cells.append(Cell(index, cell.source, cell.get("execution_count"), cell.outputs))
         if run.outcome != OK:
             return
+
+
+async def _run_unseen(client: NotebookClient, code: str, limit: float) -> str:
+    """Run code that is not in the notebook; return the outcome."""
+    channel: Any = client.kc
+    message_id = await ensure_async(channel.execute(code, silent=True))
+    try:
+        reply = await asyncio.wait_for(client.async_wait_for_reply(message_id), limit)
+    except TimeoutError:
+        return TOO_LONG
+    except DeadKernelError:
+        return KERNEL_DIED
+    content = {} if reply is None else reply["content"]
+    return OK if content.get("status") == "ok" else f"{content.get('ename')}: {content.get('evalue')}"
 
 
 @contextlib.asynccontextmanager
