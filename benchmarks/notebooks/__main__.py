@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks.notebooks.alone import Measured, measure
 from benchmarks.notebooks.beside import Conditions, Round, run_round
 from benchmarks.notebooks.comparing import Difference
+from benchmarks.notebooks.running import Run
 from sharedkernel.bench.results import Result, Target
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.signals import ended_by_signals
@@ -187,6 +188,7 @@ def _document(measured: Sequence[Measured], rounds: Sequence[Round], results: Se
                 "name": one.name,
                 "outcomes": [run.outcome for run in (*one.stock, one.shared)],
                 "seconds": [run.seconds for run in (*one.stock, one.shared)],
+                "slowest": [_slowest(run) for run in (*one.stock, one.shared)],
                 "peak_bytes": one.peak_bytes,
                 "floor": sorted(one.floor),
                 "differing": [_as_dict(found) for found in one.beyond_floor(one.shared)],
@@ -199,6 +201,11 @@ def _document(measured: Sequence[Measured], rounds: Sequence[Round], results: Se
             for one in rounds
         ],
     }
+
+
+def _slowest(run: Run) -> dict[str, Any] | None:
+    cell = max(run.cells, key=lambda cell: cell.seconds, default=None)
+    return None if cell is None else {"cell": cell.index, "seconds": cell.seconds}
 
 
 def _as_dict(found: Difference) -> dict[str, Any]:

@@ -16,14 +16,16 @@ from sharedkernel.local_stack import LocalStack
 
 #: what a notebook keeps besides its own, so that it has to give way: those to learn from use little memory themselves
 _KEEP = """
-import torch as _torch
-_kept = _torch.arange({count})
-_sum = _kept.sum().item()
+import torch
+torch._kept = torch.arange({count})
+torch._sum = torch._kept.sum().item()
+del torch
 """
-_STILL_THERE = "assert _kept.sum().item() == _sum, 'memory was lost'"
+_STILL_THERE = """
+import torch
+assert torch._kept.sum().item() == torch._sum, "memory was lost"
+"""
 _ELEMENT_BYTES = 8
-#: idle seconds after which a session's memory may be offloaded
-_OFFLOAD_AFTER = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Conditions:
     """What a round is run with."""
 
     users: int
-    #: seconds of a user's thinking before each cell
+    #: seconds of a user's thinking before each cell; after half of it a notebook may be offloaded
     pause: float
     #: seconds that a notebook may take
     limit: float
@@ -83,7 +85,7 @@ async def run_round(
     runs: dict[str, Run] = {}
     stuck: dict[str, str] = {}
     keeping = Frame(_KEEP.format(count=conditions.kept_bytes // _ELEMENT_BYTES), _STILL_THERE)
-    quotas = {"default": {"offload_after": _OFFLOAD_AFTER}}
+    quotas = {"default": {"offload_after": conditions.pause / 2}}
     with LocalStack(users=users, capacity=str(capacity), quotas=quotas) as stack:
         begun = time.monotonic()
 

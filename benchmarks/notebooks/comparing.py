@@ -31,7 +31,7 @@ _GLOG = re.compile(r"\b([DIWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+")
 _THREAD = re.compile(r"\b(\d+):\1\b")
 _REDRAWN = re.compile(r"[^\n]*\r(?!\n)")
 _NUMBER = re.compile(
-    r"[-+]?(?:\d[\d.,:]*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:\s?(?:[nuµμm]?s|[KMGkmg]?i?[Bb]|%)(?![\w]))?"
+    r"[-+]?(?:\d[\d.,:]*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:\s?(?:it/s|s/it|[nuµμm]?s|[KMGkmg]?i?[Bb]|%)(?![\w]))?"
 )
 _PADDING = re.compile(r"[\s#,\[\]()|+±-]+")
 #: the index of a difference that is none of a cell's

@@ -74,6 +74,8 @@ class Cell:
     source: str
     execution_count: int | None
     outputs: list[NotebookNode]
+    #: time that it took
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -225,8 +227,9 @@ async def _run_cells(client: NotebookClient, run: Run, limit: float, pause: floa
             run.outcome = TOO_LONG
         except DeadKernelError:
             run.outcome = KERNEL_DIED
-        run.seconds += time.monotonic() - begun
-        run.cells.append(Cell(index, cell.source, cell.get("execution_count"), cell.outputs))
+        seconds = time.monotonic() - begun
+        run.seconds += seconds
+        run.cells.append(Cell(index, cell.source, cell.get("execution_count"), cell.outputs, seconds))
         if run.outcome != OK:
             return
 

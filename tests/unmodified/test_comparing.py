@@ -75,6 +75,7 @@ def test_a_difference_is_seen(first: Run, other: Run, numbers: bool) -> None:
         ("loss 0.5", "loss 12.25e-3"),
         ("Wall time: 36.8 ms", "Wall time: 290 μs"),
         ("aten::add   1.200us   55.00%", "aten::add 3.1ms 7.2%"),
+        ("3/3 [00:02<00:00, 1.31it/s]", "3/3 [00:09<00:01, 3.20s/it]"),
         ("tensor([0.1, -2.0])", "tensor([ 1.1,  2.0])"),
     ],
 )
