@@ -28,7 +28,7 @@ _PROCESS = re.compile(r"\b(pid|process)([ =:]+)\d+", re.IGNORECASE)
 #: what libraries put before their log lines: `2026-01-31 12:00:00,000`, `W0131 12:00:00.000000 4711`, `4711:4711`
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?")
 _GLOG = re.compile(r"\b([DIWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+")
-_THREAD = re.compile(r"\b(\d+):\1\b")
+_THREAD = re.compile(r"\b(\d{3,}):\1\b")
 _REDRAWN = re.compile(r"[^\n]*\r(?!\n)")
 _NUMBER = re.compile(
     r"[-+]?(?:\d[\d.,:]*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:\s?(?:it/s|s/it|[nuµμm]?s|[KMGkmg]?i?[Bb]|%)(?![\w]))?"
