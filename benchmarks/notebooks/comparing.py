@@ -33,6 +33,8 @@ _REDRAWN = re.compile(r"[^\n]*\r(?!\n)")
 _NUMBER = re.compile(
     r"[-+]?(?:\d[\d.,:]*(?:e[-+]?\d+)?|\bnan\b|\binf\b)(?:\s?(?:it/s|s/it|[nuµμm]?s|[KMGkmg]?i?[Bb]|%)(?![\w]))?"
 )
+#: torch calls a module by other frames where there is a hook on all modules, as there may be in a session
+_MODULE_CALL = "in Module._call_impl"
 _PADDING = re.compile(r"[\s#,\[\]()|+±-]+")
 #: the index of a difference that is none of a cell's
 WHOLE_NOTEBOOK = -1
@@ -66,7 +68,7 @@ def shown(outputs: list[NotebookNode], folder: str) -> list[Shown]:
             continue
         found += _flushed(streams, folder)
         if output.output_type == "error":
-            lines = "\n".join(output.traceback)
+            lines = "\n".join(frame for frame in output.traceback if _MODULE_CALL not in _ESCAPES.sub("", frame))
             found.append(Shown("error", normalised(f"{output.ename}: {output.evalue}\n{lines}", folder)))
         else:
             kinds = ",".join(sorted(output.data))
@@ -153,10 +155,14 @@ def _flushed(streams: dict[str, str], folder: str) -> list[Shown]:
 def _text_of(kind: str, value: Any, folder: str) -> str:
     if kind.startswith("image/") and not kind.endswith("+xml"):
         return hashlib.sha256(value.encode()).hexdigest()
-    return normalised(value if isinstance(value, str) else json.dumps(value, sort_keys=True), folder)
+    return normalised(
+        value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False), folder
+    )
 
 
 def _widgets(run: Run) -> list[Shown]:
     """Return the states of a run's widgets, in the order in which they were made."""
-    texts = (normalised(json.dumps(model, sort_keys=True), run.folder) for model in run.widgets.values())
+    texts = (
+        normalised(json.dumps(model, sort_keys=True, ensure_ascii=False), run.folder) for model in run.widgets.values()
+    )
     return [Shown("widget", text) for text in texts]

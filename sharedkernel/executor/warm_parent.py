@@ -274,6 +274,4 @@ def main(path: str, executor_socket: str, stamp: str = "") -> None:
 
 
 if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        sys.path.pop(0)  # the working directory, `/`: sessions would import from it, which a stock kernel does not
     main(*sys.argv[1:])

@@ -58,10 +58,10 @@ def test_cloudpickle_in_another_process(pair: Pair) -> None:
         print(total(4), model(torch.ones(2)).tolist())
         '''
         done = subprocess.run([sys.executable, "-c", program.strip()], capture_output=True, text=True)
-        print(done.stdout, done.stderr)
+        print(done.stdout + done.stderr)
         """,
     )
-    assert printed == "18 [8.0, 8.0] \n"
+    assert printed == "18 [8.0, 8.0]\n\n"
 
 
 def test_multiprocessing_by_fork(pair: Pair) -> None:
