@@ -13,12 +13,13 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import zmq
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -34,6 +35,7 @@ OK = "ok"
 TOO_LONG = "too long"
 KERNEL_DIED = "kernel died"
 _START_TIMEOUT = 120.0
+_LOOK_INTERVAL = 0.5
 #: seconds that outputs may come after a cell's reply
 _OUTPUT_TIMEOUT = 30
 _NOTEBOOK = "nb.ipynb"
@@ -196,13 +198,13 @@ async def _run_in(
         # its log is not what is compared
         async with client.async_setup_kernel(env=dict(kernel.environment), stderr=subprocess.DEVNULL, cleanup_kc=True):
             started = True
-            if frame is not None:
-                run.outcome = await _run_unseen(client, frame.before, limit)
-            if run.outcome == OK:
-                async with _answering(client, answers):
+            async with _background(_wake(client)), _background(_answer(client, answers)):
+                if frame is not None:
+                    run.outcome = await _run_unseen(client, frame.before, limit)
+                if run.outcome == OK:
                     await _run_cells(client, run, limit, pause)
-            if run.outcome == OK and frame is not None:
-                run.outcome = await _run_unseen(client, frame.after, limit)
+                if run.outcome == OK and frame is not None:
+                    run.outcome = await _run_unseen(client, frame.after, limit)
             if run.outcome == TOO_LONG:
                 run.noted = at_timeout()
             client.set_widgets_metadata()
@@ -249,26 +251,36 @@ async def _run_unseen(client: NotebookClient, code: str, limit: float) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _answering(client: NotebookClient, answers: Sequence[str]) -> AsyncIterator[None]:
-    """Answer what the kernel asks for on stdin, which nbclient refuses by itself."""
-    if not answers:
-        yield
-        return
-    channel: Any = client.kc
-    channel.allow_stdin = True
-
-    async def answer() -> None:
-        for text in answers:
-            await channel.get_stdin_msg(timeout=None)
-            channel.input(text)
-
-    task = asyncio.create_task(answer())
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have *work* done until the block ends."""
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def _answer(client: NotebookClient, answers: Sequence[str]) -> None:
+    """Answer what the kernel asks for on stdin, which nbclient refuses by itself."""
+    channel: Any = client.kc
+    channel.allow_stdin = bool(answers)
+    for text in answers:
+        await channel.get_stdin_msg(timeout=None)
+        channel.input(text)
+
+
+async def _wake(client: NotebookClient) -> None:
+    """Look regularly at the channel that replies come on.
+
+    For an `Output` widget nbclient sends on it while it waits there, which can take the event that would wake it: it
+    would find the reply when the cell's time is up.
+    """
+    channel: Any = client.kc
+    while True:
+        await asyncio.sleep(_LOOK_INTERVAL)
+        channel.shell_channel.socket.get(zmq.EVENTS)
 
 
 def _clean_environment() -> dict[str, str]:
