@@ -17,7 +17,6 @@ the grant back and has to ask again by its next operation.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -33,6 +32,7 @@ from sharedkernel.session import loops
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.meters import Meter
 from sharedkernel.session.progress import Progress
+from sharedkernel.session.solo_cost import is_compiler_used
 
 T = TypeVar("T")
 
@@ -95,10 +95,14 @@ class Boundaries:
         """Put the hooks that cost next to nothing in place, for the life of the process."""
         _after(torch.optim.Optimizer, "zero_grad", lambda optimizer: self.passed("zero_grad", id(optimizer)))
         _before(dataloader._BaseDataLoaderIter, "__next__", lambda it: self.passed("dataloader", id(it._dataset)))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self.passed("step", id(optimizer)))
+        register_optimizer_step_post_hook(self._stepped)
         loops.watch(None)  # cells refer to the hook from now on
         self._meter.on_clock = self._on_clock
         self._grant.on_turn = self._on_turn
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self.passed("step", id(optimizer))
 
     def passed(self, kind: str, place: int) -> None:
         """Take note that the candidate *kind* at *place* was passed."""
@@ -179,7 +183,7 @@ class Boundaries:
         patience = PATIENCE * (self._longest_quiet + 1) if self._kind else 1
         if self._quiet_ticks >= patience and loops.watched() is None:
             loops.watch(self._loop_passed)
-        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not _compiles():
+        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not is_compiler_used():
             self._watch_forwards()
 
     def _loop_passed(self, place: int) -> None:
@@ -240,19 +244,14 @@ class Boundaries:
                 self._progress.unsay(counter)
 
 
-def _compiles() -> bool:
-    """Whether torch.compile is in use: a hook on all modules would make it compile again."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["stats"])
-
-
 def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        note(self)
+        if not torch.compiler.is_compiling():  # else Dynamo compiles what is noted
+            note(self)
         return result
 
     setattr(owner, name, method)
@@ -263,7 +262,8 @@ def _before(owner: type, name: str, note: Callable[[Any], None]) -> None:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note(self)
+        if not torch.compiler.is_compiling():
+            note(self)
         return original(self, *args, **kwargs)
 
     setattr(owner, name, method)
