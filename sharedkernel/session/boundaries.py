@@ -33,6 +33,7 @@ from sharedkernel.session.gate import Gate
 from sharedkernel.session.meters import Meter
 from sharedkernel.session.progress import Progress
 from sharedkernel.session.solo_cost import is_compiler_used
+from sharedkernel.session.uncompiled import uncompiled
 
 T = TypeVar("T")
 
@@ -99,6 +100,7 @@ class Boundaries:
         loops.watch(None)  # cells refer to the hook from now on
         self._meter.on_clock = self._on_clock
         self._grant.on_turn = self._on_turn
+        self._gate.on_look = self._stop_watching_forwards
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -183,8 +185,12 @@ class Boundaries:
         patience = PATIENCE * (self._longest_quiet + 1) if self._kind else 1
         if self._quiet_ticks >= patience and loops.watched() is None:
             loops.watch(self._loop_passed)
-        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not is_compiler_used():
+        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not self._is_looked_at():
             self._watch_forwards()
+
+    def _is_looked_at(self) -> bool:
+        """Whether something would see hooks on all modules, such as `torch.compile`, which would compile again."""
+        return is_compiler_used() or self._gate.is_looked_at
 
     def _loop_passed(self, place: int) -> None:
         self.passed("loop", place)
@@ -250,11 +256,10 @@ def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if not torch.compiler.is_compiling():  # else Dynamo compiles what is noted
-            note(self)
+        note(self)
         return result
 
-    setattr(owner, name, method)
+    setattr(owner, name, _like_torchs(method))
 
 
 def _before(owner: type, name: str, note: Callable[[Any], None]) -> None:
@@ -262,8 +267,13 @@ def _before(owner: type, name: str, note: Callable[[Any], None]) -> None:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            note(self)
+        note(self)
         return original(self, *args, **kwargs)
 
-    setattr(owner, name, method)
+    setattr(owner, name, _like_torchs(method))
+
+
+def _like_torchs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo treat *method* as torch's own one that it replaces: not compiled, and no part of a graph."""
+    method._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return uncompiled(method)

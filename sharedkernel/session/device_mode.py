@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -28,6 +27,7 @@ from torch.utils._python_dispatch import (
 
 from sharedkernel.session.page import FORCE_SIGNAL
 from sharedkernel.session.tracebacks import without_ours
+from sharedkernel.session.uncompiled import uncompiled
 from sharedkernel.signals_held import signals_held
 
 #: how often an operation is done again that failed and might succeed now
@@ -79,13 +79,15 @@ class DeviceMode(TorchDispatchMode):
         self._concerns = concerns
         self._may_leave = may_leave
         self._frame_end: weakref.ref[_FrameEnd] | None = None
+        #: the next signal comes from here; reset by its handler
+        self.is_leaving = False
         #: in this thread's stack, as far as put in and taken out here
         self.is_in = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Dynamo skips the handler all the same (see below). torch's wrapper would be a Python frame around it, in which
-        # the signal is handled too early.
+        # The handler is uncompiled all the same. torch's wrapper would be a Python frame around it, in which the signal
+        # is handled too early.
         return False
 
     @classmethod
@@ -93,6 +95,7 @@ class DeviceMode(TorchDispatchMode):
         """Let `torch.compile` work as if this mode were not there."""
         return True
 
+    @uncompiled
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -110,6 +113,7 @@ class DeviceMode(TorchDispatchMode):
             if self._may_leave():
                 frame_end = _FrameEnd()
                 self._frame_end = weakref.ref(frame_end, _raise_signal)
+                self.is_leaving = True
             result = self._run(func, args, keywords)
             if self._after_operation is not None:
                 self._after_operation(func, args, keywords, result)
@@ -147,11 +151,6 @@ class DeviceMode(TorchDispatchMode):
             _put_back(above)
             self.is_in = False
             return True
-
-
-# Dynamo neither compiles the handler nor what it calls.
-_skip = eval_frame._FrameAction.SKIP
-eval_frame.set_code_exec_strategy(DeviceMode.__torch_dispatch__.__code__, eval_frame._FrameExecStrategy(_skip, _skip))
 
 
 def _take_off(keep: int) -> list[TorchDispatchMode]:

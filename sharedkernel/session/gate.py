@@ -49,6 +49,7 @@ from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePo
 from sharedkernel.session.notices import Notice
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
+from sharedkernel.session.uncompiled import uncompiled
 from sharedkernel.session.wish import Wish
 from sharedkernel.signals_held import holdable, interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
@@ -116,6 +117,8 @@ class Gate:
         self._disabled = False
         #: tells why user code may run although no section is open, if it may (the kernel sets it)
         self.why_busy: Callable[[], str | None] = lambda: None
+        #: called where something begins that looks at dispatch
+        self.on_look: Callable[[], None] = lambda: None
         #: called with the figures whenever memory was measured; may raise torch.OutOfMemoryError
         self.on_measured: Callable[[protocol.Memory], None] = lambda memory: None
         self.link: Link
@@ -126,7 +129,7 @@ class Gate:
         """Put the gate in force: from now on no operation of the main thread passes without a grant."""
         self.link = self._wish.link = self._departure.link = link
         self._meter.on_sample = self.watch_memory
-        signal.signal(FORCE_SIGNAL, holdable(self._on_force_signal))
+        signal.signal(FORCE_SIGNAL, uncompiled(holdable(self._on_force_signal)))
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
 
@@ -456,6 +459,11 @@ class Gate:
                 if self.grant.is_held and self._mode.take_out():  # a force signal may have ended the grant meanwhile
                     self._forecast.cost.mode_left()
 
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether something looks at dispatch, or at what modules call."""
+        return bool(self._onlookers)
+
     def look_begins(self, onlooker: int, *, is_firm: bool) -> None:
         """Take the device now, and keep the mode out until :meth:`look_ends`.
 
@@ -469,6 +477,7 @@ class Gate:
         """
         if self._disabled or threading.get_ident() != self._main:
             return
+        self.on_look()
         self._onlookers.add(onlooker)
         if is_firm:
             self._firm_onlookers.add(onlooker)
@@ -549,7 +558,10 @@ class Gate:
             return
         if self._lanes is not None and self._lanes.is_called_back():
             return  # the pools are in the middle of something; whoever sent the signal repeats it
-        if self._words[Word.PREEMPT]:
+        if self._mode.is_leaving:  # no force: the executor repeats its own signal
+            self._mode.is_leaving = False
+            self._take_mode_out()
+        elif self._words[Word.PREEMPT]:
             if not self._firm_onlookers:
                 self.give_back("yield")
         elif self.grant.release_due and not self._onlookers:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.autograd.profiler
+import torch.export
 import torch.jit
 from torch._dynamo import eval_frame
 
@@ -28,6 +29,9 @@ def install(gate: Gate) -> None:
     """Have *gate* told of onlookers, for the life of the process."""
     for name in ("_trace_impl", "trace_module", "_get_trace_graph"):
         _watch_calls(gate, torch.jit._trace, name)
+        if hasattr(torch.jit, name):
+            setattr(torch.jit, name, getattr(torch.jit._trace, name))
+    _watch_calls(gate, torch.export, "export")
     _watch_profiler(gate)
     _watch_compiled(gate)
 
@@ -46,8 +50,6 @@ def _watch_calls(gate: Gate, module: Any, name: str) -> None:
             gate.look_ends(number)
 
     setattr(module, name, watched)
-    if getattr(torch.jit, name, None) is original:
-        setattr(torch.jit, name, watched)
 
 
 def _watch_profiler(gate: Gate) -> None:
