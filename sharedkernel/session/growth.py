@@ -62,7 +62,6 @@ class Growth:
         #: boundaries passed since memory was last seen to grow, and bytes in use at the last of them
         self._passes = 0
         self._used_at_boundary = 0
-        self._knew_before = False
         #: bytes in use below which the mode need not return
         self._calm_until = 0
         #: bytes that a cell failed for, and its source
@@ -71,13 +70,15 @@ class Growth:
         #: when :attr:`may_leave` is looked at again, and what it was
         self._next_answer = 0.0
         self._may_leave = False
+        #: the running code failed for want of memory when it ran last
+        self._is_wary = False
 
     def section_began(self) -> None:
         """Other code may run now than before."""
         self._passes = self._used_at_boundary = 0
         self._content_until = self._calm_until = 0
         self._next_answer = 0.0
-        self._knew_before = self._meter.memory.ephemeral is not None
+        self._is_wary = False
 
     def boundary_passed(self) -> None:
         """Take note of a boundary at which memory was measured."""
@@ -120,8 +121,8 @@ class Growth:
 
         Asked at each operation while the mode is in, so the figures are looked at once a millisecond at most.
         """
-        if self.is_measured:
-            return True
+        if self.is_measured or self._is_wary:
+            return self.is_measured
         now = time.monotonic()
         if now >= self._next_answer:
             self._may_leave = self._is_quiet or self._has_ample_room()
@@ -140,8 +141,8 @@ class Growth:
         gain = _room(allowance, used) - left
         if gain <= 0:
             return True
-        needed = 4 * (self._meter.memory.ephemeral or 0) + allowance.limit_bytes // 4
-        return left > needed and (self._knew_before or left >= gain)
+        # A single large allocation is not seen coming, so there must be far more than others could give.
+        return left >= 2 * gain and left > 4 * (self._meter.memory.ephemeral or 0)
 
     def wants_guard(self, used: int) -> bool:
         """Return whether the mode has to return, with *used* bytes in use (any thread, at each of the meter's samples).
@@ -180,10 +181,11 @@ class Growth:
         return is_possible
 
     def take_missed(self, source: str | None) -> int:
-        """Return, once, the bytes that the last run of *source* failed for."""
-        if source != self._missed_by:
+        """Return, once, the bytes that the last run of *source* failed for; this one is then watched until measured."""
+        if self._missed_by is None or source != self._missed_by:
             return 0
-        missed, self._missed = self._missed, 0
+        missed, self._missed, self._missed_by = self._missed, 0, None
+        self._is_wary = True
         return missed
 
     def before_operation(self) -> int:
