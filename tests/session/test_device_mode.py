@@ -129,7 +129,7 @@ def test_it_asks_to_be_taken_out_between_two_lines(noticed: list[int]) -> None:
 
 
 def test_it_asks_to_be_taken_out_after_an_error_too(noticed: list[int]) -> None:
-    """An operation that fails leaves no frame of the mode's functions behind but the handler's."""
+    """And the error's traceback has no frame of the mode in it."""
     mode = DeviceMode(lambda: noticed.append(1), may_leave=lambda: True)
     left: list[bool] = []
     before = signal.signal(FORCE_SIGNAL, lambda *_: left.append(mode.take_out()))
@@ -138,11 +138,8 @@ def test_it_asks_to_be_taken_out_after_an_error_too(noticed: list[int]) -> None:
     try:
         with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
             torch.mm(a, b)
-        functions = [entry.name for entry in caught.traceback]
-        del caught
-        torch.ones(1)
     finally:
         signal.signal(FORCE_SIGNAL, before)
-    assert functions[1:] == ["__torch_dispatch__"]
-    assert left
-    assert left[-1]
+    assert len(noticed) == 1
+    assert len(caught.traceback) == 1
+    assert left == [True]

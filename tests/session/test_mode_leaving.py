@@ -133,7 +133,7 @@ def test_compiled_code_has_the_device_before_its_first_line(session: SessionUnde
 
 
 def test_a_profile_counts_right_however_often_the_device_is_given_back(session: SessionUnderTest) -> None:
-    """At each boundary (it is learned after 64 passes) it is acquired again at once, so no operation passes the mode."""
+    """At each boundary, once that is learned, it is acquired again at once, so no operation passes the mode."""
     preempt_at_once(session)
     since = session.mark
     reply = session.run(
