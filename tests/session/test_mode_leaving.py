@@ -32,7 +32,8 @@ def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
     yield shared_session
     shared_session.on_wanted = lambda wanted: shared_session.say(protocol.Granted())
     shared_session.limit(64 * GIB)
-    shared_session.run("%reset -f\nimport torch")
+    # what is free on the heap is there for allocations of any size, whatever the limit
+    shared_session.run("%reset -f\nfrom sharedkernel.heap import trim\ntrim()")
 
 
 def preempt_at_once(session: SessionUnderTest) -> None:
@@ -45,8 +46,16 @@ def preempt_at_once(session: SessionUnderTest) -> None:
     session.on_wanted = answer
 
 
-def released_at(session: SessionUnderTest, since: int) -> list[str]:
-    return [message.at for message in session.heard[since:] if isinstance(message, protocol.GrantReleased)]
+def run(session: SessionUnderTest, code: str) -> tuple[list[str], list[str]]:
+    """Run a cell that ends well; return the lines that it printed, and where it gave the device back."""
+    since = session.mark
+    reply = session.run(code)
+    assert reply["status"] == "ok", reply
+    # what is heard of an earlier cell may come late
+    opened = session.heard.index(session.wait_for(protocol.CellOpened, since), since)
+    closed = session.heard.index(session.wait_for(protocol.CellClosed, opened), opened)
+    heard = session.heard[opened:closed]
+    return reply["text"].splitlines(), [message.at for message in heard if isinstance(message, protocol.GrantReleased)]
 
 
 def test_it_is_back_when_memory_gets_scarce(session: SessionUnderTest) -> None:
@@ -107,18 +116,15 @@ def test_nothing_yields_in_the_middle_of_a_trace(session: SessionUnderTest) -> N
         "    return a.view(a.size(0), -1) * 2\n"
         "print([node.kind() for node in torch.jit.trace(double, x, check_trace=False).graph.nodes()][-1], len(modes()))"
     )
-    since = session.mark
-    assert session.run(code)["text"] == "aten::mul 0\n"
-    assert released_at(session, since) == ["cell"]
-    since = session.mark
-    assert session.run(f"{code}\nsignal.raise_signal(signal.SIGURG)\ny = x + x")["status"] == "ok"
-    assert released_at(session, since)[0] == "yield"
+    assert run(session, code) == (["aten::mul 0"], ["cell"])
+    _, released_at = run(session, f"{code}\nsignal.raise_signal(signal.SIGURG)\ny = x + x")
+    assert released_at[0] == "yield"
 
 
 def test_compiled_code_has_the_device_before_its_first_line(session: SessionUnderTest) -> None:
     """What it runs may use the device without an operation that is dispatched."""
-    since = session.mark
-    reply = session.run(
+    printed, released_at = run(
+        session,
         "import sys, torch._dynamo\n"
         "gate = sys.modules['sharedkernel.session.process'].boundaries._gate\n"
         "@torch._dynamo.disable\n"
@@ -126,29 +132,27 @@ def test_compiled_code_has_the_device_before_its_first_line(session: SessionUnde
         "@torch.compile(backend='eager')\n"
         "def compiled(a):\n    look()\n    return a + 1\n"
         "print(gate.grant.is_held)\n"
-        "shape = compiled(x).shape"
+        "shape = compiled(x).shape",
     )
-    assert reply["text"] == "False\nTrue 0\n"
-    assert "DeviceWanted" in session.kinds(since)
+    assert printed == ["False", "True 0"]
+    assert released_at == ["cell"]
 
 
 def test_a_profile_counts_right_however_often_the_device_is_given_back(session: SessionUnderTest) -> None:
     """At each boundary, once that is learned, it is acquired again at once, so no operation passes the mode."""
     preempt_at_once(session)
-    since = session.mark
-    reply = session.run(
+    printed, released_at = run(
+        session,
         "with torch.profiler.profile() as profile:\n"
         "    for _ in sharedkernel.iterations(range(100)): layer(x)\n"
         "counts = {event.key: event.count for event in profile.key_averages()}\n"
-        "print(counts['aten::linear'], counts['aten::addmm'], 'PythonDispatchMode' in counts)"
+        "print(counts['aten::linear'], counts['aten::addmm'], 'PythonDispatchMode' in counts)",
     )
-    assert reply["text"].splitlines()[-1] == "100 100 False"
-    assert released_at(session, since).count("boundary") >= 8
+    assert printed[-1] == "100 100 False"
+    assert released_at.count("boundary") >= 8
 
 
 def test_a_profile_that_is_left_open_is_none_of_the_next_cells(session: SessionUnderTest) -> None:
     """Its cell gives the device back at the end, and later ones go on as ever."""
-    since = session.mark
-    session.run("profile = torch.profiler.profile()\nprofile.start()\ny = x + x")
-    assert released_at(session, since) == ["cell"]
-    assert session.run("profile.stop()\ny = x + x\nprint(len(modes()))")["text"].splitlines()[-1] == "0"
+    assert run(session, "profile = torch.profiler.profile()\nprofile.start()\ny = x + x")[1] == ["cell"]
+    assert run(session, "profile.stop()\ny = x + x\nprint(len(modes()))")[0][-1] == "0"
