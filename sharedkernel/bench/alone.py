@@ -91,8 +91,8 @@ async def _compare_small(conditions: Conditions, stock: Notebook, shared: Notebo
         value=median_ratio(taken[stock], taken[shared]),
         unit="ratio",
         target=Target(">=", 0.95),
-        how=f"One {what}, outside any training: {brief(medians[stock])} in a stock kernel, {brief(medians[shared])} in a "
-        f"session with nobody else on the device; medians, and the median ratio, of {pairs} alternating pairs.",
+        how=f"One {what}, outside any training: {brief(medians[stock])} in a stock kernel, {brief(medians[shared])} in "
+        f"a session with nobody else on the device; medians, and the median ratio, of {pairs} alternating pairs.",
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ EQUAL_BYTES = 256 * 1024
 RELEASE_AFTER = 10
 #: how many times the longest stretch between two passes of the known boundary may pass before others are looked at
 PATIENCE = 4
+#: forwards in a row within so many seconds of each other after which they are looked at again only at the next tick
+MOST_FAST_FORWARDS, FAST_FORWARD = 32, 0.001
 KINDS = ("iterations", "zero_grad", "dataloader", "forward", "loop", "step")
 LAST_RESORT = ("forward", "loop")
 
@@ -175,6 +178,8 @@ class Boundaries:
         else:
             self._quiet_ticks += 1
             self._look_further()
+        if self._kind == "forward" and self._remove_forward_hook is None and not self._is_looked_at():
+            self._watch_forwards()
         none_lately = not self._kind and self._quiet_ticks >= RELEASE_AFTER
         last_resort = self._kind in LAST_RESORT and self._ticks >= RELEASE_AFTER
         self._grant.release_due = none_lately or last_resort
@@ -197,12 +202,17 @@ class Boundaries:
 
     def _watch_forwards(self) -> None:
         warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
-        depth = 0
+        depth = num_fast = 0
+        last = 0.0
 
         def before(module: torch.nn.Module, _inputs: object) -> None:
-            nonlocal depth
-            if not depth and not torch.compiler.is_compiling():
+            nonlocal depth, num_fast, last
+            if not depth and not torch.compiler.is_compiling() and self._may_be_outermost(module):
                 self.passed("forward", id(module))
+                now = time.monotonic()
+                num_fast, last = num_fast + 1 if now < last + FAST_FORWARD else 0, now
+                if self._kind == "forward" and num_fast > MOST_FAST_FORWARDS:
+                    self._stop_watching_forwards()
             depth += 1
 
         def after(*_: object) -> None:
@@ -219,6 +229,10 @@ class Boundaries:
                 hook.remove()
 
         self._remove_forward_hook = remove
+
+    def _may_be_outermost(self, module: torch.nn.Module) -> bool:
+        """Whether a forward that is seen first may be the outermost: hooks may be put in while another one runs."""
+        return self._kind != "forward" or id(module) == self._place or self._quiet_ticks > PATIENCE
 
     def _stop_watching_forwards(self) -> None:
         if self._remove_forward_hook is not None:
