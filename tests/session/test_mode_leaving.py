@@ -158,3 +158,19 @@ def test_a_profile_that_is_left_open_is_none_of_the_next_cells(session: SessionU
     """Its cell gives the device back at the end, and later ones go on as ever."""
     assert run(session, "profile = torch.profiler.profile()\nprofile.start()\ny = x + x")[1] == ["cell"]
     assert run(session, "profile.stop()\ny = x + x\nprint(len(modes()))")[0][-1] == "0"
+
+
+def test_quick_forwards_are_not_watched_all_the_time() -> None:
+    """Hooks on all modules show where they end, and then leave: each call would cost twice as much."""
+    with SessionUnderTest() as session:
+        session.run(PREPARE)
+        # of what is run from text no loop is known
+        printed, _ = run(
+            session,
+            "import sys\n"
+            "boundaries = sys.modules['sharedkernel.session.process'].boundaries\n"
+            "hooks = torch.nn.modules.module._global_forward_pre_hooks\n"
+            "exec('while boundaries.learned is None or hooks: layer(x)')\n"
+            "print(boundaries.learned, len(hooks))",
+        )
+    assert printed == ["forward 0"]
