@@ -554,12 +554,12 @@ class Gate:
             signal.pthread_kill(self._main, FORCE_SIGNAL)
 
     def _on_force_signal(self) -> None:
+        is_leaving, self._mode.is_leaving = self._mode.is_leaving, False
         if self._disabled or not self.grant.is_held:
             return
         if self._lanes is not None and self._lanes.is_called_back():
             return  # the pools are in the middle of something; whoever sent the signal repeats it
-        if self._mode.is_leaving:  # no force: the executor repeats its own signal
-            self._mode.is_leaving = False
+        if is_leaving:  # the mode's own signal asks for no more; the executor repeats its own
             self._take_mode_out()
         elif self._words[Word.PREEMPT]:
             if not self._firm_onlookers:
