@@ -1,4 +1,7 @@
-"""What sharing costs a training that has the device to itself: iterations per second beside a stock ipykernel.
+"""What sharing costs code that has the device to itself, beside a stock ipykernel.
+
+Trainings are compared by iterations per second; small operations, whose cost is mostly Python's and torch's dispatch,
+by the time of a loop of them outside any training, and as `%timeit` measures a module's call.
 
 The rate per second of processor time is told beside it: on the host device it says the same, and other work on the
 machine disturbs it less.
@@ -10,7 +13,7 @@ import asyncio
 import statistics
 
 from sharedkernel.bench.client import Notebook, open_notebook
-from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, median_ratio
+from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
 from sharedkernel.bench.servers import StockServer, gateway_route
 from sharedkernel.bench.trainings import PREPARE, Model, prepare, prepare_sized
 from sharedkernel.local_stack import LocalStack
@@ -30,6 +33,33 @@ print(json.dumps([iterations / seconds, iterations / processor_seconds]))
 """
 
 
+_SMALL = """
+import json, statistics, time, torch
+torch.manual_seed(0)
+small, layer = torch.randn(8), torch.nn.Linear(8, 8)
+def sums(count):
+    begun = time.perf_counter()
+    for _ in range(count):
+        small + small
+    return time.perf_counter() - begun
+"""
+
+#: cells that print the seconds of one operation, by metric, and what they do for people; each begins without a grant
+_SMALL_OPERATIONS = {
+    "small_operations": (
+        "print(json.dumps(statistics.median(sums(1000) for _ in range({loops})) / 1000))",
+        "addition of two vectors, in loops of 1,000",
+    ),
+    "small_operations_timeit": (
+        "taken = get_ipython().run_line_magic('timeit', '-o -q -n {loops} -r 7 layer(small)')\n"
+        "print(json.dumps(statistics.median(taken.timings)))",
+        "call of a small linear layer, by `%timeit`",
+    ),
+}
+#: how often loops are run in one measurement; a tenth of a second or so
+_LOOPS = {"small_operations": 50, "small_operations_timeit": 2000}
+
+
 def run(conditions: Conditions) -> list[Result]:
     """Run the benchmark `alone`."""
     with LocalStack(**conditions.stack_options) as stack, StockServer() as server:
@@ -38,10 +68,32 @@ def run(conditions: Conditions) -> list[Result]:
 
 async def _measure(conditions: Conditions, stack: LocalStack, server: StockServer) -> list[Result]:
     async with open_notebook(server.stock) as stock, open_notebook(gateway_route(stack)) as shared:
-        return [
+        trainings = [
             await _compare(conditions, stock, shared, model=model, iteration_seconds=seconds)
             for model, seconds in _TRAININGS
         ]
+        return trainings + [await _compare_small(conditions, stock, shared, metric) for metric in _SMALL_OPERATIONS]
+
+
+async def _compare_small(conditions: Conditions, stock: Notebook, shared: Notebook, metric: str) -> Result:
+    code, what = _SMALL_OPERATIONS[metric]
+    taken: dict[Notebook, list[float]] = {stock: [], shared: []}
+    for notebook in taken:
+        await notebook.run(_SMALL)
+    pairs = conditions.effort.runs(21)
+    for pair in range(pairs):
+        conditions.say(f"small operations, pair {pair + 1} of {pairs}")
+        for notebook in (stock, shared) if pair % 2 else (shared, stock):
+            taken[notebook].append(await notebook.value(code.format(loops=_LOOPS[metric])))
+    medians = {notebook: statistics.median(values) for notebook, values in taken.items()}
+    return Result(
+        metric=metric,
+        value=median_ratio(taken[stock], taken[shared]),
+        unit="ratio",
+        target=Target(">=", 0.95),
+        how=f"One {what}, outside any training: {brief(medians[stock])} in a stock kernel, {brief(medians[shared])} in "
+        f"a session with nobody else on the device; medians, and the median ratio, of {pairs} alternating pairs.",
+    )
 
 
 async def _compare(

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import functools
 import signal
-import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -38,6 +38,8 @@ from sharedkernel.session.gate import Gate
 from sharedkernel.session.meters import Meter
 from sharedkernel.session.page import FORCE_SIGNAL
 from sharedkernel.session.progress import Progress
+from sharedkernel.session.solo_cost import is_compiler_used
+from sharedkernel.session.uncompiled import uncompiled
 
 T = TypeVar("T")
 
@@ -55,6 +57,8 @@ RELEASE_AFTER = 10
 PATIENCE = 4
 #: grants in a row without any candidate after which the last resort is no boundary any more
 QUIET_TURNS = 2
+#: forwards in a row within so many seconds of each other after which they are looked at again only at the next tick
+MOST_FAST_FORWARDS, FAST_FORWARD = 32, 0.001
 KINDS = ("iterations", "zero_grad", "dataloader", "forward", "loop", "step")
 LAST_RESORT = ("forward", "loop")
 
@@ -94,8 +98,6 @@ class Boundaries:
         #: grants in a row in which none was passed
         self._quiet_turns = 0
         self._remove_forward_hook: Callable[[], None] | None = None
-        #: hooks on all modules would be taken out for Dynamo, and were
-        self._makes_way = self._has_made_way = False
 
     @property
     def learned(self) -> str | None:
@@ -106,11 +108,16 @@ class Boundaries:
         """Put the hooks that cost next to nothing in place, for the life of the process."""
         _after(torch.optim.Optimizer, "zero_grad", lambda optimizer: self.passed("zero_grad", id(optimizer)))
         _before(dataloader._BaseDataLoaderIter, "__next__", lambda it: self.passed("dataloader", id(it._dataset)))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self.passed("step", id(optimizer)))
+        register_optimizer_step_post_hook(self._stepped)
         loops.watch(None)  # cells refer to the hook from now on
         self._meter.on_clock = self._on_clock
         self._grant.on_turn = self._on_turn
         self._gate.on_force_signal = self._count_items
+        self._gate.on_look = self._stop_watching_forwards
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self.passed("step", id(optimizer))
 
     def passed(self, kind: str, place: int) -> None:
         """Take note that the candidate *kind* at *place* was passed."""
@@ -183,6 +190,8 @@ class Boundaries:
         else:
             self._quiet_ticks += 1
             self._look_further()
+        if self._kind == "forward" and self._remove_forward_hook is None and not self._is_looked_at():
+            self._watch_forwards()
         none_lately = self._is_silent() and self._quiet_ticks >= RELEASE_AFTER
         last_resort = self._kind in LAST_RESORT and self._ticks >= RELEASE_AFTER
         self._grant.release_due = none_lately or last_resort
@@ -195,7 +204,7 @@ class Boundaries:
         patience = self._patience
         if self._quiet_ticks >= patience and loops.watched() is None:
             loops.watch(self._loop_passed)
-        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and self._can_make_way():
+        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not self._is_looked_at():
             self._watch_forwards()
 
     @property
@@ -217,17 +226,26 @@ class Boundaries:
         if items := self._progress.items_passed():
             self._gate.count(items)
 
+    def _is_looked_at(self) -> bool:
+        """Whether something would see hooks on all modules, such as `torch.compile`, which would compile again."""
+        return is_compiler_used() or self._gate.is_looked_at
+
     def _loop_passed(self, place: int) -> None:
         self.passed("loop", place)
 
     def _watch_forwards(self) -> None:
         warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
-        depth = 0
+        depth = num_fast = 0
+        last = 0.0
 
         def before(module: torch.nn.Module, _inputs: object) -> None:
-            nonlocal depth
-            if not depth and not torch.compiler.is_compiling():
+            nonlocal depth, num_fast, last
+            if not depth and not torch.compiler.is_compiling() and self._may_be_outermost(module):
                 self.passed("forward", id(module))
+                now = time.monotonic()
+                num_fast, last = num_fast + 1 if now < last + FAST_FORWARD else 0, now
+                if self._kind == "forward" and num_fast > MOST_FAST_FORWARDS:
+                    self._stop_watching_forwards()
             depth += 1
 
         def after(*_: object) -> None:
@@ -245,22 +263,9 @@ class Boundaries:
 
         self._remove_forward_hook = remove
 
-    def _can_make_way(self) -> bool:
-        """Have the hooks taken out before Dynamo captures a module as a whole, which it refuses beside them.
-
-        Returns
-        -------
-        Whether that is so, and Dynamo was not used yet; not before it was imported, which the warm parent does.
-        """
-        convert_frame = sys.modules.get("torch._dynamo.convert_frame")
-        if not self._makes_way and hasattr(convert_frame, "_get_frame"):
-            self._makes_way = True
-            _before(convert_frame, "_get_frame", lambda _: self._make_way())
-        return self._makes_way and not self._has_made_way and not _compiles()
-
-    def _make_way(self) -> None:
-        self._has_made_way = True
-        self._stop_watching_forwards()
+    def _may_be_outermost(self, module: torch.nn.Module) -> bool:
+        """Whether a forward that is seen first may be the outermost: hooks may be put in while another one runs."""
+        return self._kind != "forward" or id(module) == self._place or self._quiet_ticks > PATIENCE
 
     def _stop_watching_forwards(self) -> None:
         if self._remove_forward_hook is not None:
@@ -292,12 +297,6 @@ class Boundaries:
                 self._progress.unsay(counter)
 
 
-def _compiles() -> bool:
-    """Whether torch.compile is in use: a hook on all modules would make it compile again."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["stats"])
-
-
 def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
     original = getattr(owner, name)
 
@@ -307,7 +306,7 @@ def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
         note(self)
         return result
 
-    setattr(owner, name, method)
+    setattr(owner, name, _like_torchs(method))
 
 
 def _before(owner: Any, name: str, note: Callable[[Any], None]) -> None:
@@ -318,4 +317,10 @@ def _before(owner: Any, name: str, note: Callable[[Any], None]) -> None:
         note(self)
         return original(self, *args, **kwargs)
 
-    setattr(owner, name, method)
+    setattr(owner, name, _like_torchs(method))
+
+
+def _like_torchs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo treat *method* as torch's own one that it replaces: not compiled, and no part of a graph."""
+    method._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return uncompiled(method)

@@ -112,6 +112,8 @@ class CudaMeter:
     ) -> None:
         #: called about ten times a second while a grant is held (on the meter's thread)
         self.on_clock: Callable[[], None] = lambda: None
+        #: called with the bytes in use at each look (on the meter's thread)
+        self.on_sample: Callable[[int], None] = lambda used: None
         self._pages: Pages | None = None
         self._words = page.words
         #: torch's allocator
@@ -342,3 +344,4 @@ class CudaMeter:
                 self.on_clock()
                 now = self.cuda.look()
                 self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
+                self.on_sample(now.allocated)

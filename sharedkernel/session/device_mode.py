@@ -1,15 +1,20 @@
-"""Notice the first device operation: a dispatch mode that sits below everything while no grant is held.
+"""The dispatch mode that intercepts the first device operation while no grant is held.
 
-It lies at the bottom of the thread's stack of modes, so that modes of the user's own (whether entered before or after
-it) see every operation first and find their own mode on top when they leave. It cannot take itself out while it
-handles an operation, since it is off the stack there and put back after; whoever holds the gate takes it out at the
-next hook (:mod:`~sharedkernel.session.boundaries`). Operations cost 7 to 10 µs more while it is in.
+It lies at the bottom of the thread's mode stack, so the user's own modes see every operation first and find their own
+mode on top when they leave. torch takes a mode off the stack while its handler runs and puts it back afterwards, so a
+mode cannot remove itself there. It asks for its removal instead: when the handler's frame is freed, a C function raises
+:data:`~sharedkernel.session.page.FORCE_SIGNAL`, whose Python handler runs between the next two bytecodes of the user's
+code. So a mode that nobody needs is gone after one operation, and the operations after it cost what they cost in a
+stock kernel. An operation costs 5 to 15 µs more while the mode is in.
 
-Modes are per thread: operations in threads that the user starts are not noticed.
+Modes are per thread: operations in threads that the user starts are not intercepted.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,12 +25,28 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from sharedkernel.session.page import FORCE_SIGNAL
+from sharedkernel.session.tracebacks import without_ours
+from sharedkernel.session.uncompiled import uncompiled
+from sharedkernel.signals_held import signals_held
+
 #: how often an operation is done again that failed and might succeed now
 MOST_RETRIES = 2
 
+# The C function: `signal.raise_signal` would run the Python handler at once, with the mode still off the stack.
+_raise = ctypes.PyDLL(None)["raise"]
+_raise.argtypes = [ctypes.c_int, ctypes.py_object]
+_raise_signal = functools.partial(_raise, FORCE_SIGNAL)
+
+
+class _FrameEnd:
+    """A local variable of the handler; it is freed with the handler's frame, after its last bytecode."""
+
+    __slots__ = ("__weakref__",)
+
 
 class DeviceMode(TorchDispatchMode):
-    """Calls *before_operation* ahead of each operation of the thread it is in.
+    """Call *before_operation* before each operation of its thread.
 
     Parameters
     ----------
@@ -37,6 +58,9 @@ class DeviceMode(TorchDispatchMode):
         Called with an operation and the error that it failed with; whether to do it again. May block and raise as well.
     after_operation
         Called with each operation that was run, its arguments, keywords and result.
+    may_leave
+        Return whether the mode is not needed after this operation. Then FORCE_SIGNAL is raised as soon as the mode can
+        be taken out; the handler of that signal has to do so.
     """
 
     def __init__(
@@ -46,18 +70,24 @@ class DeviceMode(TorchDispatchMode):
         after_operation: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None] | None = None,
         *,
         concerns: Callable[[Sequence[Any], Mapping[str, Any]], bool] | None = None,
+        may_leave: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._before_operation = before_operation
         self._after_failure = after_failure
         self._after_operation = after_operation
         self._concerns = concerns
+        self._may_leave = may_leave
+        self._frame_end: weakref.ref[_FrameEnd] | None = None
+        #: the next signal comes from here; reset by its handler
+        self.is_leaving = False
         #: in this thread's stack, as far as put in and taken out here
         self.is_in = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Skipping wraps the handler in torch._dynamo, whose import costs a second at the first operation.
+        # The handler is uncompiled all the same. torch's wrapper would be a Python frame around it, in which the signal
+        # is handled too early.
         return False
 
     @classmethod
@@ -65,6 +95,7 @@ class DeviceMode(TorchDispatchMode):
         """Let `torch.compile` work as if this mode were not there."""
         return True
 
+    @uncompiled
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -73,14 +104,23 @@ class DeviceMode(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run *func* once the gate is passed."""
+        __tracebackhide__ = True
         keywords = kwargs or {}
         if self._concerns is not None and not self._concerns(args, keywords):
             return func(*args, **keywords)
-        self._before_operation()
-        result = self._run(func, args, keywords)
-        if self._after_operation is not None:
-            self._after_operation(func, args, keywords, result)
-        return result
+        try:
+            self._before_operation()
+            if self._may_leave():
+                frame_end = _FrameEnd()
+                self._frame_end = weakref.ref(frame_end, _raise_signal)
+                self.is_leaving = True
+            result = self._run(func, args, keywords)
+            if self._after_operation is not None:
+                self._after_operation(func, args, keywords, result)
+            return result
+        except BaseException as error:
+            error.__traceback__ = without_ours(error.__traceback__)
+            raise
 
     def _run(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         for _ in range(MOST_RETRIES):
@@ -93,21 +133,24 @@ class DeviceMode(TorchDispatchMode):
 
     def put_in(self) -> None:
         """Put this mode below all others of the calling thread."""
-        above = _take_off(0)
-        _push_mode(self)
-        _put_back(above)
-        self.is_in = True
+        with signals_held():  # a signal's handler may change the stack, too
+            if not self.is_in:
+                above = _take_off(0)
+                _push_mode(self)
+                _put_back(above)
+                self.is_in = True
 
     def take_out(self) -> bool:
         """Take this mode out from below the others; False if it is not there (such as inside its own handler)."""
-        stack = _get_current_dispatch_mode_stack()
-        if self not in stack:
-            return False
-        above = _take_off(stack.index(self) + 1)
-        _pop_mode()
-        _put_back(above)
-        self.is_in = False
-        return True
+        with signals_held():
+            stack = _get_current_dispatch_mode_stack()
+            if self not in stack:
+                return False
+            above = _take_off(stack.index(self) + 1)
+            _pop_mode()
+            _put_back(above)
+            self.is_in = False
+            return True
 
 
 def _take_off(keep: int) -> list[TorchDispatchMode]:

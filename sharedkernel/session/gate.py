@@ -49,6 +49,7 @@ from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePo
 from sharedkernel.session.notices import Notice
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
+from sharedkernel.session.uncompiled import uncompiled
 from sharedkernel.session.wish import Wish
 from sharedkernel.signals_held import holdable, interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
@@ -98,19 +99,28 @@ class Gate:
         self._wish = Wish(page, meter, notice, forecast, self.grant)
         self._main = threading.get_ident()
         self._concerns = concerns
-        self._mode = DeviceMode(self.pass_device, self._grow_after, forecast.cost.count, concerns=concerns)
+        self._mode = DeviceMode(
+            self.pass_device, self._grow_after, forecast.cost.count, concerns=concerns, may_leave=self._may_mode_leave
+        )
+        #: what looks at dispatch now (:mod:`.onlookers`): the mode stays out; those that bear no yield in their middle
+        self._onlookers: set[int] = set()
+        self._firm_onlookers: set[int] = set()
         self._modes = threading.local()
         #: one thread at a time asks for the device, or brings memory back
         self._asking = threading.RLock()
         self._departure = Departure(reclaim, notice, self._wish, self._one_at_a_time)
         #: the main thread waits for the device
         self._main_waits = False
+        #: the mode has to return, since memory gets scarce
+        self._is_guard_due = False
         self._sections = 0
         self._disabled = False
         #: tells why user code may run although no section is open, if it may (the kernel sets it)
         self.why_busy: Callable[[], str | None] = lambda: None
         #: called when a force signal finds the main thread with a grant, between two bytecodes
         self.on_force_signal: Callable[[], None] = lambda: None
+        #: called where something begins that looks at dispatch
+        self.on_look: Callable[[], None] = lambda: None
         #: called with the figures whenever memory was measured; may raise torch.OutOfMemoryError
         self.on_measured: Callable[[protocol.Memory], None] = lambda memory: None
         self.link: Link
@@ -120,7 +130,8 @@ class Gate:
     def connect(self, link: Link) -> None:
         """Put the gate in force: from now on no operation of the main thread passes without a grant."""
         self.link = self._wish.link = self._departure.link = link
-        signal.signal(FORCE_SIGNAL, holdable(self._on_force_signal))
+        self._meter.on_sample = self.watch_memory
+        signal.signal(FORCE_SIGNAL, uncompiled(holdable(self._on_force_signal)))
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
 
@@ -307,9 +318,19 @@ class Gate:
             if self._sections == 0:
                 self._open_for_stray_operation()
             if not self.grant.is_held:
-                self._acquire()
+                self._acquire_enough()
         if main:
             self.grant.threads.keep()
+
+    def _acquire_enough(self) -> None:
+        """Ask for a grant, with room for what the same code failed for when it ran last."""
+        missed = self._growth.take_missed(self._forecast.source)
+        if missed:
+            try:
+                return self._acquire(missed)
+            except torch.OutOfMemoryError as error:
+                log.info("runs without more memory: %s", error)
+        return self._acquire()
 
     def _acquire(self, growth: int = 0, spare: int = 0) -> None:
         """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing; wait for it."""
@@ -376,6 +397,10 @@ class Gate:
             log.info("no headroom: %s", error)
             self.pass_device()  # what comes may fit all the same
 
+    def allocation_failed(self, error: BaseException) -> bool:
+        """Take note that *error* ends the cell; return whether the same cell will ask for that memory first."""
+        return self._growth.failed(error, self._forecast.source)
+
     def _grow_after(self, operation: Any, error: BaseException) -> bool:
         """Get the memory that *operation* failed for, in the main thread; whether to do it again."""
         if self._disabled or not self.grant.is_held or threading.get_ident() != self._main:
@@ -399,16 +424,16 @@ class Gate:
             Whether it is the one that iterations are told by, and not one of those it may turn out to be.
         """
         self._words[Word.ITERATIONS] += iterations
-        if self._words[Word.PREEMPT] or self.grant.release_due:
+        if self._words[Word.PREEMPT] or (self.grant.release_due and not self._onlookers):
             # Somebody waits for the device now: all else comes after, and what is new is said with the next wish.
             self._count_cost(is_known=is_known)
             self.give_back("boundary")
             self._look_ahead(is_known=is_known)
         else:
-            is_guarded = self._mode.is_in
-            if not is_guarded and self._growth.is_guard_due:
+            is_cost_due = is_known and self._forecast.cost.is_wanted
+            if not self._mode.is_in and not self._onlookers and (is_cost_due or self._growth.is_guard_due):
                 self._mode.put_in()
-            if self.grant.measure_due or self._mode.is_in:
+            if self.grant.measure_due or self._mode.is_in or not self._growth.is_measured:
                 self._measure()
                 self._count_cost(is_known=is_known)
                 self._look_ahead(is_known=is_known)
@@ -416,14 +441,76 @@ class Gate:
                     self._tell_news()
             if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
                 self.give_back("boundary")
-            elif is_guarded and self._growth.is_need_known and not self._forecast.cost.is_wanted:
-                with signals_held():
-                    if self.grant.is_held:  # a force signal may have given the grant back meanwhile
-                        self._mode.take_out()
-                        self._forecast.cost.mode_left()
+            else:
+                self._take_mode_out()
             if self._lanes is not None and self.grant.is_held:
                 with signals_held():
                     self._lanes.boundary_passed()
+
+        if self._onlookers and not self.grant.is_held:
+            self._acquire_ahead()
+
+    # --- the mode -----------------------------------------------------------------------------------------------------
+
+    def _may_mode_leave(self) -> bool:
+        """Whether the mode may be taken out, with the grant held: nothing needs it."""
+        return bool(self._onlookers) or (not self._forecast.cost.is_counting and self._growth.may_leave)
+
+    def _take_mode_out(self) -> None:
+        """Take the mode out, in the main thread, if the grant is held and nothing needs it."""
+        if self._mode.is_in and self._may_mode_leave():
+            with signals_held():
+                if self.grant.is_held and self._mode.take_out():  # a force signal may have ended the grant meanwhile
+                    self._forecast.cost.mode_left()
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether something looks at dispatch, or at what modules call."""
+        return bool(self._onlookers)
+
+    def look_begins(self, onlooker: int, *, is_firm: bool) -> None:
+        """Take the device now, and keep the mode out until :meth:`look_ends`.
+
+        Parameters
+        ----------
+        onlooker
+            Any number that tells it from others.
+        is_firm
+            The mode must not even return after a yield, and so there is none: an executor that cannot wait for the next
+            boundary stops the process instead.
+        """
+        if self._disabled or threading.get_ident() != self._main:
+            return
+        self.on_look()
+        self._onlookers.add(onlooker)
+        if is_firm:
+            self._firm_onlookers.add(onlooker)
+        try:
+            self.pass_device()
+        except BaseException:
+            self.look_ends(onlooker)
+            raise
+        self._take_mode_out()
+
+    def look_ends(self, onlooker: int) -> None:
+        """Let the mode return when it is needed, unless something else looks on."""
+        if threading.get_ident() == self._main:
+            self._onlookers.discard(onlooker)
+            self._firm_onlookers.discard(onlooker)
+
+    def _acquire_ahead(self) -> None:
+        """Acquire the device at a boundary where it was given back, so that the mode need not notice the next use."""
+        try:
+            self.pass_device()
+        except torch.OutOfMemoryError as error:
+            log.info("the next operation asks again: %s", error)
+        self._take_mode_out()
+
+    def watch_memory(self, used: int) -> None:
+        """Have the mode return if memory gets scarce, with *used* bytes in use (on the meter's thread)."""
+        if self.grant.is_held and not self._mode.is_in and not self._onlookers and self._growth.wants_guard(used):
+            self._is_guard_due = True
+            signal.pthread_kill(self._main, FORCE_SIGNAL)
 
     def give_back(self, at: ReleasePoint) -> bool:
         """Release the grant and let the next operation acquire one again; return whether it is released."""
@@ -487,6 +574,7 @@ class Gate:
             signal.pthread_kill(self._main, FORCE_SIGNAL)
 
     def _on_force_signal(self) -> None:
+        is_leaving, self._mode.is_leaving = self._mode.is_leaving, False
         if self._disabled:
             return
         if not self.grant.is_held:
@@ -494,9 +582,18 @@ class Gate:
             return
         if self._lanes is not None and self._lanes.is_called_back():
             return  # the pools are in the middle of something; whoever sent the signal repeats it
+        if is_leaving:  # the mode's own signal asks for no more; the executor repeats its own
+            self._take_mode_out()
+            return
         self.on_force_signal()
-        if self._words[Word.PREEMPT] or self.grant.release_due:
+        if self._words[Word.PREEMPT]:
+            if not self._firm_onlookers:
+                self.give_back("yield")
+        elif self.grant.release_due and not self._onlookers:
             self.give_back("yield")
-        elif self._mode.is_in and self._growth.is_quiet:  # without boundaries, nothing else tells what it needs
-            self._mode.take_out()
-            self._forecast.cost.mode_left()
+        elif self._is_guard_due:
+            self._is_guard_due = False
+            if not self._onlookers:
+                self._mode.put_in()
+        else:
+            self._take_mode_out()

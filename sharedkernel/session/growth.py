@@ -4,9 +4,10 @@ The executor leases each session what the device and its user's quota have left.
 more than its lease while others are about to give memory back: it then releases the device (its live bytes stay
 charged), asks for a grant with *growth*, and waits as for any grant.
 
-Both ways need the dispatch mode, so it stays in until the session's need is known: until one whole iteration was
-measured, or the peak has not risen for a while, or there is far more room than anything it did so far took. It goes in
-again when iterations leave more and more behind, and room gets scarce.
+Both ways need the dispatch mode. Where there is ample room, or none that could be gained, the mode leaves after the
+first operation. Elsewhere it stays in until the session's need is known: until one whole iteration was measured, or the
+peak has not risen for a while. While it is out, the meter's samples show whether memory gets scarce; then the mode
+returns (:meth:`Growth.wants_guard`), mostly before an allocation fails.
 
 - *Headroom*: little is left of the allowance. Asked for before the next operation, since what fails in the middle of
   one cannot always be done again. A refusal then is no error: the operation may fit.
@@ -61,13 +62,23 @@ class Growth:
         #: boundaries passed since memory was last seen to grow, and bytes in use at the last of them
         self._passes = 0
         self._used_at_boundary = 0
-        self._knew_before = False
+        #: bytes in use below which the mode need not return
+        self._calm_until = 0
+        #: bytes that a cell failed for, and its source
+        self._missed = 0
+        self._missed_by: str | None = None
+        #: when :attr:`may_leave` is looked at again, and what it was
+        self._next_answer = 0.0
+        self._may_leave = False
+        #: the running code failed for want of memory when it ran last
+        self._is_wary = False
 
     def section_began(self) -> None:
         """Other code may run now than before."""
         self._passes = self._used_at_boundary = 0
-        self._content_until = 0
-        self._knew_before = self._meter.memory.ephemeral is not None
+        self._content_until = self._calm_until = 0
+        self._next_answer = 0.0
+        self._is_wary = False
 
     def boundary_passed(self) -> None:
         """Take note of a boundary at which memory was measured."""
@@ -100,21 +111,82 @@ class Growth:
         return left < 2 * _least_headroom(allowance)
 
     @property
-    def is_need_known(self) -> bool:
-        """The mode may be taken out at a boundary."""
-        return self._passes >= PASSES_MEASURED or self.is_quiet or (self._knew_before and self._has_ample_room())
+    def is_measured(self) -> bool:
+        """One whole iteration was measured in this section."""
+        return self._passes >= PASSES_MEASURED
 
     @property
-    def is_quiet(self) -> bool:
-        """The peak has not risen for a while, and there is room: the mode may be taken out without a boundary too."""
+    def may_leave(self) -> bool:
+        """The mode is not needed: the need is known, or there is ample room.
+
+        Asked at each operation while the mode is in, so the figures are looked at once a millisecond at most.
+        """
+        if self.is_measured or self._is_wary:
+            return self.is_measured
+        now = time.monotonic()
+        if now >= self._next_answer:
+            self._may_leave = self._is_quiet or self._has_ample_room()
+            self._next_answer = now + LOOK_INTERVAL
+        return self._may_leave
+
+    @property
+    def _is_quiet(self) -> bool:
         return self._meter.is_stable and not self._is_scarce(self._meter.used_bytes)
 
     def _has_ample_room(self) -> bool:
-        allowance, memory = self._quota.allowance, self._meter.memory
+        allowance, used = self._quota.allowance, self._meter.used_bytes
         if allowance is None:
             return True
-        free = _left(allowance, self._meter.used_bytes)
-        return free > 4 * (memory.ephemeral or 0) + allowance.limit_bytes // 4
+        left = _left(allowance, used)
+        gain = _room(allowance, used) - left
+        if gain <= 0:
+            return True
+        # A single large allocation is not seen coming, so there must be far more than others could give.
+        return left >= 2 * gain and left > 4 * (self._meter.memory.ephemeral or 0)
+
+    def wants_guard(self, used: int) -> bool:
+        """Return whether the mode has to return, with *used* bytes in use (any thread, at each of the meter's samples).
+
+        It does where memory gets scarce before the need is known, or where more is used than was ever needed before.
+        """
+        allowance = self._quota.allowance
+        if allowance is None or used < self._calm_until:
+            return False
+        left = allowance.limit_bytes - used
+        if left >= _room(allowance, used):
+            return False
+        memory = self._meter.memory
+        known = memory.persistent + (memory.ephemeral or 0)
+        if used <= known + known // HEADROOM_PART:
+            return False
+        if left >= max(2 * _least_headroom(allowance), used - memory.persistent, allowance.limit_bytes // 4):
+            return False
+        self._calm_until = used + STEP
+        self._passes = 0
+        return True
+
+    def failed(self, error: BaseException, source: str | None) -> bool:
+        """Record an allocation that failed and ended a cell.
+
+        Returns
+        -------
+        Whether the next run of *source* asks for that much with its first grant: others may give it by then.
+        """
+        allowance = self._quota.allowance
+        if allowance is None or source is None:
+            return False
+        needed = _in_steps((self._quota.asked_bytes(error) or STEP) + MARGIN)
+        is_possible = needed <= _room(allowance, self._meter.used_bytes)
+        self._missed, self._missed_by = needed if is_possible else 0, source
+        return is_possible
+
+    def take_missed(self, source: str | None) -> int:
+        """Return, once, the bytes that the last run of *source* failed for; this one is then watched until measured."""
+        if self._missed_by is None or source != self._missed_by:
+            return 0
+        missed, self._missed, self._missed_by = self._missed, 0, None
+        self._is_wary = True
+        return missed
 
     def before_operation(self) -> int:
         """Return how many bytes to ask for before the next operation: 0 nearly always.

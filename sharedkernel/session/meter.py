@@ -128,6 +128,8 @@ class HostMeter:
     def __init__(self, page: Page) -> None:
         #: called about ten times a second while a grant is held (on the meter's thread)
         self.on_clock: Callable[[], None] = lambda: None
+        #: called with the bytes in use at each sample (on the meter's thread)
+        self.on_sample: Callable[[int], None] = lambda used: None
         self._words = page.words
         self._baseline = 0
         #: bytes that the heap counts as in use, and that were moved away
@@ -295,5 +297,6 @@ class HostMeter:
             if used > known + (known >> 4):
                 self._quiet_samples = 0
             self._quiet_samples += 1
+            self.on_sample(used)
             self._words[Word.LIVE] = max(0, used - self._persistent)
             time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)

@@ -28,6 +28,8 @@ class Meter(Protocol):
 
     #: called about ten times a second while a grant is held (on the meter's thread)
     on_clock: Callable[[], None]
+    #: called with the bytes in use whenever they are sampled while a grant is held (on the meter's thread)
+    on_sample: Callable[[int], None]
 
     def start(self) -> None:
         """Start to measure."""

@@ -21,7 +21,7 @@ from tornado.ioloop import IOLoop
 
 from sharedkernel import processes, protocol
 from sharedkernel.errors import ProtocolError, SessionNotFound
-from sharedkernel.session import account, folders, likeness, own_log, packages, view
+from sharedkernel.session import account, folders, likeness, onlookers, own_log, packages, view
 from sharedkernel.session.afresh import Launch, asked_variables, start_afresh
 from sharedkernel.session.boundaries import Boundaries
 from sharedkernel.session.descriptor_client import DescriptorClient
@@ -113,9 +113,11 @@ class SessionProcess:
             lanes=self._lanes,
         )
         self._gate.on_measured = self._quota.check
+        self._quota.on_failure = self._gate.allocation_failed
         self._link = Link(launch.executor_socket, self._hello, self._on_message)
         boundaries = Boundaries(self._gate, self._meter, forecast.progress)
         boundaries.install()
+        onlookers.install(self._gate)
         forecast.progress.install()
         self._kernel.pass_gate(self._gate, self._quota, forecast)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sharedkernel import protocol
+from sharedkernel.session.tracebacks import without_ours
 from sharedkernel.units import format_bytes, parse_bytes
 
 #: how torch's allocators say that they failed, on the host and on a GPU; what is raised here on purpose says neither
@@ -31,6 +32,8 @@ class Quota:
         self.allowance: protocol.Allowance | None = None
         #: returns, once, what else made torch's allocator fail than too little memory, as far as that is known
         self.take_refusal: Callable[[], BaseException | None] = lambda: None
+        #: called with a failed allocation that ends a cell; whether that cell asks for the memory when it runs again
+        self.on_failure: Callable[[BaseException], bool] = lambda error: False
 
     def check(self, memory: protocol.Memory) -> None:
         """Raise if *memory* is more than can be allowed: what was leased, or could be.
@@ -66,16 +69,32 @@ class Quota:
         """Whether *memory* is more than was leased, so that the executor has to lease more."""
         return self.allowance is not None and memory.persistent > self.allowance.limit_bytes
 
-    def explain(self, what: str) -> str:
-        """Return one sentence about *what* happened, followed by the figures behind it."""
+    def explain(self, what: str, *, asks_again: bool = False) -> str:
+        """Return one sentence about *what* happened, then the figures, and what to do.
+
+        Parameters
+        ----------
+        what
+            Begins the sentence.
+        asks_again
+            Whether the same cell, run again, waits for the memory that it lacked.
+        """
         allowance = self.allowance
         if allowance is None:
             return f"{what}; the device has no more memory. Nothing was lost: free what you no longer need and retry."
+        rest = max(0, allowance.capacity_bytes - allowance.limit_bytes - allowance.others_bytes)
+        advice = (
+            "run the cell again: it then waits until others have given that memory back. Or free what you no longer "
+            "need (`del name`) first."
+            if asks_again
+            else "free what you no longer need (`del name`), or shut down another of your kernels, and run the cell "
+            "again."
+        )
         return (
             f"{what}, and may use {format_bytes(allowance.limit_bytes)}: your quota is "
             f"{format_bytes(allowance.quota_bytes)}, your other sessions use {format_bytes(allowance.others_bytes)}, "
-            f"the device has {format_bytes(allowance.capacity_bytes)}. Nothing was lost: "
-            "free what you no longer need (`del name`), or shut down another of your kernels, and run the cell again."
+            f"the device has {format_bytes(allowance.capacity_bytes)}, of which the sessions of others and what every "
+            f"session's process needs take {format_bytes(rest)}. Nothing was lost: {advice}"
         )
 
     @staticmethod
@@ -105,8 +124,9 @@ class Quota:
         first_line = str(error).split(" Error code")[0].split(". GPU ")[0].rpartition("] ")[2].rpartition(": ")[2]
         first_line = first_line.rpartition("out of memory. ")[2]
         asked = f"This session asked for more memory than is left to it ({first_line or 'out of memory'})"
-        translated = torch.OutOfMemoryError(self.explain(asked))
-        translated.__cause__ = error
+        translated = torch.OutOfMemoryError(self.explain(asked, asks_again=self.on_failure(error)))
+        # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
+        translated.__context__, translated.__suppress_context__ = error, True
         return translated.with_traceback(error.__traceback__)
 
 
@@ -122,6 +142,7 @@ class ErrorTranslation:
 
     def _get_exc_info(self, exc_tuple: Any = None) -> Any:
         kind, error, traceback = super()._get_exc_info(exc_tuple)  # type: ignore[misc]
+        traceback = without_ours(traceback) or traceback
         translated = self.quota.translate(error)
         return (kind, error, traceback) if translated is error else (type(translated), translated, traceback)
 

@@ -1,13 +1,15 @@
 """What one iteration asks of the device: floating-point operations, and bytes read and written.
 
-Counted while the dispatch mode is in anyway (:mod:`.device_mode`), from the operations that pass it and by the formulas
-of :mod:`torch.utils.flop_counter`; only for a whole iteration between two passes of the known boundary, once for each
-source. No mode of its own is entered, so the user's own see nothing of it. What a compiled function does is not seen.
+Counted from the operations that pass the dispatch mode (:mod:`.device_mode`), by the formulas of
+:mod:`torch.utils.flop_counter`. The mode is put in for that, for one whole iteration between two passes of the known
+boundary and at most :data:`_MOST_OPERATIONS` operations, once for each source. What a compiled function does is not
+seen.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: passes of boundaries in one section after which nothing is counted any more: none of them was the known one
 _GIVE_UP_AFTER = 64
+#: operations of one iteration that are counted; of longer iterations no cost is known
+_MOST_OPERATIONS = 20_000
 #: sources whose cost is remembered
 _MOST_SOURCES = 256
 
@@ -34,7 +38,7 @@ class SoloCost:
     """Counts one iteration of each source."""
 
     def __init__(self) -> None:
-        self._flops = self._bytes = 0
+        self._flops = self._bytes = self._operations = 0
         #: between two passes of the known boundary, with the mode in all the time
         self._is_counting = False
         self._passes = 0
@@ -58,8 +62,13 @@ class SoloCost:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the mode should stay in for another iteration, to count it."""
-        return self.cost is None and self._passes < _GIVE_UP_AFTER
+        """Whether the mode should be in for another iteration, to count it."""
+        return self.cost is None and self._passes < _GIVE_UP_AFTER and not is_compiler_used()
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether an iteration is being counted, so that the mode has to stay in."""
+        return self._is_counting
 
     def boundary_passed(self, *, is_known: bool) -> None:
         """Take note of a boundary, with the mode in; *is_known*: the one that iterations are told by."""
@@ -72,8 +81,8 @@ class SoloCost:
                 self._known[self._source] = self.cost
                 if len(self._known) > _MOST_SOURCES:
                     del self._known[next(iter(self._known))]
-        self._flops = self._bytes = 0
-        self._is_counting = self.cost is None
+        self._flops = self._bytes = self._operations = 0
+        self._is_counting = self.cost is None and self._passes < _GIVE_UP_AFTER
 
     def mode_left(self) -> None:
         """Take note that operations are not seen any more."""
@@ -83,6 +92,10 @@ class SoloCost:
         """Count *operation*, which has just run, if an iteration is counted."""
         if not self._is_counting:
             return
+        self._operations += 1
+        if self._operations > _MOST_OPERATIONS:
+            self._give_up()
+            return
         self._bytes += _bytes_of(args) + _bytes_of(result)
         formula = self._known_formulas().get(getattr(operation, "_overloadpacket", None))
         if formula is not None:
@@ -90,7 +103,10 @@ class SoloCost:
                 self._flops += formula(*args, **keywords, out_val=result)
             except Exception:
                 log.exception("cannot count %s; no utilisation is predicted", operation)
-                self._is_counting, self._passes = False, _GIVE_UP_AFTER
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._is_counting, self._passes = False, _GIVE_UP_AFTER
 
     def _known_formulas(self) -> Mapping[Any, Callable[..., int]]:
         if self._formulas is None:
@@ -106,6 +122,12 @@ class SoloCost:
                 **flop_registry,
             }
         return self._formulas
+
+
+def is_compiler_used() -> bool:
+    """Whether `torch.compile` has compiled something: a mode or a hook might make it compile again."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"])
 
 
 def _bytes_of(value: Any) -> int:

@@ -159,32 +159,8 @@ class SessionUnderTest:
         return self.reply(self.client.execute(code, **options))
 
     def reply(self, request: str) -> dict[str, Any]:
-        """Return the content of the reply to *request*, with what the cell printed (`text`) and showed (`shown`).
-
-        Names of errors that clients heard of are its `errors`.
-        """
-        deadline = time.monotonic() + PATIENCE
-        texts: list[str] = []
-        shown: list[str] = []
-        errors: list[str] = []
-        while True:
-            message = self.client.get_iopub_msg(timeout=deadline - time.monotonic())
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            content = message["content"]
-            match message["msg_type"]:
-                case "stream":
-                    texts.append(content["text"])
-                case "display_data" | "update_display_data":
-                    shown.append(content["data"]["text/plain"])
-                case "error":
-                    errors.append(content["ename"])
-                case "status" if content["execution_state"] == "idle":
-                    break
-        while True:
-            message = self.client.get_shell_msg(timeout=deadline - time.monotonic())
-            if message["parent_header"].get("msg_id") == request:
-                return {**message["content"], "text": "".join(texts), "shown": shown, "errors": errors}
+        """Return the content of the reply to *request*, as :func:`reply_of` does."""
+        return reply_of(self.client, request)
 
     def request(self, kind: str, content: dict[str, Any]) -> str:
         """Send a request of the shell channel; return its id."""
@@ -236,3 +212,32 @@ def _receive(connection: socket.socket) -> bytes:
         return connection.recv(65536)
     except OSError:
         return b""
+
+
+def reply_of(client: BlockingKernelClient, request: str) -> dict[str, Any]:
+    """Return the content of the reply to *request*, with what the cell printed (`text`) and showed (`shown`).
+
+    Names of errors that clients heard of are its `errors`.
+    """
+    deadline = time.monotonic() + PATIENCE
+    texts: list[str] = []
+    shown: list[str] = []
+    errors: list[str] = []
+    while True:
+        message = client.get_iopub_msg(timeout=deadline - time.monotonic())
+        if message["parent_header"].get("msg_id") != request:
+            continue
+        content = message["content"]
+        match message["msg_type"]:
+            case "stream":
+                texts.append(content["text"])
+            case "display_data" | "update_display_data":
+                shown.append(content["data"]["text/plain"])
+            case "error":
+                errors.append(content["ename"])
+            case "status" if content["execution_state"] == "idle":
+                break
+    while True:
+        message = client.get_shell_msg(timeout=deadline - time.monotonic())
+        if message["parent_header"].get("msg_id") == request:
+            return {**message["content"], "text": "".join(texts), "shown": shown, "errors": errors}

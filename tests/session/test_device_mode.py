@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from sharedkernel.session.device_mode import DeviceMode
+from sharedkernel.session.page import FORCE_SIGNAL
 
 
 class Counting(TorchDispatchMode):
@@ -108,3 +110,36 @@ def test_gradients_are_what_they_were(noticed: list[int]) -> None:
         assert torch.equal(gradient(), plain)
     finally:
         mode.take_out()
+
+
+def test_it_asks_to_be_taken_out_between_two_lines(noticed: list[int]) -> None:
+    """The signal comes once the operation is over, where the mode is on the stack again, and before the next one."""
+    mode = DeviceMode(lambda: noticed.append(1), may_leave=lambda: True)
+    left: list[bool] = []
+    before = signal.signal(FORCE_SIGNAL, lambda *_: left.append(mode.take_out()))
+    mode.put_in()
+    try:
+        a = torch.ones(2)
+        b = a + a
+        _ = b * b
+    finally:
+        signal.signal(FORCE_SIGNAL, before)
+    assert left == [True]
+    assert len(noticed) == 1
+
+
+def test_it_asks_to_be_taken_out_after_an_error_too(noticed: list[int]) -> None:
+    """And the error's traceback has no frame of the mode in it."""
+    mode = DeviceMode(lambda: noticed.append(1), may_leave=lambda: True)
+    left: list[bool] = []
+    before = signal.signal(FORCE_SIGNAL, lambda *_: left.append(mode.take_out()))
+    a, b = torch.ones(2, 3), torch.ones(2, 3)
+    mode.put_in()
+    try:
+        with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+            torch.mm(a, b)
+    finally:
+        signal.signal(FORCE_SIGNAL, before)
+    assert len(noticed) == 1
+    assert len(caught.traceback) == 1
+    assert left == [True]

@@ -32,12 +32,12 @@ def test_beyond_the_allowance_the_error_has_all_figures(quota: Quota) -> None:
 
 
 def test_a_real_failed_allocation_is_translated(quota: Quota) -> None:
-    """What torch's own allocator raises becomes the quota's error, with the original as its cause."""
+    """What torch's own allocator raises becomes the quota's error, with the original as its context."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     translated = quota.translate(caught.value)
     assert isinstance(translated, torch.OutOfMemoryError)
-    assert translated.__cause__ is caught.value
+    assert translated.__context__ is caught.value
     assert "your quota is 2.0 GiB" in str(translated)
     assert str(1 << 60) in str(translated)
 

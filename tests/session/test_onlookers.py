@@ -1,0 +1,129 @@
+"""Tracers, profilers, compilers and tracebacks show in a session what they show in a stock kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+
+from tests.session.harness import SessionUnderTest
+from tests.session.stock import run_on_both, stock_kernel
+
+MIB = 1 << 20
+
+PREPARE = """
+import io, logging, warnings
+import torch, torch._dynamo
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(144, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.convolution(x)))
+        x = x.view(x.size(0), -1)
+        return self.head(x + torch.zeros(x.shape[1]))
+
+torch.manual_seed(0)
+torch._dynamo.reset()
+torch._dynamo.utils.counters.clear()
+net, x = Net().eval(), torch.randn(2, 3, 8, 8)
+
+def show_trace():
+    traced = torch.jit.trace(net, x)
+    print([node.kind() for node in traced.inlined_graph.nodes()], torch.equal(traced(x), net(x)))
+
+def show_profile(**options):
+    with torch.profiler.profile(**options) as profile:
+        net(x).sum().item()
+    print(sorted((event.key, event.count) for event in profile.key_averages()))
+
+def stats():
+    return dict(torch._dynamo.utils.counters["stats"])
+"""
+
+#: cells; in each, what is looked at begins without a grant, or with one that an operation took just before
+CELLS = {
+    "trace": "show_trace()",
+    "trace_later": "net(x)\nshow_trace()\nprint(modes())",
+    "trace_function": "print(torch.jit.trace(lambda a: a.view(a.size(0), -1) * 2, (x,)).graph.str(False))",
+    "trace_module": "print(torch.jit.trace_module(net, {'forward': x})(x).shape)",
+    "profile": "show_profile()",
+    "profile_later": "net(x)\nshow_profile(record_shapes=True)\nprint(modes())",
+    "autograd_profile": (
+        "with torch.autograd.profiler.profile() as profile: net(x).sum().backward()\n"
+        "print(sorted((event.key, event.count) for event in profile.key_averages()))"
+    ),
+    "compile": "print(torch.equal(torch.compile(net, fullgraph=True, backend='eager')(x), net(x)), stats())",
+    "compile_with_breaks": (
+        "@torch.compile(backend='eager')\n"
+        "def broken(x):\n"
+        "    x = x.sin()\n"
+        "    torch._dynamo.graph_break()\n"
+        "    print(modes(), torch.ones(2).sum().item())\n"
+        "    return net(x.cos()) + 1\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    for count in range(1, 4): broken(x[:, :count].repeat(1, 3, 1, 1)[:, :3])\n"
+        "print(stats(), [str(warning.message) for warning in caught])"
+    ),
+    "compile_a_training_step": (
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "@torch.compile(backend='eager')\n"
+        "def step():\n"
+        "    optimizer.zero_grad()\n"
+        "    net(x).sum().backward()\n"
+        "    optimizer.step()\n"
+        "for _ in range(4): step()\n"
+        "print(stats())"
+    ),
+    "export": "print(len(torch.export.export(net, (x,)).graph.nodes))",
+    "export_strictly": "print(len(torch.export.export(net, (x,), strict=True).graph.nodes))",
+    "first_operation": "y = torch.ones(2)\nprint(modes())\nz = y + y\nprint(modes())",
+    "no_call_between": "y = x + x; z = y * y; print(modes())",
+    "error_in_first_operation": "torch.ones(2) @ torch.ones(3)",
+    "error_in_a_module": "def apply():\n    return net(torch.ones(2, 3, 9, 9))\napply()",
+    "error_that_is_caught": (
+        "try: torch.ones(2) @ x\nexcept RuntimeError as error:\n    print(error.__cause__)\n    raise"
+    ),
+}
+
+#: cells that look at the mode without any onlooker
+OF_AMPLE_MEMORY = ("first_operation", "no_call_between")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlockingKernelClient]:
+    """Yield a stock kernel."""
+    with stock_kernel(tmp_path_factory.mktemp("k")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["ample", "scarce"])
+def is_scarce(request: pytest.FixtureRequest) -> bool:
+    """Whether memory is so scarce that the mode stays in."""
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def session(is_scarce: bool) -> Iterator[SessionUnderTest]:
+    """Yield a session."""
+    with SessionUnderTest() as session:
+        if is_scarce:
+            session.limit(512 * MIB)
+        yield session
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_it_is_as_in_a_stock_kernel(
+    session: SessionUnderTest, stock: BlockingKernelClient, name: str, is_scarce: bool
+) -> None:
+    """The same cell prints the same, ends alike, and shows the same traceback."""
+    if is_scarce and name in OF_AMPLE_MEMORY:
+        pytest.skip("the mode stays in")
+    run_on_both(session, stock, PREPARE)
+    here, there = run_on_both(session, stock, CELLS[name])
+    assert here == there
