@@ -63,8 +63,9 @@ class Reply:
 class Notebook:
     """A running kernel and the websocket to it; made by :func:`open_notebook`."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, patience: float) -> None:
         self.route = route
+        self._patience = patience
         self.kernel_id = ""
         self._session_id = uuid.uuid4().hex
         self._http = AsyncHTTPClient(force_instance=True)
@@ -129,10 +130,10 @@ class Notebook:
         parts = new_message("execute_request", _execute_content(code), session=self._session_id)
         message_id = json.loads(parts[0])["msg_id"]
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._patience):
                 return await self._run(to_websocket("shell", parts), message_id)
         except TimeoutError:
-            raise BenchmarkFailed(f"a cell at {self.route.name} did not end within {PATIENCE:.0f} s.") from None
+            raise BenchmarkFailed(f"a cell at {self.route.name} did not end within {self._patience:.0f} s.") from None
 
     async def run(self, code: str) -> str:
         """Run a cell that must end well, and return what it printed.
@@ -251,9 +252,9 @@ class Notebook:
 
 
 @contextlib.asynccontextmanager
-async def open_notebook(route: Route) -> AsyncIterator[Notebook]:
-    """Give a notebook whose kernel is gone afterwards."""
-    notebook = Notebook(route)
+async def open_notebook(route: Route, *, patience: float = PATIENCE) -> AsyncIterator[Notebook]:
+    """Give a notebook whose kernel is gone afterwards, and whose cells may take *patience* seconds each."""
+    notebook = Notebook(route, patience)
     try:
         await notebook.start()
         yield notebook

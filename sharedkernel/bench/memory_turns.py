@@ -77,7 +77,9 @@ async def _measure(conditions: Conditions, stack: LocalStack, quantum: float, ca
         notebooks = []
         for number, user in enumerate(_USERS):
             conditions.say(f"preparing the notebook of {user}")
-            notebook = await contexts.enter_async_context(open_notebook(gateway_route(stack, user)))
+            notebook = await contexts.enter_async_context(
+                open_notebook(gateway_route(stack, user), patience=2 * _LONGEST)
+            )
             await notebook.run(_PREPARE.format(seed=number, num_tensors=num_tensors))
             notebooks.append(notebook)
         *trainers, visitor = notebooks

@@ -15,10 +15,11 @@ Facts and decisions
 Four questions, each with its modules
     *May it have memory?* `admission.py`, with `claims.py` for what each in line waits for, `lanes.py` for the layout
     and `ledger.py` for the sums. *Who makes room for it?* `reclaim.py` takes lanes, `offloading.py` moves idle memory
-    away. *Who is served next?* `turns.py`, in the order of `policies.py`. *How much was each served?* `service.py`.
-    All of them read and write the same `records.py`. An event is first written there (`facts.py`), then everything is
-    *settled* (`settling.py`): lanes are set right, the line for memory is admitted as far as it fits, turns are taken,
-    and idle sessions are asked to move away for who is still in line. What is decided is carried out by `decisions.py`.
+    away, `memory_turns.py` that of cells that run. *Who is served next?* `turns.py`, in the order of `policies.py`.
+    *How much was each served?* `service.py`. All of them read and write the same `records.py`. An event is first
+    written there (`facts.py`), then everything is *settled* (`settling.py`): lanes are set right, the line for memory is
+    admitted as far as it fits, turns are taken, and idle sessions are asked to move away for who is still in line. What
+    is decided is carried out by `decisions.py`.
 
 Interrupted iterations
     A grant that was released in the middle of an iteration leaves live bytes in its lane. The lane is that session's
@@ -31,6 +32,11 @@ Offloading and restoring
     on its way back, and charged from the moment that it may come. If that is cut short, the session is offloaded as
     before. Restoring never takes the room that open cells need for their lanes: notebooks brought side by side would
     otherwise wait for each other's memory, neither able to run.
+
+Memory turns
+    Where idle memory does not suffice, sessions take turns on the device's memory: one whose memory quantum is over is
+    told to move out, gives its grant back at its next boundary (or is called to its gate), and gets in line for its own
+    memory. `memory_turns.py` says who, when, and what is promised to those who wait.
 
 Growth
     An iteration, or a cell, that comes to need more than it has gives its grant back and waits in line, with its lane.

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharedkernel.scheduling import SchedulerConfig
+from sharedkernel.scheduling import MemoryProfile, SchedulerConfig
 from sharedkernel.scheduling.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
+from sharedkernel.scheduling.events import CellClosed, Offloaded, Restored, from_dict
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook
 
@@ -310,3 +311,50 @@ def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], share
     device.run(min(3 * most * turn, 1500.0), most_events=4000)
     for name, longest in waits(device).items():
         assert longest <= (sum(by_user.values()) / by_user[name] + 1) * turn
+
+
+# --- as it happened -----------------------------------
+
+#: four users on 1000 MiB: what stays of each session, what was moved away, and what an iteration needs, bytes
+_STAYS, _AWAY, _NEEDS = 38_900_000, 675_100_000, 218_160_000
+_USERS = ("ada", "bob", "cleo", "dan")
+
+
+def recorded() -> list[tuple[float, dict[str, object]]]:
+    """Return the log of a device on which three sessions wait for memory, and nobody runs."""
+    memory = {"persistent": 0, "ephemeral": _NEEDS, "framework": _STAYS}
+    log: list[tuple[float, dict[str, object]]] = []
+    for user in _USERS:
+        limits = {"share": 1.0, "quota": None, "offload_after": 1.0, "priority": 0}
+        log.append((0.0, {"event": "UserConfigured", "user": user, **limits}))
+        log.append(
+            (0.0, {"event": "SessionStarted", "session": user, "user": user, "domain": "all", "framework": _STAYS})
+        )
+        log.append((1.0, {"event": "Offloaded", "session": user, "memory": memory, "offloaded": _AWAY}))
+    log.sort(key=lambda entry: entry[0])
+    return [*log, *((2.0, {"event": "CellOpened", "session": user}) for user in _USERS[1:])]
+
+
+def test_three_users_do_not_hang_on_an_idle_device() -> None:
+    """A restore and its iteration lack 0.3 MB beside what stays of the others: each has its turn all the same."""
+    desk = Desk(SchedulerConfig(capacity=1000 * MIB))
+    actions: list[Action] = []
+    for when, event in recorded():
+        desk.now = when
+        actions += desk.send(from_dict(event))
+    assert _STAYS * len(_USERS) + _AWAY + _NEEDS > 1000 * MIB > _STAYS * len(_USERS) + _AWAY
+    served = []
+    for _ in _USERS[1:]:
+        assert len(only(Restore, actions)) == 1
+        name = only(Restore, actions)[0].session  # type: ignore[attr-defined]
+        desk.send(Restored(session=name, memory=MemoryProfile(persistent=_AWAY, framework=_STAYS)))
+        closed = MemoryProfile(persistent=_AWAY, ephemeral=_NEEDS, framework=_STAYS)
+        assert desk.send(CellClosed(session=name, memory=closed)) == []
+        served.append(name)
+        if len(served) < len(_USERS) - 1:
+            assert desk.tick_at_deadline() == [Offload(session=name)]
+            actions = desk.send(
+                Offloaded(session=name, memory=MemoryProfile(ephemeral=_NEEDS, framework=_STAYS), offloaded=_AWAY)
+            )
+    assert served == list(_USERS[1:])
+    assert desk.now < 2.0 + 3 * QUANTUM
