@@ -199,7 +199,7 @@ class MemoryTurns:
 
     def _candidates(self, waiting: Session) -> Iterable[Session]:
         for session in self._idle.values():
-            if may_ask(session):
+            if may_ask(session) and is_movable(session):
                 yield session
         for session in self._claims.open.values():
             if session is not waiting and session.id not in self.leaving and may_move_out(session):

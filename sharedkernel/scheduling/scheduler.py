@@ -17,7 +17,7 @@ Four questions, each with its modules
     and `ledger.py` for the sums. *Who makes room for it?* `reclaim.py` takes lanes, `offloading.py` moves idle memory
     away, `memory_turns.py` that of cells that run. *Who is served next?* `turns.py`, in the order of `policies.py`.
     *How much was each served?* `service.py`. All of them read and write the same `records.py`. An event is first
-    written there (`facts.py`), then everything is *settled* (`settling.py`): lanes are set right, the line for memory is
+    written there (`facts.py`), then all is *settled* (`settling.py`): lanes are set right, the line for memory is
     admitted as far as it fits, turns are taken, and idle sessions are asked to move away for who is still in line. What
     is decided is carried out by `decisions.py`.
 

@@ -164,6 +164,24 @@ def test_never_switches_it_off(make_sched: Callable[..., Desk]) -> None:
     assert sched.tick(9000.0) == []
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_user_whose_memory_never_moves_keeps_it(sched: Desk, is_open: bool) -> None:
+    """`offload_after` "never" holds for idle notebooks and for cells that run."""
+    sched.user("bob", offload_after=None)
+    train(sched, "bob", size=500)
+    if not is_open:
+        sched.release("bob", "cell")
+        sched.close("bob")
+    away(sched, "ada", size=400)
+    sched.now = 100.0
+    assert sched.reopen("ada") == [Restore(session="ada")]
+    away(sched, "cleo", size=600)
+    assert sched.reopen("cleo") == []
+    while (deadline := sched.scheduler.next_deadline()) is not None and deadline < 1000.0:
+        assert not only(Offload, sched.tick(deadline))
+        assert not sched.scheduler.sessions["bob"].residence.is_ending  # type: ignore[index]
+
+
 def test_nothing_is_taken_from_cells_under_fifo(make_sched: Callable[..., Desk]) -> None:
     """By design: who lacks memory waits for cells to end."""
     sched = make_sched(capacity=1000 * MIB, policy="fifo")
