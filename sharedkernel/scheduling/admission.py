@@ -121,7 +121,7 @@ class Admission:
             return (1, session.arrival)
         # Whoever may reclaim memory comes before those from whom it is taken, wherever the policy would put them.
         if self.is_due(session, self._now):
-            return (2, self.turns.deadline(session), session.arrival)
+            return (2, *self.turns.place(session, self._now), session.arrival)
         return (3, *self.policy.line(session))
 
     # --- refusing -----------------------------------
@@ -207,6 +207,7 @@ class Admission:
                 moments.append(self.patience_ends(session))
             moments.append(self._is_hopeless_from(session))
         moments += map(late_at, self.turns.leaving.values())
+        moments += map(self.turns.delayed_until, self.waiting.values())
         return min((moment for moment in moments if moment > now), default=math.inf)
 
     # --- admitting -----------------------------------
@@ -278,6 +279,7 @@ class Admission:
         restored = MemoryProfile(persistent=persistent, ephemeral=memory.ephemeral, framework=memory.framework)
         self.ledger.set_memory(session, restored)
         session.is_returning = True
+        self.turns.let_in(session, self.waiting.values(), self._now)
         return True
 
     def _grow(self, session: Session) -> bool:

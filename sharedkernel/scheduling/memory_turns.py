@@ -18,7 +18,8 @@ Who moves out
 Whose turn is next
     In line, whoever has waited for `overtake_patience` is served by a deadline: that of the moment it came, plus a
     quantum for each user's share over its own. So users with equal shares come back in the order in which they left.
-    A cell that begins goes before those that were moved out in their middle, but delays none by more than a quantum.
+    Cells that begin go before those that were moved out in their middle, as for device time short cells do; but nobody
+    is delayed by that for more than one quantum.
     Room that was made for one session is taken by no other.
 
 The promise, under `fair`
@@ -152,14 +153,32 @@ class MemoryTurns:
         usual = ripe_at if is_idle else max(began, holder.opened_at) + quantum
         return max(min(at_latest, usual), holder.ask_again_at)
 
-    def deadline(self, session: Session) -> float:
-        """Return by when *session*, which is in line, should have its memory; the line is in this order."""
+    def place(self, session: Session, now: float) -> tuple[bool, float]:
+        """Return the place in line of *session*, which is due, at *now*: behind cells that begin, by its deadline."""
+        return now < self.delayed_until(session), self._deadline(session)
+
+    def delayed_until(self, session: Session) -> float:
+        """Return until when cells that begin are let in before *session*; infinite: the first is still to come."""
+        quantum = self.config.memory_quantum
+        if quantum is None or not session.is_cut_short:
+            return -math.inf
+        return math.inf if session.delayed_at is None else session.delayed_at + quantum
+
+    def let_in(self, session: Session, line: Iterable[Session], now: float) -> None:
+        """Record whom of the *line* *session* delays, for which there is room now, or room is made."""
+        if session.is_cut_short:
+            return
+        for other in line:
+            if other.is_cut_short and other.delayed_at is None and other.arrival < session.arrival:
+                other.delayed_at = now
+
+    def _deadline(self, session: Session) -> float:
+        """Return by when *session*, which is in line, should have its memory."""
         quantum = self.config.memory_quantum
         if quantum is None or not self.policy.is_preemptive:
             return session.waiting_since
         shares = sum(user.share for user in self._users.values() if user.sessions)
-        grace = quantum if session.is_cut_short else 0.0
-        return session.waiting_since + quantum * shares / session.user.share + grace
+        return session.waiting_since + quantum * shares / session.user.share
 
     # --- who moves out -----------------------------------
 

@@ -295,6 +295,8 @@ class Session:
     opened_at: float = 0.0
     #: its stay on the device with its memory
     residence: Residence = field(default_factory=Residence)
+    #: when a cell that began later was first let in before it, which waits in the middle of its own; None: it was not
+    delayed_at: float | None = None
     #: whether others were told to move out to make room for it, while it is in line: nobody may take that room
     has_room_made: bool = False
 

@@ -149,7 +149,7 @@ class Records:
         """Let *session* wait for memory behind those who wait already."""
         session.arrival = next(self._arrivals)
         session.waiting_since = self.clock.now
-        session.overtaken_at = None
+        session.overtaken_at = session.delayed_at = None
         self.admission.enter_line(session)
 
     def stay(self, session: Session) -> None:

@@ -119,6 +119,7 @@ class Settling:
         if eviction.waiting is None or not eviction.sessions:
             return
         eviction.waiting.has_room_made = True
+        records.turns.let_in(eviction.waiting, records.admission.waiting.values(), records.clock.now)
         for session in eviction.sessions:
             if session.state is SessionState.IDLE:
                 self._decisions.offload(session)

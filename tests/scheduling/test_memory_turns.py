@@ -331,6 +331,69 @@ def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], share
         assert longest <= (sum(by_user.values()) / by_user[name] + 1) * turn
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.integers(1, 4),
+    moving=st.sampled_from([0.02, 1.0]),
+    thinking=st.sampled_from([1.0, 40.0]),
+    size=st.integers(400, 800),
+)
+def test_short_cells_go_before_trainings_that_were_moved_out(
+    count: int, moving: float, thinking: float, size: int
+) -> None:
+    """However often they come, no training is delayed by more than one quantum for them."""
+    trainings = [
+        Notebook(
+            name=f"user{'abcd'[number]}",
+            persistent=size * MIB,
+            cells=[Cell(iterations=10**9, seconds=1.0, ephemeral=50 * MIB)],
+        )
+        for number in range(count)
+    ]
+    cells = [Cell(seconds=0.5, ephemeral=50 * MIB, pause=thinking, persistent=size * MIB) for _ in range(100)]
+    visitor = Notebook(name="visitor", persistent=size * MIB, cells=cells)
+    device = Device(
+        SchedulerConfig(capacity=1000 * MIB, quantum=10.0),
+        [*trainings, visitor],
+        offload_after=5.0,
+        moving=lambda size: moving * size / GIB,
+    )
+    turn = max(QUANTUM, 10 * 2 * moving) + 2 * moving + 1.0
+    device.run(1000.0, most_events=8000)
+    longest = waits(device)
+    assert longest.pop("visitor") <= (count + 1) * turn
+    assert max(longest.values()) <= (count + 2) * turn
+
+
+def test_a_cell_that_begins_is_let_in_first_once(sched: Desk) -> None:
+    """Before one that was moved out earlier in its middle; the next such cell waits for that one's turn."""
+    train(sched, "bob")
+    away(sched, "ada")
+    away(sched, "cleo")
+    sched.now = 100.0
+    sched.reopen("ada")
+    sched.release("bob", "boundary")
+    sched.want("bob")
+    assert Restore(session="ada") in sched.offload("bob")  # bob waits from now on
+    sched.restored("ada")
+    sched.want("ada", 100 * MIB)
+    sched.now = 110.0
+    sched.reopen("cleo")
+    assert sched.tick(120.0) == [Revoke(session="ada")]
+    sched.release("ada", "boundary")
+    sched.want("ada")
+    assert Restore(session="cleo") in sched.offload("ada")
+    sched.restored("cleo")
+    sched.want("cleo", 100 * MIB)
+    away(sched, "dan")
+    sched.now = 130.0
+    sched.reopen("dan")
+    assert sched.tick(140.0) == [Revoke(session="cleo")]
+    sched.release("cleo", "boundary")
+    sched.want("cleo")
+    assert Restore(session="bob") in sched.offload("cleo")  # it was delayed for a quantum
+
+
 # --- as it happened -----------------------------------
 
 #: four users on 1000 MiB: what stays of each session, what was moved away, and what an iteration needs, bytes
