@@ -11,12 +11,14 @@ import contextlib
 import inspect
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import zmq
 from ipykernel import ipkernel
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -52,6 +54,8 @@ Handler = Callable[[Any, Any, dict[str, Any]], Any]
 #: what keeps a section from opening, and is told to who asked for it
 _NOT_OPENED = (KeyboardInterrupt, torch.OutOfMemoryError, RestoreFailed)
 
+#: seconds within which a client that asks for input has connected the socket for it, and between two looks
+_STDIN_PATIENCE, _STDIN_PAUSE = 10.0, 0.02
 #: files of the modules that were imported before the fork; the debugger does not step into them
 imported_files: list[str] = []
 
@@ -185,6 +189,23 @@ class SessionKernel(IPythonKernel):
             for kind, handler in handlers.items():
                 if kind not in HARMLESS:
                     handlers[kind] = self._behind_gate(handler)
+
+    def _input_request(self, *args: Any, **keywords: Any) -> str:
+        """Ask the client for a line of text, once its socket for that is connected.
+
+        Clients connect a socket for each channel; a cell that came over one of them may ask before the other is there,
+        and ZeroMQ drops what it cannot deliver: the cell would wait for ever.
+        """
+        deadline = time.monotonic() + _STDIN_PATIENCE
+        while True:
+            is_last = time.monotonic() >= deadline
+            self.stdin_socket.setsockopt(zmq.ROUTER_MANDATORY, 0 if is_last else 1)
+            try:
+                return str(super()._input_request(*args, **keywords))
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                time.sleep(_STDIN_PAUSE)
 
     def _why_busy(self) -> str | None:
         return "It handles a request." if self._main_asyncio_lock.locked() else None

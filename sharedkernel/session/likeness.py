@@ -10,7 +10,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from multiprocessing import process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +50,8 @@ def start_here(shell: Any, notebook: str | None) -> None:
     """
     here = Path.cwd()
     # What is spawned imports the notebook's own modules from there.
-    process.ORIGINAL_DIR = str(here)  # type: ignore[attr-defined]
+    if (process := sys.modules.get("multiprocessing.process")) is not None:  # else it looks when it is imported
+        process.ORIGINAL_DIR = str(here)  # type: ignore[attr-defined]
     shell.starting_dir = str(here)
     shell.history_manager.dir_hist[:] = [here]
     if notebook is not None:

@@ -250,6 +250,7 @@ class HostMeter:
     def came_back(self) -> None:
         """Take note that what was away is back."""
         self._away = 0
+        self._is_unsettled = True
         self.measure_idle()
 
     def allow(self, allowance: Allowance) -> None:
@@ -277,14 +278,19 @@ class HostMeter:
         """Measure what the process keeps apart from tensors (a few milliseconds, so only while nothing runs)."""
         self._is_unsettled = False
         trim()
-        self._framework = max(0, private_bytes() - self.used_bytes)
+        away = self._away
+        framework = max(0, private_bytes() - self.used_bytes)
+        if away != self._away:  # the main thread has moved memory meanwhile: the two figures do not belong together
+            return
+        self._framework = framework
         self._words[Word.FRAMEWORK] = self._framework
 
     def _sample(self) -> None:
         last_tick = 0.0
         while True:
             if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
-                self._measure_framework()
+                if not self._away:  # it may be on its way back, a part of it there and none of it counted
+                    self._measure_framework()
                 continue
             self._is_unsettled = True
             if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import re
 import site
@@ -64,7 +63,8 @@ def activate() -> None:
     """
     programs = _make_overlay() / "bin"
     sys.executable = str(programs / "python")
-    multiprocessing.set_executable(sys.executable)
+    if (spawn := sys.modules.get("multiprocessing.spawn")) is not None:  # else it looks when it is imported
+        spawn.set_executable(sys.executable)
     path = [entry for entry in os.environ.get("PATH", os.defpath).split(os.pathsep) if entry != str(programs)]
     os.environ["PATH"] = os.pathsep.join([str(programs), *path])
     if "VIRTUAL_ENV" in os.environ:

@@ -46,7 +46,8 @@ def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_
             assert len(set(seconds)) > 1
             assert seconds == sorted(seconds)
 
-    process = ExecutorProcess("--spares", "0", capacity="512MiB", place=take_place())
+    options = ("--spares", "0", "--memory-quantum", "never")
+    process = ExecutorProcess(*options, capacity="512MiB", place=take_place())
     try:
         asyncio.run(check(process))
     finally:

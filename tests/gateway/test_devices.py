@@ -57,7 +57,9 @@ def test_all_that_can_be_done_to_a_session_reaches_its_executor(devices: Stack) 
             assert (await grace.request("POST", f"{path}/restart")).status == 200
             assert await execute(grace, kernel, "import os; print(os.getpid())") != before
             async with grace.attach(kernel) as channels:
-                await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
+                # What comes right behind a cell that failed is aborted, unless that was said not to stop it.
+                cell = {"code": "print('on')\nwhile True: pass", "silent": False, "stop_on_error": False}
+                await channels.send("execute_request", cell)
                 await channels.until("stream", text="on\n")
                 assert (await grace.request("POST", f"{path}/interrupt")).status == 204
                 await channels.until("execute_reply", status="error")
