@@ -34,6 +34,7 @@ The promise, under `fair`
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -229,29 +230,34 @@ class MemoryTurns:
     ) -> Eviction | None:
         """Return who of *candidates* is to move out for *session*; None where all of them would not do."""
         ends = {other: self.ends_at(other, session) for other in candidates}
-        due: list[Session] = []
-        moments = sorted({end for end in ends.values() if now < end < math.inf})
-        for moment in (now, *moments):
-            due = [other for other in candidates if ends[other] <= moment]
-            if self._is_enough(session, due, gone, coming):
-                if moment > now:
-                    return Eviction(waiting=session, due_at=moment)
-                return Eviction(waiting=session, sessions=self._fewest(session, due, gone, coming, now))
-        return None
+        moments = [now, *sorted({end for end in ends.values() if now < end < math.inf})]
+
+        def is_enough(moment: float) -> bool:
+            return self._is_enough(session, [other for other in candidates if ends[other] <= moment], gone, coming)
+
+        place = bisect_left(moments, True, key=is_enough)  # the later, the more are due
+        if place == len(moments):
+            return None
+        if place > 0:
+            return Eviction(waiting=session, due_at=moments[place])
+        due = [other for other in candidates if ends[other] <= now]
+        return Eviction(waiting=session, sessions=self._fewest(session, due, gone, coming, now))
 
     def _fewest(
         self, session: Session, due: list[Session], gone: set[Session], coming: int, now: float
     ) -> list[Session]:
+        """Return the first of those *due* whose memory is enough for *session*."""
+        least_missing = self._claims.missing(session, gone.union(due))
         chosen: list[Session] = []
         for other in sorted(due, key=lambda other: self._worth(other, now)):
             chosen.append(other)
-            if self._is_enough(session, chosen, gone, coming):
+            coming += gives(other)
+            if coming >= least_missing and coming >= self._claims.missing(session, gone.union(chosen)):
                 break
         return chosen
 
     def _is_enough(self, session: Session, chosen: list[Session], gone: set[Session], coming: int) -> bool:
-        missing = self._claims.missing(session, gone.union(chosen))
-        return missing <= coming + sum(map(gives, chosen))
+        return self._claims.missing(session, gone.union(chosen)) <= coming + sum(map(gives, chosen))
 
     def _worth(self, session: Session, now: float) -> tuple[bool, float, int]:
         """Return what those who may move out are sorted by, the first to go first."""
