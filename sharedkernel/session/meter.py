@@ -1,6 +1,7 @@
 """How much device memory a session uses, on the host device: bytes in use on the C heap.
 
-On the host device a tensor is ordinary memory, so the meter reads `mallinfo2` (glibc): exact, 0.4 to 10 µs a call.
+On the host device a tensor is ordinary memory, so the meter reads `mallinfo2` (glibc): exact, 0.4 to 10 µs a call, or
+some milliseconds where the heap has many free pieces.
 What is in use at a boundary or at a cell's end is *persistent*; the largest excess over that while a grant is held is
 *ephemeral*, seen by a thread that samples every few milliseconds while the profile is young and seldom once it is
 stable (within 0.3 % of the true peak for iterations longer than 5 ms). Arrays of other libraries count as well:
@@ -31,6 +32,8 @@ CLOCK_INTERVAL = 0.1
 SETTLE_INTERVAL = 2.0
 #: samples without a new peak after which a profile is stable
 STABLE_AFTER = 100
+#: how many times longer than a sample took the pause after it is at least; and for how many seconds at most
+PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
 #: how much of the distance to a smaller peak the ephemeral figure keeps at each measurement
 DECAY = 0.98
 
@@ -61,6 +64,12 @@ _libc = ctypes.CDLL(None)
 # threads: each is woken before its patience (5 ms) ends, comes too late, and begins to wait anew.
 _mallinfo2 = ctypes.PyDLL(None).mallinfo2
 _mallinfo2.restype = _MallInfo
+
+
+# Without it: the heap has a lock of its own, for which any but the allocating thread may wait, and the call walks along
+# all free pieces, which takes milliseconds after many small operations. All of Python would wait meanwhile.
+_mallinfo2_unlocked = ctypes.CDLL(None).mallinfo2
+_mallinfo2_unlocked.restype = _MallInfo
 
 
 def set_up_heap() -> None:
@@ -286,7 +295,7 @@ class HostMeter:
         self._words[Word.FRAMEWORK] = self._framework
 
     def _sample(self) -> None:
-        last_tick = 0.0
+        last_tick = sample_at = 0.0
         while True:
             if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
                 if not self._away:  # it may be on its way back, a part of it there and none of it counted
@@ -296,7 +305,13 @@ class HostMeter:
             if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:
                 last_tick = now
                 self.on_clock()
-            used = self.used_bytes
+            if now < sample_at:
+                time.sleep(min(sample_at - now, CLOCK_INTERVAL))
+                continue
+            begun = time.thread_time()
+            info = _mallinfo2_unlocked()
+            cost = time.thread_time() - begun
+            used = max(0, int(info.uordblks + info.hblkhd) - self._baseline - self._away)
             self._peak = max(self._peak, used)
             # A peak that is hardly higher than those before is chance, no reason to look closely again.
             known = self._persistent + (self._ephemeral or 0)
@@ -305,4 +320,5 @@ class HostMeter:
             self._quiet_samples += 1
             self.on_sample(used)
             self._words[Word.LIVE] = max(0, used - self._persistent)
+            sample_at = now + min(PAUSE_OVER_COST * cost, LONGEST_PAUSE)
             time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)
