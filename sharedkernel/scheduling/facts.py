@@ -302,7 +302,7 @@ class Facts:
         elapsed = records.clock.now - session.residence.moving_since
         if session.is_returning:
             records.turns.speed.came_back(session.offloaded, elapsed)
-        session.residence.began = records.clock.now
+        session.residence.began, session.residence.is_back = records.clock.now, True
         session.is_returning = session.is_cut_short = False
         session.offloaded = 0
         records.measure(session, event.memory)

@@ -141,6 +141,13 @@ class MemoryTurns:
         moving = self.speed.seconds_out(holder) + self.speed.seconds_back(waiting)
         return max(self.config.memory_quantum or 0.0, min(_QUANTUM_OVER_TRANSFER * moving, _LONGEST_QUANTUM))
 
+    def has_just_come(self, session: Session, now: float) -> bool:
+        """Return whether *session* came back less than a quantum ago: were it moved out again, it would get nowhere."""
+        quantum = self.config.memory_quantum
+        if not self.are_taken or quantum is None or not session.residence.is_back:
+            return False
+        return now < session.residence.began + quantum
+
     def ends_at(self, holder: Session, waiting: Session) -> float:
         """Return from when on *holder* may be moved out for *waiting*; infinite: never, as things are."""
         is_idle = holder.state is SessionState.IDLE

@@ -193,6 +193,8 @@ class Residence:
 
     #: when its memory came to the device
     began: float = 0.0
+    #: whether it came back from having been moved away
+    is_back: bool = False
     #: when it was told to move out at its next boundary; None: it was not
     ending_since: float | None = None
     #: when it is called to its gate by a signal (again), while plain Python runs; infinite: it is not

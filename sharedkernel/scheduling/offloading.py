@@ -164,7 +164,8 @@ class Offloading:
         """
         idle = [session for session in self.idle.values() if may_ask(session) and ripens_at(session) <= now]
         for position, session in enumerate(line):
-            waiting = [other for other in (*line[position + 1 :], *queued) if keeps_enough(other)]
+            later = (*line[position + 1 :], *queued)
+            waiting = [other for other in later if keeps_enough(other) and not self.turns.has_just_come(other, now)]
             waiting.sort(key=lambda other: other.arrival, reverse=True)
             missing = self.claims.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.declined)]
