@@ -23,14 +23,15 @@ from sharedkernel.units import format_bytes
 _TRAINERS = ("ada", "grace", "hedy", "joan")
 _VISITOR = "lise"
 _USERS = (*_TRAINERS, _VISITOR)
-#: kept by each notebook, bytes, and all of it over what the device has: beside some 30 MiB that stay of each
-_KEPT_BYTES = 768 << 20
+#: kept by each notebook, bytes, and all of it over what the device has: what is left beside one of them, 320 MiB, holds
+#: the some 45 MiB that stay of each
+_KEPT_BYTES = 1280 << 20
 _SUM_OVER_CAPACITY = 4.0
 #: least memory quantum, seconds: the usual one, and that of a quick run
 _QUANTUM, _QUICK_QUANTUM = 20.0, 5.0
 #: turns of each notebook that are watched, and for how many seconds at most
-_ROUNDS, _LONGEST = 3, 900.0
-_QUICK_ROUNDS, _QUICK_LONGEST = 1, 240.0
+_ROUNDS, _LONGEST = 3, 1200.0
+_QUICK_ROUNDS, _QUICK_LONGEST = 1, 400.0
 #: the visitor's time between two cells, and between two looks at who waits, seconds
 _THINKING, _LOOK = 10.0, 0.25
 

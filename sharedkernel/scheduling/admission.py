@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.actions import Refuse
-from sharedkernel.scheduling.claims import Claims, is_movable
+from sharedkernel.scheduling.claims import Claims
 from sharedkernel.scheduling.lanes import Lanes
 from sharedkernel.scheduling.ledger import Ledger
 from sharedkernel.scheduling.memory_turns import MemoryTurns, late_at
@@ -167,9 +167,9 @@ class Admission:
     def _is_hopeless_from(self, session: Session) -> float:
         """Return from when on *session* waits in vain: for more than it could have if all others moved; else infinity.
 
-        What cannot move may go some day, so that is not said at once; least of all of what those keep who are in line
-        themselves, and may be refused. A cell that was moved out in its middle is never refused: it can neither go on
-        nor end without its memory.
+        What cannot move may go some day, so that is not said at once; least of all of what others' tensors keep while
+        their cells are open, as those may end soon, or be refused what they wait for. A cell that was moved out in its
+        middle is never refused: it can neither go on nor end without its memory.
         """
         if session.growth or session.live or session.is_cut_short:
             return math.inf
@@ -178,10 +178,10 @@ class Admission:
             return math.inf
         patience = self.config.overtake_patience
         if session.state is SessionState.WAITING and session.is_measured:
-            in_line = (s for s in self.waiting.values() if s is not session and s.state is SessionState.WAITING)
-            if excess > sum(other.memory.persistent for other in in_line if not is_movable(other)):
+            kept, since = self.claims.stays_of_others(session)
+            if excess > kept:
                 # It asks again, for less: what it needs now may not be what it was measured to need.
-                return session.waiting_since + patience
+                return max(session.waiting_since, since) + patience
         return self.patience_ends(session) + patience
 
     def next_deadline(self) -> float | None:
@@ -226,7 +226,9 @@ class Admission:
         is_barred = keeps_barred = False
         for session in self.line():
             if is_barred:
-                break
+                if self._has_expired(session, now):
+                    result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
+                continue
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.claims.kept(session) > 0)
             if session.lacked and now >= self.patience_ends(session):
                 session.lacked = 0  # it comes back without, and is refused it then

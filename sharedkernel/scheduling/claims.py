@@ -21,6 +21,7 @@ This module asks and answers; `admission.py` acts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from sharedkernel.scheduling.lanes import Lanes
@@ -49,9 +50,33 @@ class Claims:
         #: all and only the sessions with an open cell
         self.open: dict[SessionId, Session] = {}
 
-    def room(self) -> int:
-        """Return what is free if every lane goes, what is live in those that do not run being parked, bytes."""
-        return self.ledger.free + sum(gain(lane) for lane in self.lanes.by_id.values())
+    def room(self, gone: Collection[Session] = ()) -> int:
+        """Return what is free if every lane goes, what is live in those that do not run being parked, bytes.
+
+        A lane stays that holds what plain Python left of an iteration, if it could not be had again; not that of
+        *gone*, as of :meth:`headroom`.
+        """
+        lanes = self.lanes.by_id.values()
+        return self.ledger.free + sum(gain(lane) for lane in lanes if not self._stays(lane, gone))
+
+    def _stays(self, lane: Lane, gone: Collection[Session]) -> bool:
+        occupant = lane.occupant
+        if occupant is None or lane.holder is not None or occupant.state is not SessionState.READY:
+            return False
+        return occupant not in gone and not self.can_clear(lane)
+
+    def can_clear(self, lane: Lane) -> bool:
+        """Return whether clearing *lane* makes room, and everybody whose bytes are parked can still finish after it.
+
+        Those without a lane need one for the rest of their interrupted iterations. While the most demanding of them
+        can have it on the device, all can, one after the other; were they parked too tightly, none could.
+        """
+        room = self.ledger.room_without_lanes() - (lane.occupant.unparked if lane.occupant is not None else 0)
+        stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
+        needs = [session.need for session in stranded if session is not lane.occupant]
+        if lane.occupant is not None:
+            needs.append(max(0, lane.occupant.need - lane.occupant.unparked))
+        return gain(lane) > 0 and max(needs, default=0) <= room
 
     def is_beside(self, session: Session) -> bool:
         """Return whether *session* claims bytes beside all lanes; if not, it claims a lane."""
@@ -77,6 +102,18 @@ class Claims:
         others = self._residue[1] - residue(session)
         device = self.ledger.capacity - self.ledger.reserve - self.ledger.shelf
         return device - others - session.memory.framework
+
+    def stays_of_others(self, session: Session) -> tuple[int, float]:
+        """Return what cannot be moved of others' tensors while their cells are open, bytes, and the last cell's end."""
+        kept, since = 0, -math.inf
+        for other in self._sessions.values():
+            if other is session or is_movable(other) or not other.memory.persistent:
+                continue
+            if other.id in self.open:
+                kept += other.memory.persistent
+            else:
+                since = max(since, other.idle_since)
+        return kept, since
 
     def excess(self, session: Session) -> int:
         """Return by how many bytes what *session* claims exceeds its ceiling; 0 or less: it can have it some day."""
@@ -112,7 +149,7 @@ class Claims:
 
         What is live of its iteration in its lane is taken to go with it. *gone* as of :meth:`headroom`.
         """
-        room = self.room()
+        room = self.room(gone)
         return self.kept(session) + self.headroom(session, room, gone) - room - session.unparked
 
     def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
@@ -123,7 +160,7 @@ class Claims:
         """
         if session.state is SessionState.RESTORING:
             return self.lacks_headroom(session, gone)
-        room = self.room()
+        room = self.room(gone)
         if session.growth:
             lane = session.lane
             now = least(session) if lane is None else self.beside(session) + gain(lane)

@@ -191,7 +191,8 @@ class Facts:
                 if session.lane is not None:
                     records.ledger.set_parked(session, session.live)
                     records.lanes.leave(session)
-                self._decisions.offload(session)
+                if not session.is_asked_to_offload:  # it was if it withdrew its want and wants again
+                    self._decisions.offload(session)
                 return
             records.stay(session)  # nobody waits any more
         refusal = records.admission.refusal(session)

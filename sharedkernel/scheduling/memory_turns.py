@@ -141,12 +141,15 @@ class MemoryTurns:
         moving = self.speed.seconds_out(holder) + self.speed.seconds_back(waiting)
         return max(self.config.memory_quantum or 0.0, min(_QUANTUM_OVER_TRANSFER * moving, _LONGEST_QUANTUM))
 
-    def has_just_come(self, session: Session, now: float) -> bool:
-        """Return whether *session* came back less than a quantum ago: were it moved out again, it would get nowhere."""
+    def settled_at(self, session: Session) -> float:
+        """Return from when on *session* may be moved out again, having come back; -infinity: it never came back.
+
+        It would get nowhere otherwise. One that finds no room for its next iteration is refused it first.
+        """
         quantum = self.config.memory_quantum
         if not self.are_taken or quantum is None or not session.residence.is_back:
-            return False
-        return now < session.residence.began + quantum
+            return -math.inf
+        return session.residence.began + max(quantum, 2 * self.config.overtake_patience)
 
     def ends_at(self, holder: Session, waiting: Session) -> float:
         """Return from when on *holder* may be moved out for *waiting*; infinite: never, as things are."""
@@ -159,7 +162,8 @@ class MemoryTurns:
         began = holder.residence.began
         at_latest = max(began, waiting.waiting_since) + quantum
         usual = ripe_at if is_idle else max(began, holder.opened_at) + quantum
-        return max(min(at_latest, usual), holder.ask_again_at)
+        settled_at = self.settled_at(holder) if holder.state is SessionState.WAITING else -math.inf
+        return max(min(at_latest, usual), holder.ask_again_at, settled_at)
 
     def place(self, session: Session, now: float) -> tuple[bool, float]:
         """Return the place in line of *session*, which is due, at *now*: behind cells that begin, by its deadline."""

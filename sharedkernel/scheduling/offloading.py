@@ -140,6 +140,8 @@ class Offloading:
         if any(missing > 0 or self.claims.kept(session) for session, missing in wanting):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
+            # For them room is being made: nobody may take it before those who move out have gone.
+            choice.helped.update(other for other, missing in wanting if other.has_room_made and missing <= coming)
             staying = [session for session, _ in wanting]
             choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
             if choice.eviction.waiting is not None:
@@ -165,7 +167,7 @@ class Offloading:
         idle = [session for session in self.idle.values() if may_ask(session) and ripens_at(session) <= now]
         for position, session in enumerate(line):
             later = (*line[position + 1 :], *queued)
-            waiting = [other for other in later if keeps_enough(other) and not self.turns.has_just_come(other, now)]
+            waiting = [other for other in later if keeps_enough(other) and self.turns.settled_at(other) <= now]
             waiting.sort(key=lambda other: other.arrival, reverse=True)
             missing = self.claims.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.declined)]

@@ -110,23 +110,10 @@ class Reclaimer:
         for lane in sorted(self.lanes.by_id.values(), key=self._worth):
             if missing <= 0:
                 break
-            if lane is not session.lane and (lane.holder is not None or self._can_clear(lane)):
+            if lane is not session.lane and (lane.holder is not None or self.claims.can_clear(lane)):
                 victims.append(lane)
                 missing -= gain(lane)
         return victims
-
-    def _can_clear(self, lane: Lane) -> bool:
-        """Return whether clearing *lane* makes room, and everybody whose bytes are parked can still finish after it.
-
-        Those without a lane need one for the rest of their interrupted iterations. While the most demanding of them
-        can have it on the device, all can, one after the other; were they parked too tightly, none could.
-        """
-        room = self.ledger.room_without_lanes() - (lane.occupant.unparked if lane.occupant is not None else 0)
-        stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
-        needs = [session.need for session in stranded if session is not lane.occupant]
-        if lane.occupant is not None:
-            needs.append(max(0, lane.occupant.need - lane.occupant.unparked))
-        return gain(lane) > 0 and max(needs, default=0) <= room
 
     def _worth(self, lane: Lane) -> tuple[int, Rank]:
         """Return what lanes are sorted by, the first to be taken first."""

@@ -8,6 +8,7 @@ wait for each other, somebody gives way, or is refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from sharedkernel.scheduling import turns
 from sharedkernel.scheduling.decisions import Decisions
@@ -39,9 +40,10 @@ class Settling:
             records.send_back(session)
         self._admit()
         self._take_turns()
-        if records.admission.waiting:
-            self._make_room()
-        else:
+        while records.admission.waiting and self._make_room():
+            self._admit()
+            self._take_turns()
+        if not records.admission.waiting:
             records.offloading.forget()
             for session in list(records.turns.leaving.values()):
                 if not session.is_asked_to_offload:
@@ -63,6 +65,8 @@ class Settling:
                 self._deadlock_ends(),
             )
             deadlines += [deadline for deadline in waited_for if deadline is not None]
+            if self._is_still(beside_turns=True):
+                deadlines += [moment for moment in self._settled_at() if moment > records.clock.now]
             for session in records.turns.leaving.values():
                 moments = (late_at(session), session.residence.call_at if session.id in records.ready else math.inf)
                 deadlines += [moment for moment in moments if records.clock.now < moment < math.inf]
@@ -91,8 +95,11 @@ class Settling:
             if not self._clear(records.reclaimer.reclaim(records.clock.now)) and not has_grown:
                 break
 
-    def _make_room(self) -> None:
-        """Take from others, at their boundaries or while they are idle, what those in line lack."""
+    def _make_room(self) -> bool:
+        """Take from others, at their boundaries or while they are idle, what those in line lack.
+
+        Return whether somebody was refused, which may let others in line have what they wait for.
+        """
         records = self._records
         # Asked last: the lane that is needed may have been granted only now, for its interrupted iteration to end.
         reclaim = records.reclaimer.reclaim(records.clock.now)
@@ -107,10 +114,12 @@ class Settling:
         if records.offloading.eviction.due_at is not None and self._is_still(beside_turns=True):
             self._make_way()  # there is nothing to wait for until that quantum is over
         while self.is_stuck():
-            self._unstick()
+            if self._unstick():
+                return True
         ends = self._deadlock_ends()
         if ends is not None and not self._make_way() and ends <= records.clock.now:
-            self._refuse_wait(records.admission.latest_in_the_way())
+            return self._refuse_wait(records.admission.latest_in_the_way())
+        return False
 
     def _end_stays(self) -> None:
         """Tell those to move out whose memory quantum is over and whose memory somebody in line lacks."""
@@ -162,14 +171,24 @@ class Settling:
         latest = admission.latest_in_the_way() if self._is_still() else None
         return None if latest is None else admission.patience_ends(latest)
 
-    def _unstick(self) -> None:
-        """Take back at once what lanes can give, or what those later in line hold; else refuse the latest to grow."""
+    def _settled_at(self) -> Iterator[float]:
+        """Yield from when on those may give way who came back and wait again."""
+        records = self._records
+        for session in (*records.admission.waiting.values(), *records.queued.values()):
+            yield records.turns.settled_at(session)
+
+    def _unstick(self) -> bool:
+        """Take back at once what lanes can give, or what those later in line hold; else refuse the latest to grow.
+
+        Return whether it was refused.
+        """
         records = self._records
         if self._clear(records.reclaimer.reclaim(records.clock.now, at_once=True)):
             self._admit()
             self._take_turns()
         elif not self._make_way():
-            self._refuse_wait(records.admission.latest_growing())
+            return self._refuse_wait(records.admission.latest_growing())
+        return False
 
     def _make_way(self) -> bool:
         """Have some in line moved away for one before them; return whether there are such."""
@@ -187,9 +206,11 @@ class Settling:
             self._take_turns()
         return bool(chosen)
 
-    def _refuse_wait(self, session: Session | None) -> None:
+    def _refuse_wait(self, session: Session | None) -> bool:
+        """Refuse *session*, if there is one, what it waits for; return whether there is."""
         if session is not None:
             self._decisions.refuse(session, self._records.admission.refuse_wait(session))
+        return session is not None
 
     # --- turns -----------------------------------
 

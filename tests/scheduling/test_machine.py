@@ -368,19 +368,28 @@ class Machine(RuleBasedStateMachine):
         waiting = self.scheduler._records.admission.waiting
         hopeless = {name for name, session in waiting.items() if session.is_cut_short and claims.excess(session) > 0}
         left = {(name, session.arrival) for name, session in waiting.items() if name not in hopeless}
-        # the longest `offload_after`, patience of growth, and a turn of each, with room for what comes before
-        until = self.now + 400.0
+        began, turns = self.now, 0.0
         for _ in range(20_000):
             if not left:
                 return
             if not self.cooperate():
                 deadline = self.scheduler.next_deadline()
                 assert deadline is not None, f"nothing will ever happen, and {left} wait"
-                assert deadline <= until, f"{left} still wait"
+                turns = max(turns, self.all_turns())  # what was moved meanwhile may have been slow
+                # the longest `offload_after`, patience of growth, and turns by share, with room for what comes before
+                assert deadline <= began + 400.0 + turns, f"{left} still wait"
                 self.now = max(self.now, deadline)
                 self.send(Tick())
             left &= {(name, session.arrival) for name, session in waiting.items()}
         raise AssertionError("it does not come to an end")
+
+    def all_turns(self) -> float:
+        """Return how long the turns of all last until the one with the smallest share has had its own, seconds."""
+        speed, sessions = self.scheduler._records.turns.speed, self.scheduler.sessions.values()
+        transfers = [speed.seconds_out(session) + speed.seconds_back(session) for session in sessions]
+        longest = 10.0 * max(transfers, default=0.0)
+        shares = [session.user.share for session in sessions]
+        return longest * (sum(shares) / min(shares) + 1) if shares else 0.0
 
     def teardown(self) -> None:
         """Let those in line have their memory; then end every session: that frees everything."""

@@ -226,6 +226,38 @@ def test_room_that_was_made_for_one_is_taken_by_no_other(sched: Desk) -> None:
         assert sched.offload(name)[-1] == Restore(session="ada")
 
 
+def test_room_is_kept_for_one_until_those_who_make_it_have_gone(sched: Desk) -> None:
+    """Where only what others need for an iteration is in the way, nobody may come in who needs as much."""
+    for name in ("ada", "bob"):
+        sched.start(name)
+        sched.measure(name, persistent=80 * MIB, ephemeral=400 * MIB)
+        sched.offload(name)
+    away(sched, "cleo", size=550)
+    sched.reopen("ada")
+    sched.restored("ada")
+    assert sched.reopen("cleo") == []
+    sched.now = 19.0
+    assert sched.reopen("bob") == []
+    actions: list[Action] = []
+    while Summon(session="ada") not in actions:
+        actions = sched.tick_at_deadline()
+    assert sched.want("ada") == [Offload(session="ada")]
+    assert sched.offload("ada") == [Restore(session="cleo")]
+
+
+def test_one_that_was_told_to_move_out_is_told_once(sched: Desk) -> None:
+    """Its cell was interrupted at the gate before it could answer, and wants the device again."""
+    train(sched, "bob")
+    away(sched, "ada")
+    sched.now = 100.0
+    sched.reopen("ada")
+    sched.release("bob", "boundary")
+    assert Offload(session="bob") in sched.want("bob")
+    sched.withdraw("bob")
+    assert sched.want("bob") == []
+    assert sched.offload("bob") == [Restore(session="ada")]
+
+
 # --- what nobody can have -----------------------------------
 
 
@@ -241,6 +273,39 @@ def test_a_restore_that_fits_only_without_its_headroom_is_tried_without(sched: D
     assert sched.want("ada") == []
     refusals = only(Refuse, sched.tick_at_deadline())
     assert [(refusal.session, sched.now) for refusal in refusals] == [("ada", 5.0)]
+
+
+@pytest.mark.parametrize("quantum", [2.0, 20.0])
+def test_sessions_without_room_for_an_iteration_do_not_move_each_other_out(
+    make_sched: Callable[..., Desk], quantum: float
+) -> None:
+    """Whoever came back has its iteration refused with figures before the next one's turn."""
+    sched = make_sched(capacity=1000 * MIB, memory_quantum=quantum)
+    sched.start("cleo", framework=100 * MIB)
+    names = ("ada", "bob")
+    for name in names:
+        sched.start(name)
+        sched.measure(name, persistent=700 * MIB, ephemeral=250 * MIB)
+        sched.offload(name)
+    restores: list[tuple[float, str]] = []
+    refusals: list[tuple[float, str]] = []
+    actions = [action for name in names for action in sched.reopen(name)]
+    while actions:
+        for action in actions:
+            assert len(restores) <= len(names)
+            if isinstance(action, Refuse):
+                refusals.append((sched.now, action.session))
+                actions += sched.close(action.session)
+            elif isinstance(action, Offload):
+                actions += sched.offload(action.session)
+            elif isinstance(action, Restore):
+                restores.append((sched.now, action.session))
+                actions += sched.restored(action.session)
+                actions += sched.want(action.session)
+        actions = sched.tick_at_deadline() if len(refusals) < 2 else []
+    begun = max(5.0, quantum)
+    assert restores == [(0.0, "ada"), (begun, "bob")]
+    assert refusals == [(5.0, "ada"), (begun + 5.0, "bob")]
 
 
 def test_a_restore_for_which_there_will_never_be_room_is_refused_with_figures(sched: Desk) -> None:
