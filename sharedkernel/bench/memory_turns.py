@@ -16,7 +16,7 @@ from typing import Any
 from sharedkernel.bench.client import Notebook, open_notebook
 from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief
 from sharedkernel.bench.servers import gateway_route
-from sharedkernel.bench.trainings import read_status
+from sharedkernel.bench.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.units import format_bytes
 
@@ -31,30 +31,14 @@ _SUM_OVER_CAPACITY = 4.0
 _QUANTUM, _QUICK_QUANTUM = 20.0, 5.0
 #: turns of each notebook that are watched, and for how many seconds at most
 _ROUNDS, _LONGEST = 3, 1200.0
-_QUICK_ROUNDS, _QUICK_LONGEST = 1, 400.0
+_QUICK_ROUNDS, _QUICK_LONGEST = 1, 420.0
 #: the visitor's time between two cells, and between two looks at who waits, seconds
 _THINKING, _LOOK = 10.0, 0.25
 
-_PREPARE = """
-import json, torch
-torch.set_num_threads(1)
-torch.manual_seed({seed})
-table = [torch.randn(2048, 1024) for _ in range({num_tensors})]
-model = torch.nn.Linear(1024, 256)
-optimizer = torch.optim.Adam(model.parameters())
-def fingerprint():
-    return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in table)
-begun_with = fingerprint()
-"""
 _TRAIN = """
 while True:
-    for part in table:
-        optimizer.zero_grad()
-        model(part[:256]).square().mean().backward()
-        optimizer.step()
+    train()
 """
-_VISIT = "print(json.dumps(fingerprint() == begun_with))"
-_TENSOR_BYTES = 2048 * 1024 * 4
 
 
 def measure(conditions: Conditions) -> list[Result]:
@@ -73,7 +57,7 @@ def measure(conditions: Conditions) -> list[Result]:
 
 
 async def _measure(conditions: Conditions, stack: LocalStack, quantum: float, capacity: int) -> list[Result]:
-    num_tensors = _KEPT_BYTES // _TENSOR_BYTES
+    num_tensors = _KEPT_BYTES // TABLE_PART_BYTES
     async with AsyncExitStack() as contexts:
         notebooks = []
         for number, user in enumerate(_USERS):
@@ -81,17 +65,21 @@ async def _measure(conditions: Conditions, stack: LocalStack, quantum: float, ca
             notebook = await contexts.enter_async_context(
                 open_notebook(gateway_route(stack, user), patience=2 * _LONGEST)
             )
-            await notebook.run(_PREPARE.format(seed=number, num_tensors=num_tensors))
+            await notebook.run(PREPARE_TABLE.format(seed=number, num_tensors=num_tensors))
             notebooks.append(notebook)
         *trainers, visitor = notebooks
-        for notebook in trainers:
-            await contexts.enter_async_context(notebook.endless(_TRAIN))
+        trainings = [asyncio.create_task(notebook.execute(_TRAIN)) for notebook in trainers]
         before = await read_status(stack)
         began = time.monotonic()
         is_quick = conditions.effort.quick
         watch = _Watch(before, _QUICK_ROUNDS if is_quick else _ROUNDS, _QUICK_LONGEST if is_quick else _LONGEST)
         visits, waits = await asyncio.gather(_visit(conditions, visitor, watch), watch.run(stack))
         elapsed, after = time.monotonic() - began, await read_status(stack)
+        # Interrupted one after the other, each would wait for its turn once more: their kernels are shut down instead.
+        for training in trainings:
+            if training.done():
+                raise BenchmarkFailed(f"an endless training ended: {(await training).error or 'just so'}")
+            training.cancel()
     moves, copying = _moved(before, after)
     transfer = copying / max(1, moves)
     bound = len(_USERS) * (max(quantum, 10 * transfer) + transfer)
@@ -178,7 +166,7 @@ async def _visit(conditions: Conditions, visitor: Notebook, watch: _Watch) -> Se
     while not watch.is_over:
         conditions.say(f"short cells beside four trainings that do not fit: {watch.progress}")
         begun = time.monotonic()
-        if not await visitor.value(_VISIT):
+        if not await visitor.value(CHECK_TABLE):
             raise BenchmarkFailed("the data of a notebook that was moved out and back changed.")
         taken.append(time.monotonic() - begun)
         await asyncio.sleep(_THINKING)

@@ -18,7 +18,7 @@ from sharedkernel.bench import memory_turns
 from sharedkernel.bench.client import open_notebook
 from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief
 from sharedkernel.bench.servers import gateway_route
-from sharedkernel.bench.trainings import read_status
+from sharedkernel.bench.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.units import format_bytes
 
@@ -27,29 +27,11 @@ _USERS = ("ada", "grace", "hedy", "joan", "lise", "mary")
 _KEPT_BYTES = 512 << 20
 _CAPACITY_OVER_SUM = 1 / 3
 _NUM_CELLS = 5
+_NUM_TENSORS = _KEPT_BYTES // TABLE_PART_BYTES
 #: a user's time between two cells, seconds
 _THINKING = 2.0
 
-#: what the notebook keeps: a table, a model with its optimizer, and how much the table adds up to
-_PREPARE = """
-import json, torch
-torch.set_num_threads(1)
-torch.manual_seed({seed})
-table = [torch.randn(2048, 1024) for _ in range({num_tensors})]
-model = torch.nn.Linear(1024, 256)
-optimizer = torch.optim.Adam(model.parameters())
-def fingerprint():
-    return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in table)
-begun_with = fingerprint()
-"""
-_CELL = """
-for part in table:
-    optimizer.zero_grad()
-    model(part[:256]).square().mean().backward()
-    optimizer.step()
-print(json.dumps(fingerprint() == begun_with))
-"""
-_TENSOR_BYTES = 2048 * 1024 * 4
+_CELL = f"train()\n{CHECK_TABLE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +119,7 @@ async def _run_notebook(stack: LocalStack, user: str, cells: int) -> Mapping[str
     """Run one notebook; return its session's entry of the status document, or what went wrong."""
     async with open_notebook(gateway_route(stack, user)) as notebook:
         try:
-            await notebook.run(_PREPARE.format(seed=_USERS.index(user), num_tensors=_KEPT_BYTES // _TENSOR_BYTES))
+            await notebook.run(PREPARE_TABLE.format(seed=_USERS.index(user), num_tensors=_NUM_TENSORS))
             for _ in range(cells):
                 await asyncio.sleep(_THINKING)
                 if not await notebook.value(_CELL):

@@ -70,6 +70,28 @@ def sized(make_model, seconds, rows=8):
     return rows
 """
 
+#: a notebook that keeps a table of *num_tensors* parts, a model with its optimizer, and how much the table adds up to
+PREPARE_TABLE = """
+import json, torch
+torch.set_num_threads(1)
+torch.manual_seed({seed})
+table = [torch.randn(2048, 1024) for _ in range({num_tensors})]
+model = torch.nn.Linear(1024, 256)
+optimizer = torch.optim.Adam(model.parameters())
+def fingerprint():
+    return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in table)
+begun_with = fingerprint()
+def train():
+    for part in table:
+        optimizer.zero_grad()
+        model(part[:256]).square().mean().backward()
+        optimizer.step()
+"""
+#: bytes of a part of that table
+TABLE_PART_BYTES = 2048 * 1024 * 4
+#: prints whether the table is what it was at first
+CHECK_TABLE = "print(json.dumps(fingerprint() == begun_with))"
+
 #: how long the longest wait for a training to be under way may be, in seconds
 _UNDER_WAY_PATIENCE = 60.0
 #: service that shows that a training is under way, in seconds

@@ -299,10 +299,12 @@ class Boundaries:
 
 def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
     original = getattr(owner, name)
+    # what torch keeps Dynamo out of is called without torch's frame around it: ours keeps Dynamo out of both
+    function = getattr(original, "__wrapped__", original)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
+        result = function(self, *args, **kwargs)
         note(self)
         return result
 

@@ -32,6 +32,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ from sharedkernel.session.departure import Departure
 from sharedkernel.session.device_mode import DeviceMode
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.grant import Grant
-from sharedkernel.session.growth import Growth
+from sharedkernel.session.growth import BOUNDARY_INTERVAL, Growth
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
 from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePoint
@@ -55,6 +56,9 @@ from sharedkernel.signals_held import holdable, interrupts_let_through, signals_
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
+
+#: the words that every boundary reads and writes, as plain numbers: members of an enumeration cost more to index with
+_ITERATIONS, _PREEMPT = int(Word.ITERATIONS), int(Word.PREEMPT)
 
 
 class Gate:
@@ -111,6 +115,8 @@ class Gate:
         self._departure = Departure(reclaim, notice, self._wish, self._one_at_a_time)
         #: the main thread waits for the device
         self._main_waits = False
+        #: until when boundaries only count, unless the executor asks: all else costs microseconds each time
+        self._quiet_until = 0.0
         #: the mode has to return, since memory gets scarce
         self._is_guard_due = False
         self._sections = 0
@@ -354,6 +360,7 @@ class Gate:
             if not growth and self._meter.forget_peak():
                 return self._acquire(spare=spare)
             raise torch.OutOfMemoryError(self._wish.refusal.message)
+        self._quiet_until = 0.0
         if self._lanes is not None and threading.get_ident() == self._main:
             self._lanes.turn_began()
 
@@ -423,8 +430,10 @@ class Gate:
         is_known
             Whether it is the one that iterations are told by, and not one of those it may turn out to be.
         """
-        self._words[Word.ITERATIONS] += iterations
-        if self._words[Word.PREEMPT] or (self.grant.release_due and not self._onlookers):
+        self._words[_ITERATIONS] += iterations
+        if is_known and time.monotonic() < self._quiet_until and not self._words[_PREEMPT]:
+            return
+        if self._words[_PREEMPT] or (self.grant.release_due and not self._onlookers):
             # Somebody waits for the device now: all else comes after, and what is new is said with the next wish.
             self._count_cost(is_known=is_known)
             self.give_back("boundary")
@@ -449,6 +458,14 @@ class Gate:
 
         if self._onlookers and not self.grant.is_held:
             self._acquire_ahead()
+        if is_known and self._is_quiet():
+            self._quiet_until = time.monotonic() + BOUNDARY_INTERVAL
+
+    def _is_quiet(self) -> bool:
+        """Whether nothing is to be done at boundaries for now, unless the executor asks for the device."""
+        is_measured = self._growth.is_measured and not self._forecast.cost.is_wanted
+        is_watched = self._mode.is_in or bool(self._onlookers) or self._lanes is not None
+        return self.grant.is_held and is_measured and not is_watched
 
     # --- the mode -----------------------------------------------------------------------------------------------------
 
@@ -483,6 +500,7 @@ class Gate:
             return
         self.on_look()
         self._onlookers.add(onlooker)
+        self._quiet_until = 0.0
         if is_firm:
             self._firm_onlookers.add(onlooker)
         try:
