@@ -211,6 +211,8 @@ class Allowance(Message, frozen=True, kw_only=True):
     #: used by this user's other sessions
     others_bytes: int
     capacity_bytes: int
+    #: the other users who hold most, with their bytes, the largest first
+    holders: tuple[tuple[str, int], ...] = ()
     #: limit on private memory that the session sets itself, where the executor may not from outside; bytes
     data_limit_bytes: int | None = None
 

@@ -94,7 +94,7 @@ class Quota:
             f"{what}, and may use {format_bytes(allowance.limit_bytes)}: your quota is "
             f"{format_bytes(allowance.quota_bytes)}, your other sessions use {format_bytes(allowance.others_bytes)}, "
             f"the device has {format_bytes(allowance.capacity_bytes)}, of which the sessions of others and what every "
-            f"session's process needs take {format_bytes(rest)}. Nothing was lost: {advice}"
+            f"session's process needs take {format_bytes(rest)}{_held_by(allowance)}. Nothing was lost: {advice}"
         )
 
     @staticmethod
@@ -128,6 +128,12 @@ class Quota:
         # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
         translated.__context__, translated.__suppress_context__ = error, True
         return translated.with_traceback(error.__traceback__)
+
+
+def _held_by(allowance: protocol.Allowance) -> str:
+    """Return who of the other users holds most, as a part of a sentence."""
+    holders = [f"{user} {format_bytes(size)}" for user, size in allowance.holders if size]
+    return f" ({', '.join(holders)})" if holders else ""
 
 
 def _most(allowance: protocol.Allowance) -> int:

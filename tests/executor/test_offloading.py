@@ -239,6 +239,29 @@ def test_what_can_never_fit_is_refused_with_who_holds_what() -> None:
     asyncio.run(check())
 
 
+def test_what_fails_within_backward_is_told_with_who_holds_most() -> None:
+    """There nobody can be waited for, so the error's figures must do: whose memory it is that is missing."""
+
+    async def check() -> None:
+        async with small_device("800MiB") as executor:
+            other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
+            await other.run(keep(10, 300))
+            notebook = await executor.notebook("grace")
+            await notebook.run(
+                "import torch\n"
+                "class Large(torch.autograd.Function):\n"
+                "    forward = staticmethod(lambda context, x: x * 2)\n"
+                "    backward = staticmethod(lambda context, gradient: torch.ones(600 << 18)[:1] * gradient)\n"
+                "x = torch.ones(1, requires_grad=True)"
+            )
+            outcome = await notebook.run("y = [Large.apply(x) for _ in range(100)][0]; y.backward()")
+            assert outcome.error == "OutOfMemoryError"
+            assert re.search(r"ada 3\d\d MiB|ada keeps 3\d\d MiB", outcome.message), outcome.message
+            assert (await notebook.run("print(x.item())")).text == "1.0\n"
+
+    asyncio.run(check())
+
+
 def test_what_an_earlier_cell_needed_keeps_no_other_cell_out() -> None:
     """Beside what is kept by now it would not fit; the next cell is not refused for it, but measured anew."""
 

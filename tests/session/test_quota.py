@@ -14,7 +14,9 @@ GIB = 1 << 30
 @pytest.fixture
 def quota() -> Quota:
     quota = Quota()
-    quota.allowance = Allowance(limit_bytes=GIB, quota_bytes=2 * GIB, others_bytes=GIB, capacity_bytes=8 * GIB)
+    quota.allowance = Allowance(
+        limit_bytes=GIB, quota_bytes=2 * GIB, others_bytes=GIB, capacity_bytes=8 * GIB, holders=(("ada", 3 * GIB),)
+    )
     return quota
 
 
@@ -24,10 +26,10 @@ def test_within_the_allowance_nothing_happens(quota: Quota) -> None:
 
 
 def test_beyond_the_allowance_the_error_has_all_figures(quota: Quota) -> None:
-    """Used, allowed, quota, other sessions and capacity are named."""
+    """Used, allowed, quota, other sessions, capacity and who else holds most are named."""
     with pytest.raises(torch.OutOfMemoryError) as caught:
         quota.check(Memory(persistent=GIB + GIB // 2))
-    for figure in ("1.5 GiB", "1.0 GiB", "2.0 GiB", "8.0 GiB"):
+    for figure in ("1.5 GiB", "1.0 GiB", "2.0 GiB", "8.0 GiB", "(ada 3.0 GiB)"):
         assert figure in str(caught.value)
 
 

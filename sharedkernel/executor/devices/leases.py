@@ -7,6 +7,7 @@ hold is the device's own matter: a limit on the process (host) or on torch's all
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: what an idle session may grow by while another of its user's sessions works
 IDLE_GROWTH_BYTES = 64 << 20
+#: other users whom a session's error messages name as those who hold most
+NUM_HOLDERS = 3
 #: allowances that differ by less are not worth telling
 WORTH_TELLING_BYTES = 1 << 20
 
@@ -29,6 +32,14 @@ def own_bytes(session: SessionProcess) -> int:
     would make any allocation of its libraries fail, and end it.
     """
     return session.memory.persistent + max(session.promised_bytes, session.live_bytes)
+
+
+def _holders(by_user: Mapping[str, list[SessionProcess]], shelves: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the users who hold most, one more than a session is told, each with the bytes of all their sessions."""
+    held = dict(shelves)
+    for user, own in by_user.items():
+        held[user] = held.get(user, 0) + sum(own_bytes(session) + session.memory.framework for session in own)
+    return heapq.nlargest(NUM_HOLDERS + 1, held.items(), key=lambda holder: holder[1])
 
 
 class Leases:
@@ -55,8 +66,10 @@ class Leases:
         by_user: dict[str, list[SessionProcess]] = {}
         for session in all_sessions:
             by_user.setdefault(session.user or "", []).append(session)
+        free, holders = max(0, self._usable - held), _holders(by_user, shelves)
         for user, own in by_user.items():
-            self._update_user(own, busy, free=max(0, self._usable - held), shelf=shelves.get(user, 0))
+            others = tuple(holder for holder in holders if holder[0] != user)[:NUM_HOLDERS]
+            self._update_user(own, busy, free=free, shelf=shelves.get(user, 0), holders=others)
 
     def quota_of(self, limits: Limits | None) -> int:
         """Return a user's quota in bytes: what was set, or all there is to have."""
@@ -75,7 +88,9 @@ class Leases:
                 format_bytes(self._usable),
             )
 
-    def _update_user(self, own: list[SessionProcess], busy: set[str], *, free: int, shelf: int) -> None:
+    def _update_user(
+        self, own: list[SessionProcess], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
+    ) -> None:
         quota = self.quota_of(own[0].limits)
         used = shelf + sum(map(own_bytes, own))
         remainder = max(0, min(quota - used, free))
@@ -87,5 +102,6 @@ class Leases:
                 quota_bytes=quota,
                 others_bytes=used - own_bytes(session),
                 capacity_bytes=self._device.capacity_bytes,
+                holders=holders,
             )
             self._tell(session, allowance)
