@@ -1,0 +1,341 @@
+"""Run everything that a first card should show, the most valuable first, within some minutes, and write one report.
+
+    python benchmarks/gpu/first.py --minutes 9 --out benchmarks/gpu/results
+
+Each step runs in a process of its own under a time limit. A step that fails, crashes or takes too long is reported, and
+the next one starts; one that crashed is run once more at the end, with synchronous launches and a stack trace, if there
+is time. The report is written again after every step, so that an interrupted run leaves one: `first.json` for programs
+and `first.md` for people, beside the steps' own results and logs.
+
+Exit codes: 0 all steps passed, 1 some did not or had no time, 2 there is no GPU to try.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.devices.cuda import check_torch
+from sharedkernel.nvml import Gpu
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent
+
+#: a step is not started with less time left than this, seconds
+LEAST_SECONDS = 5.0
+#: a step's log is cut off after this many bytes
+MOST_LOG_BYTES = 8 << 20
+#: lines of its log that the report shows of a step that did not pass
+NUM_LOG_LINES = 12
+
+#: one kernel, and a figure that no default value has by chance; the first import takes the longest
+_ONE_KERNEL = """
+import time
+begun = time.monotonic()
+import torch
+imported = time.monotonic()
+x = torch.arange(1000, device="cuda", dtype=torch.float64)
+total = (x * x).sum().item()
+assert total == 332833500.0, total
+print(f"import {imported - begun:.1f} s, first kernel {time.monotonic() - imported:.1f} s, torch {torch.__version__}")
+"""
+_MACHINE = "nvidia-smi; free -g; ulimit -a; df -h /dev/shm /tmp; uname -a; nproc"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to try.
+
+    Parameters
+    ----------
+    name
+        Of its log and its result file.
+    shows
+        What it shows, in a few words.
+    command
+        Its arguments; `{json}` stands for the path of its result file.
+    limit
+        Seconds after which it is ended.
+    module
+        A Python module that it cannot do without.
+    """
+
+    name: str
+    shows: str
+    command: Sequence[str]
+    limit: float
+    module: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What came of a step."""
+
+    name: str
+    shows: str
+    #: passed, failed, crashed, timed out, or skipped
+    status: str = "skipped"
+    #: why it was skipped, or its exit code or signal
+    note: str = ""
+    seconds: float = 0.0
+    #: what it measured: rows as of `sharedkernel bench --json`, or facts
+    results: Any = None
+    #: the last lines of its log, if it did not pass
+    log: list[str] = field(default_factory=list)
+
+
+def steps(device: str) -> list[Step]:
+    """Return all steps, the most valuable first."""
+
+    def script(name: str, limit: float, shows: str, *arguments: str, result: str = "") -> Step:
+        command = [sys.executable, "-X", "faulthandler", str(SCRIPTS / f"{name}.py"), "--json", "{json}", *arguments]
+        return Step(result or name, shows, command, limit)
+
+    ordinal = device.partition(":")[2] or "0"
+    on_device = ("--device", device, "--quick")
+    pytest = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    return [
+        Step("machine", "the machine, its memory and its limits", ["sh", "-c", _MACHINE], 20.0),
+        Step("kernel", "torch computes on the card", [sys.executable, "-X", "faulthandler", "-c", _ONE_KERNEL], 180.0),
+        script("probe", 90.0, "the driver's rules that lanes rely on", "--device", ordinal),
+        Step("tests", "the tests that need a GPU", pytest, 240.0, module="pytest"),
+        script("switch", 120.0, "how long the card stands still at a hand-over", *on_device),
+        script("soak", 180.0, "two trainings in one lane, then kill -9", *on_device),
+        script(
+            "soak", 180.0, "the same, each hand-over checked", *on_device, "--check-lanes", result="soak_check_lanes"
+        ),
+        script("offload", 120.0, "memory moved off the card and back", *on_device),
+        script("faults", 120.0, "an illegal access beside a training", *on_device),
+        script("memory", 180.0, "memory of several copies of a training", *on_device),
+        script("trainings", 240.0, "two trainings, shared and side by side", *on_device),
+        script("alone", 240.0, "one session alone beside a stock kernel", *on_device),
+        script("inference", 240.0, "many inference sessions", *on_device),
+    ]
+
+
+class First:
+    """One run of all steps.
+
+    Parameters
+    ----------
+    device
+        Such as ``cuda:0``.
+    out
+        Directory for the report, results and logs.
+    until
+        When it is to be over, by the monotonic clock.
+    is_software
+        Whether the device is the software GPU of the tests, as the report then says.
+    """
+
+    def __init__(self, device: str, out: Path, until: float, *, is_software: bool) -> None:
+        self.device = device
+        self.out = out
+        self.until = until
+        self.outcomes: list[Outcome] = []
+        self._facts = _facts(device, is_software=is_software)
+
+    def run(self, chosen: Sequence[Step]) -> int:
+        """Run the *chosen* steps; return the exit code."""
+        crashed: list[Step] = []
+        for step in chosen:
+            outcome = self._run(step)
+            if outcome.status == "crashed":
+                crashed.append(step)
+        for step in crashed:
+            self._run(
+                Step(f"{step.name}_again", f"{step.shows}, with synchronous launches", step.command, step.limit),
+                {"CUDA_LAUNCH_BLOCKING": "1"},
+            )
+        return 0 if all(outcome.status == "passed" for outcome in self.outcomes) else 1
+
+    def _run(self, step: Step, environment: dict[str, str] | None = None) -> Outcome:
+        outcome = Outcome(name=step.name, shows=step.shows)
+        self.outcomes.append(outcome)
+        left = self.until - time.monotonic()
+        if left < LEAST_SECONDS:
+            outcome.note = "no time was left"
+        elif step.module is not None and importlib.util.find_spec(step.module) is None:
+            outcome.note = f"{step.module} is not installed"
+        else:
+            self._say(f"{step.name}: {step.shows}")
+            self._try(step, outcome, min(step.limit, left), environment or {})
+            self._say(f"{step.name}: {outcome.status} after {outcome.seconds:.1f} s {outcome.note}".rstrip())
+        self._write()
+        return outcome
+
+    def _try(self, step: Step, outcome: Outcome, limit: float, environment: dict[str, str]) -> None:
+        result, log = self.out / f"{step.name}.json", self.out / f"{step.name}.log"
+        result.unlink(missing_ok=True)
+        command = [part.format(json=result) if part == "{json}" else part for part in step.command]
+        begun = time.monotonic()
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **environment, "PYTHONPATH": _python_path()},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code = self._wait(process, log, begun + limit)
+        outcome.seconds = round(time.monotonic() - begun, 1)
+        if code is None:
+            outcome.status, outcome.note = "timed out", f"its limit was {limit:.0f} s"
+        elif code < 0:
+            outcome.status, outcome.note = "crashed", signal.Signals(-code).name
+        else:
+            outcome.status = "passed" if code == 0 else "failed"
+            outcome.note = "" if code == 0 else f"exit code {code}"
+        with contextlib.suppress(OSError, ValueError):
+            document = json.loads(result.read_text())
+            outcome.results = document.get("results", document.get("facts"))
+        if outcome.status != "passed":
+            outcome.log = _last_lines(log)
+
+    @staticmethod
+    def _wait(process: subprocess.Popen[bytes], log: Path, until: float) -> int | None:
+        """Return the exit code of *process*; None if it had to be ended. Nothing of its session is left behind."""
+        try:
+            while process.poll() is None:
+                if time.monotonic() > until or log.stat().st_size > MOST_LOG_BYTES:
+                    return None
+                time.sleep(0.1)
+            return process.returncode
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(3.0)
+
+    # --- the report -----------------------------------
+
+    def _write(self) -> None:
+        document = {**self._facts, "steps": [asdict(outcome) for outcome in self.outcomes]}
+        (self.out / "first.json").write_text(json.dumps(document, indent=2) + "\n")
+        (self.out / "first.md").write_text(_markdown(self._facts, self.outcomes))
+
+    @staticmethod
+    def _say(what: str) -> None:
+        sys.stderr.write(f"{what}\n")
+
+
+def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
+    lines = [f"# {facts['device']}, {facts['date']}", ""]
+    if facts["software"]:
+        lines += ["**The software GPU of the tests, not a card:** its times say nothing.", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items() if name not in ("device", "date", "software")]
+    lines += ["", "| step | shows | outcome | seconds |", "| --- | --- | --- | ---: |"]
+    for outcome in outcomes:
+        status = f"{outcome.status} ({outcome.note})" if outcome.note else outcome.status
+        lines.append(f"| `{outcome.name}` | {outcome.shows} | {status} | {outcome.seconds:g} |")
+    for outcome in outcomes:
+        if outcome.results or outcome.log:
+            lines += ["", f"## {outcome.name}"]
+        if figures := _figures(outcome.results):
+            lines += ["", *figures]
+        if outcome.log:
+            lines += ["", "```", *outcome.log, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(results: Any) -> list[str]:
+    if isinstance(results, dict):
+        return [f"- {'yes' if fact else '**no**'}: {name}" for name, fact in results.items()]
+    if not isinstance(results, list):
+        return []
+    return [
+        f"- {row['metric']}: {row['value']:.4g} {row['unit']} (target {row['target']}"
+        f"{'' if row['met'] else ', **missed**'}). {row['how']}"
+        for row in results
+    ]
+
+
+def _last_lines(log: Path) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 16384))
+        return file.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
+
+
+def _facts(device: str, *, is_software: bool) -> dict[str, Any]:
+    gpu = Gpu(device)
+    try:
+        name, driver = gpu.facts.name, gpu.facts.driver_version
+    finally:
+        gpu.close()
+    return {
+        "device": name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "software": is_software,
+        "driver": driver,
+        "torch": _version("torch"),
+        "cuda-bindings": _version("cuda-bindings"),
+        "python": platform.python_version(),
+        "commit": _commit(),
+    }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return "unknown"
+
+
+def _python_path() -> str:
+    """Return the search path for steps: the warm parent runs elsewhere, and the checkout may not be installed."""
+    return os.pathsep.join([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+
+
+def main() -> int:
+    """Run the steps and write the report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=9.0, help="for how long at most (default: %(default)s)")
+    parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=SCRIPTS / "results", help="directory for report, results and logs")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="run these steps only")
+    parser.add_argument("--software", action="store_true", help="the device is the software GPU of the tests")
+    options = parser.parse_args()
+    until = time.monotonic() + 60.0 * options.minutes
+    chosen = steps(options.device)
+    if options.only:
+        unknown = set(options.only) - {step.name for step in chosen}
+        if unknown:
+            parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in chosen)}.")
+        chosen = [step for step in chosen if step.name in options.only]
+    try:
+        check_torch()
+        options.out.mkdir(parents=True, exist_ok=True)
+        first = First(options.device, options.out.resolve(), until, is_software=options.software)
+    except (SharedKernelError, OSError) as error:
+        sys.stderr.write(f"first: {error}\n")
+        return 2
+    return first.run(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
