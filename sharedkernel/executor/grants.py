@@ -278,6 +278,8 @@ class Grants:
                 _answer(process, Refused(reason, reason=message.reason))
             case protocol.Restored():
                 self._restored(process, message)
+            case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
+                self._driver.handle(events.CellInterrupted(session=session))
         self._waits.tell_soon()
 
     def _offloaded(self, process: SessionProcess, message: protocol.Offloaded) -> None:

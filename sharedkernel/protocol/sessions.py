@@ -126,6 +126,10 @@ class Restored(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+class Interrupted(Message, frozen=True, kw_only=True):
+    """The user interrupted a cell whose memory is away: it needs that back once more, to end."""
+
+
 class WantEarlier(Message, frozen=True, kw_only=True):
     """The user wants the earlier session of the same notebook in place of this one; answered by a :class:`Notice`."""
 
@@ -233,7 +237,7 @@ class View(Message, frozen=True, kw_only=True):
 
 FromSession = (
     SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn | GrantMeasured
-    | GrantReleased | Offloaded | OffloadDeclined | Restored | Watch | WantEarlier | Foreseen
+    | GrantReleased | Offloaded | OffloadDeclined | Restored | Interrupted | Watch | WantEarlier | Foreseen
 )  # fmt: skip
 ToSession = (
     Welcome

@@ -272,6 +272,11 @@ class Restored(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CellInterrupted(SessionEvent):
+    """The user interrupted a cell whose memory is away: it needs that back once more, to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded(SessionEvent):
     """The session's process is gone, and all that it held."""
 
@@ -283,6 +288,7 @@ EVENTS: dict[str, type[Event]] = {
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
         SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured, UsedWithoutGrant,
+        CellInterrupted,
     )
 }  # fmt: skip
 

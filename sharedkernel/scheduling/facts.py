@@ -15,6 +15,7 @@ from sharedkernel.scheduling import interference
 from sharedkernel.scheduling.decisions import Decisions
 from sharedkernel.scheduling.events import (
     CellClosed,
+    CellInterrupted,
     CellOpened,
     DeviceWanted,
     DeviceWantWithdrawn,
@@ -72,6 +73,7 @@ class Facts:
             Offloaded: self._on_offloaded,
             OffloadDeclined: self._on_offload_declined,
             Restored: self._on_restored,
+            CellInterrupted: self._on_cell_interrupted,
             ShelfMeasured: self._on_shelf_measured,
             SessionEnded: self._on_session_ended,
             WorkForeseen: self._on_work_foreseen,
@@ -147,7 +149,7 @@ class Facts:
         records, session = self._records, self._records.sessions[event.session]
         records.set_live(session, 0)
         records.lanes.leave(session)
-        session.is_returning = session.is_cut_short = session.declined = False
+        session.is_returning = session.is_cut_short = session.is_interrupted = session.declined = False
         session.lacked, session.rest = 0, None
         if session.residence.is_ending:  # unless it was asked already, it is asked like any that is idle
             is_asked = session.is_asked_to_offload
@@ -304,7 +306,7 @@ class Facts:
         if session.is_returning:
             records.turns.speed.came_back(session.offloaded, elapsed)
         session.residence.began, session.residence.is_back = records.clock.now, True
-        session.is_returning = session.is_cut_short = False
+        session.is_returning = session.is_cut_short = session.is_interrupted = False
         session.offloaded = 0
         records.measure(session, event.memory)
         # Like any growth: parked until its next boundary tells the truth.
@@ -312,6 +314,11 @@ class Facts:
         records.ledger.set_parked(session, session.lacked)
         session.lacked = 0
         records.move(session, event)
+
+    def _on_cell_interrupted(self, event: CellInterrupted) -> None:
+        session = self._records.sessions[event.session]
+        session.is_interrupted = True
+        self._records.note(session, event)
 
 
 def _declare(session: Session, iterations: int | None) -> None:

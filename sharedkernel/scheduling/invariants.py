@@ -110,6 +110,7 @@ def _check_away(records: Records, session: Session) -> None:
     _require((is_open and not is_restoring) or not session.live, f"session {name} is {state} and has live bytes")
     _require(is_away or not session.offloaded, f"session {name} is {state} and has bytes moved away")
     _require(is_restoring or not (session.is_cut_short or session.lacked), f"session {name} is {state} and cut short")
+    _require(is_restoring or not session.is_interrupted, f"session {name} is {state} and interrupted while away")
     _require(not (is_away and session.is_asked_to_offload), f"session {name} is {state} and asked to move away")
     _require(is_in_line or state is not SessionState.WAITING, f"session {name} waits outside the line")
     _require(not is_in_line or state in LINE_STATES, f"session {name} is {state} and in line")

@@ -19,7 +19,8 @@ Whose turn is next
     In line, whoever has waited for `overtake_patience` is served by a deadline: that of the moment it came, plus a
     quantum for each user's share over its own. So users with equal shares come back in the order in which they left.
     Cells that begin go before those that were moved out in their middle, as for device time short cells do; but nobody
-    is delayed by that for more than one quantum.
+    is delayed by that for more than one quantum. A cell that its user interrupted counts as one that begins: it needs
+    its memory only to end.
     Room that was made for one session is taken by no other.
 
 The promise, under `fair`
@@ -172,16 +173,17 @@ class MemoryTurns:
     def delayed_until(self, session: Session) -> float:
         """Return until when cells that begin are let in before *session*; infinite: the first is still to come."""
         quantum = self.config.memory_quantum
-        if quantum is None or not session.is_cut_short:
+        if quantum is None or not session.is_cut_short or session.is_interrupted:
             return -math.inf
         return math.inf if session.delayed_at is None else session.delayed_at + quantum
 
     def let_in(self, session: Session, line: Iterable[Session], now: float) -> None:
         """Record whom of the *line* *session* delays, for which there is room now, or room is made."""
-        if session.is_cut_short:
+        if session.is_cut_short and not session.is_interrupted:
             return
         for other in line:
-            if other.is_cut_short and other.delayed_at is None and other.arrival < session.arrival:
+            is_behind = other.is_cut_short and not other.is_interrupted
+            if is_behind and other.delayed_at is None and other.arrival < session.arrival:
                 other.delayed_at = now
 
     def _deadline(self, session: Session) -> float:

@@ -283,6 +283,8 @@ class Session:
     is_asked_to_offload: bool = False
     #: whether it gave way in the middle of its cell: its iteration, and what it lacked, come back with the rest
     is_cut_short: bool = False
+    #: whether its user interrupted that cell: it needs its memory back only to end
+    is_interrupted: bool = False
     #: bytes that it lacked when it gave way; room is made for them as well
     lacked: int = 0
     #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from sharedkernel.scheduling.events import (
     CellClosed,
+    CellInterrupted,
     CellOpened,
     DeviceWanted,
     DeviceWantWithdrawn,
@@ -55,6 +56,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     # What is being restored is all back, or nothing of it.
     (_RESTORING, CellClosed): _OFFLOADED,
     (_RESTORING, Restored): _READY,
+    (_RESTORING, CellInterrupted): _RESTORING,
     (_IDLE, OffloadRequested): _IDLE,
     (_OFFLOADED, OffloadRequested): _OFFLOADED,
     (_IDLE, Offloaded): _OFFLOADED,

@@ -135,6 +135,9 @@ class Departure:
             try:
                 self.bring_back()
             except KeyboardInterrupt as error:
+                if interrupt is None:
+                    with self.link.lock:
+                        self.link.send(protocol.Interrupted())
                 interrupt = error
             except (torch.OutOfMemoryError, RestoreFailed) as error:
                 log.warning("memory of a running cell is not back yet: %s", error)

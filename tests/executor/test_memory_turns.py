@@ -92,6 +92,30 @@ def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.heavy
+def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends() -> None:
+    """It comes back for that, though another training has the memory, and nothing is lost."""
+
+    async def check() -> None:
+        async with small_device() as executor:
+            first, held = await kept_by(executor, "ada", 5)
+            second, _ = await kept_by(executor, "grace", 6)
+            cells = [asyncio.create_task(notebook.run(_TRAIN, 10 * PATIENCE)) for notebook in (first, second)]
+
+            async def is_away() -> bool:
+                entry = await executor.session(first)
+                return entry["restores"] > 0 and entry["state"] == "restoring" and entry["offloaded_bytes"] > 0
+
+            await until(is_away, "the first training has moved out", 4 * PATIENCE)
+            await executor.client.signal_session(first.session, 2)
+            assert (await cells[0]).error == "KeyboardInterrupt"
+            assert (await first.run("print(total())", 4 * PATIENCE)).text == held
+            await executor.client.signal_session(second.session, 2)
+            assert (await cells[1]).error == "KeyboardInterrupt"
+
+    asyncio.run(check())
+
+
 def test_who_waits_is_told_when_its_turn_comes() -> None:
     """From the quantum and the transfers, as figures in status."""
 

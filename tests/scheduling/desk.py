@@ -6,6 +6,7 @@ from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, S
 from sharedkernel.scheduling.actions import Action
 from sharedkernel.scheduling.events import (
     CellClosed,
+    CellInterrupted,
     CellOpened,
     DeviceWanted,
     DeviceWantWithdrawn,
@@ -171,6 +172,10 @@ class Desk:
         """Report that what was moved away is back."""
         persistent = self._memory[name].persistent + self.view(name).offloaded
         return self.send(Restored(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
+
+    def interrupt(self, name: str) -> list[Action]:
+        """Interrupt a cell whose memory is away."""
+        return self.send(CellInterrupted(session=SessionId(name)))
 
     def reopen(self, name: str) -> list[Action]:
         """Open a cell of a session that is offloaded."""

@@ -24,6 +24,7 @@ from sharedkernel.scheduling.actions import (
 )
 from sharedkernel.scheduling.events import (
     CellClosed,
+    CellInterrupted,
     CellOpened,
     DeviceWanted,
     DeviceWantWithdrawn,
@@ -309,6 +310,11 @@ class Machine(RuleBasedStateMachine):
     @rule(number=picks, memory=memories)
     def restored(self, number: int, memory: MemoryProfile) -> None:
         self.send(Restored(session=SessionId(sorted(self.restoring)[number % len(self.restoring)]), memory=memory))
+
+    @precondition(lambda self: self.allowing(CellInterrupted))
+    @rule(number=picks)
+    def interrupt(self, number: int) -> None:
+        self.send(CellInterrupted(session=self.pick(self.allowing(CellInterrupted), number)))
 
     @precondition(lambda self: self.allowing(SessionEnded))
     @rule(number=picks)

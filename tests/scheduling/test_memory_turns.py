@@ -430,6 +430,36 @@ def test_short_cells_go_before_trainings_that_were_moved_out(
     assert max(longest.values()) <= (count + 2) * turn
 
 
+def next_turn(sched: Desk, running: str) -> str:
+    """Let *running* train until it has to move out; return who comes back for it, and trains from then on."""
+    while sched.state(running) == "running":
+        sched.tick_at_deadline()
+    sched.release(running, "boundary")
+    sched.want(running)
+    (restore,) = only(Restore, sched.offload(running))
+    assert isinstance(restore, Restore)
+    sched.restored(restore.session)
+    sched.want(restore.session, 100 * MIB)
+    return restore.session
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_an_interrupted_cell_comes_back_before_those_that_go_on(sched: Desk, is_interrupted: bool) -> None:
+    """It needs its memory only to end: its user does not wait for a turn of each."""
+    train(sched, "ada")
+    for name in ("bob", "cleo", "dora"):
+        away(sched, name)
+        sched.reopen(name)
+    turns = ["ada"]
+    while len(turns) < 9:
+        turns.append(next_turn(sched, turns[-1]))
+    first, second, last, running = turns[-4:]
+    assert {first, second, last, running} == {"ada", "bob", "cleo", "dora"}
+    if is_interrupted:
+        sched.interrupt(last)
+    assert next_turn(sched, running) == (last if is_interrupted else first)
+
+
 def test_a_cell_that_begins_is_let_in_first_once(sched: Desk) -> None:
     """Before one that was moved out earlier in its middle; the next such cell waits for that one's turn."""
     train(sched, "bob")

@@ -78,6 +78,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
     """Nothing is lost on the way into a log and back."""
     log = busy_device().desk.log + crowded_device().desk.log
     assert {type(event).__name__ for _, event in log} | {
+        "CellInterrupted",
         "DeviceWantWithdrawn",
         "GrantMeasured",
         "WorkForeseen",

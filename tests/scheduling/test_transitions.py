@@ -11,6 +11,7 @@ from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling import MemoryProfile, SessionId, SessionState, UserId
 from sharedkernel.scheduling.events import (
     CellClosed,
+    CellInterrupted,
     CellOpened,
     DeviceWanted,
     DeviceWantWithdrawn,
@@ -44,6 +45,7 @@ EVENTS: list[SessionEvent] = [
     Offloaded(session=ADA, memory=SMALL, offloaded=5),
     OffloadDeclined(session=ADA),
     Restored(session=ADA, memory=SMALL),
+    CellInterrupted(session=ADA),
     SessionEnded(session=ADA),
     WorkForeseen(session=ADA, source="abc", remaining_iterations=3),
     GrantMeasured(session=ADA, iterations=3, utilisation=0.5),
