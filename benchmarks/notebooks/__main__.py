@@ -20,6 +20,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -54,8 +55,10 @@ def main() -> None:
     """
     options = _parse()
     try:
-        with ended_by_signals():
+        with ended_by_signals(), TemporaryDirectory(prefix="sk-inductor-") as cache:
             folders = _find(options)
+            # What torch.compile keeps on disk from earlier runs decides which warnings a cell shows: one cache for all.
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
             measured, rounds = asyncio.run(_measure(options, folders))
     except SharedKernelError as error:
         print(f"notebooks: {error}", file=sys.stderr)  # noqa: T201

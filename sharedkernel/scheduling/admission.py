@@ -100,7 +100,7 @@ class Admission:
 
     def leave_line(self, session: Session) -> None:
         """Let *session* leave the line, if it is in it."""
-        session.has_room_made = False
+        session.has_room_made, session.hopeless_since = False, None
         if self.waiting.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
@@ -175,7 +175,15 @@ class Admission:
             return math.inf
         excess = self.claims.excess(session)
         if excess <= 0:
+            session.hopeless_since = None
             return math.inf
+        if session.hopeless_since is None:
+            session.hopeless_since = self._now
+        patience = self.config.overtake_patience
+        return max(self._is_refused_from(session, excess), session.hopeless_since + patience)
+
+    def _is_refused_from(self, session: Session, excess: int) -> float:
+        """Return when *session* has waited for long enough in which it lacked *excess* bytes for good."""
         patience = self.config.overtake_patience
         if session.state is SessionState.WAITING and session.is_measured:
             kept, since = self.claims.stays_of_others(session)

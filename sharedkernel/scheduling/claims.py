@@ -180,8 +180,14 @@ class Claims:
 
 
 def residue(session: Session) -> int:
-    """Return the bytes that stay of *session* when all that can be moved away is."""
-    return session.memory.framework + (0 if is_movable(session) else session.memory.persistent)
+    """Return the bytes that stay of *session* when all that can be moved away is.
+
+    What plain Python has left of an iteration stays as well, for all that anybody knows, where it cannot be moved.
+    """
+    if is_movable(session):
+        return session.memory.framework
+    left = session.live if session.state is SessionState.READY else 0
+    return session.memory.framework + session.memory.persistent + left
 
 
 def is_movable(session: Session) -> bool:
@@ -198,9 +204,13 @@ def least(session: Session) -> int:
 
 
 def gain(lane: Lane) -> int:
-    """Return how many bytes are free once *lane* is cleared, and what is live in it now is parked."""
-    is_live = lane.occupant is not None and lane.holder is None
-    return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
+    """Return how many bytes are free once *lane* is cleared, and what is live in it now is parked.
+
+    What its holder has parked of an interrupted iteration goes with that, at its boundary.
+    """
+    if lane.holder is not None:
+        return lane.size + lane.holder.parked
+    return lane.size - (lane.occupant.unparked if lane.occupant is not None else 0)
 
 
 def _takes_part(session: Session) -> bool:

@@ -303,6 +303,8 @@ class Session:
     delayed_at: float | None = None
     #: whether others were told to move out to make room for it, while it is in line: nobody may take that room
     has_room_made: bool = False
+    #: since when it has lacked memory that it cannot have while all others stay; None: it can have all that it claims
+    hopeless_since: float | None = None
 
     #: when its revoked grant is demanded by a signal (again); infinite: it is not
     force_at: float = math.inf

@@ -245,6 +245,21 @@ def test_room_is_kept_for_one_until_those_who_make_it_have_gone(sched: Desk) -> 
     assert sched.offload("ada") == [Restore(session="cleo")]
 
 
+def test_what_a_running_iteration_has_grown_by_is_asked_for(sched: Desk) -> None:
+    """It comes free at a boundary, but nobody else wants the device, so the boundary has to be asked for."""
+    sched.user("bob", offload_after=None)
+    train(sched, "bob", size=100, need=300)
+    sched.grow("bob", 300 * MIB, live=300 * MIB)
+    assert sched.state("bob") == "running"
+    assert sched.scheduler.sessions["bob"].parked == 300 * MIB
+    asked = sched.begin("ada", ephemeral=800 * MIB)
+    while Revoke(session="bob") not in asked:
+        assert sched.state("ada") == "waiting"
+        asked = sched.tick_at_deadline()
+    assert sched.release("bob", "boundary")
+    assert sched.state("ada") == "running"
+
+
 def test_one_that_was_told_to_move_out_is_told_once(sched: Desk) -> None:
     """Its cell was interrupted at the gate before it could answer, and wants the device again."""
     train(sched, "bob")
