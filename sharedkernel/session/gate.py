@@ -50,6 +50,7 @@ from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePo
 from sharedkernel.session.notices import Notice
 from sharedkernel.session.page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.reclaim import Reclaim
+from sharedkernel.session.transforms import is_transform_under_way
 from sharedkernel.session.uncompiled import uncompiled
 from sharedkernel.session.wish import Wish
 from sharedkernel.signals_held import holdable, interrupts_let_through, signals_held
@@ -433,6 +434,8 @@ class Gate:
         self._words[_ITERATIONS] += iterations
         if is_known and time.monotonic() < self._quiet_until and not self._words[_PREEMPT]:
             return
+        if not self._mode.is_in and is_transform_under_way():
+            return
         if self._words[_PREEMPT] or (self.grant.release_due and not self._onlookers):
             # Somebody waits for the device now: all else comes after, and what is new is said with the next wish.
             self._count_cost(is_known=is_known)
@@ -475,7 +478,7 @@ class Gate:
 
     def _take_mode_out(self) -> None:
         """Take the mode out, in the main thread, if the grant is held and nothing needs it."""
-        if self._mode.is_in and self._may_mode_leave():
+        if self._mode.is_in and self._may_mode_leave() and not is_transform_under_way():
             with signals_held():
                 if self.grant.is_held and self._mode.take_out():  # a force signal may have ended the grant meanwhile
                     self._forecast.cost.mode_left()
@@ -604,6 +607,8 @@ class Gate:
             self._take_mode_out()
             return
         self.on_force_signal()
+        if is_transform_under_way():
+            return  # the mode may neither come nor go
         if self._words[Word.PREEMPT]:
             if not self._firm_onlookers:
                 self.give_back("yield")
