@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 # ONCE_MORE=1 runs each test that fails once more, alone, and names those that pass then
 PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 
-.PHONY: demo test test-all slow lint labextension docs binder bench faults fuzz load clean
+.PHONY: demo test test-all software-gpu test-software-gpu slow lint labextension docs binder bench faults fuzz load clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
@@ -23,6 +23,16 @@ test: $(INSTALLED) labextension lint
 
 test-all: $(INSTALLED) labextension lint
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow')
+
+# The CUDA build of torch on a driver of our own, outside the checkout; TORCH=newest or TORCH=2.12.0 takes another torch.
+# What names a CPU build is meant for .venv.
+SOFTWARE_GPU_TORCH := $(or $(if $(findstring +,$(TORCH)),,$(patsubst torch==%,%,$(TORCH))),2.11.0)
+software-gpu: $(INSTALLED)
+	$(BIN)/python -m tests.software_gpu.build --torch $(SOFTWARE_GPU_TORCH)
+
+test-software-gpu: software-gpu
+	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
+	python -m pytest $(or $(ARGS),-m 'gpu or software_gpu' tests/gpu tests/software_gpu)
 
 # what takes minutes each
 slow: $(INSTALLED)

@@ -33,10 +33,12 @@ HEAVY = ("binder", "browser", "faults", "fuzz", "labextension")
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of these folders."""
+    """Mark all tests of these folders, and skip those for the software GPU elsewhere."""
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in HEAVY:
             item.add_marker(pytest.mark.heavy)
+        if item.get_closest_marker("software_gpu") and "SOFTWARE_GPU_DIRECTORY" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason="runs on the software GPU, with `make test-software-gpu`"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,135 @@
+"""What tests on the software GPU share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MIB = 1 << 20
+#: granularity of device memory
+UNIT = 2 * MIB
+#: seconds that anything may take, on a busy machine
+PATIENCE = 60.0
+
+
+def is_here() -> bool:
+    """Whether this process runs on a software GPU."""
+    return "SOFTWARE_GPU_DIRECTORY" in os.environ
+
+
+def run_python(code: str, *arguments: str, **settings: object) -> str:
+    """Return what a program prints in a process of its own, with other settings of the software GPU."""
+    with start_python(code, *arguments, **settings) as process:
+        output, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    return output
+
+
+def start_python(code: str, *arguments: str, **settings: object) -> subprocess.Popen[str]:
+    """Start a program as :func:`run_python` does."""
+    variables = {f"SOFTWARE_GPU_{key}": str(value) for key, value in settings.items()}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        close_fds=False,
+    )
+
+
+def used_by_process() -> dict[int, int]:
+    """Return the device memory of each process, in bytes, as NVML lists it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        found: dict[int, int] = {}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                found[process.pid] = found.get(process.pid, 0) + process.usedGpuMemory
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def used_bytes() -> int:
+    """Return the device memory in use by all processes, as NVML counts it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Return once a condition is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE:.0f} s: {what}"
+        time.sleep(0.01)
+
+
+def no_memory_left() -> Iterator[None]:
+    """Let the tests of a module run, and check that no other process has device memory after them."""
+    yield
+
+    def is_free() -> bool:
+        return used_bytes() == used_by_process().get(os.getpid(), 0)
+
+    until(is_free, "all device memory of other processes is free")
+
+
+class Driver:
+    """The driver's calls through cuda-bindings: results without the status, errors as :class:`DriverError`."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self.module = driver
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self.module, name)
+
+        def checked(*arguments: Any) -> Any:
+            status, *results = call(*arguments)
+            if status != self.module.CUresult.CUDA_SUCCESS:
+                raise DriverError(status.name.removeprefix("CUDA_ERROR_"))
+            return results[0] if len(results) == 1 else tuple(results) or None
+
+        return checked
+
+    def properties(self, device: int = 0) -> Any:
+        """Return the properties of memory that can be shared."""
+        properties = self.module.CUmemAllocationProp()
+        properties.type = self.module.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = self.module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = device
+        properties.requestedHandleTypes = self.descriptor_type
+        return properties
+
+    @property
+    def descriptor_type(self) -> Any:
+        """Return the type of handles that are file descriptors."""
+        return self.module.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    def access(self, device: int = 0) -> Any:
+        """Return a description of access for reading and writing."""
+        access = self.module.CUmemAccessDesc()
+        access.location.type = self.module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = device
+        access.flags = self.module.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return access
+
+
+class DriverError(Exception):
+    """A call of the driver failed; the text is the error's name."""
