@@ -7,6 +7,7 @@ directory is known by where this file is, since sessions do not inherit their ex
 
 import ctypes
 import json
+import logging
 import os
 import site
 import sys
@@ -20,6 +21,8 @@ def _start() -> None:
     for packages in places["packages"]:
         site.addsitedir(packages)
     sys.path.append(places["checkout"])
+    # it warns, in the first cell of a notebook, that there is no Triton
+    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
     for library in places["libraries"]:
         ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
 

@@ -71,6 +71,17 @@ def used_bytes() -> int:
         pynvml.nvmlShutdown()
 
 
+def device_bytes() -> int:
+    """Return the memory of the first device."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total)
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def until(condition: Callable[[], bool], what: str) -> None:
     """Return once a condition is true."""
     deadline = time.monotonic() + PATIENCE

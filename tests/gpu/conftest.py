@@ -1,0 +1,33 @@
+"""What the tests on a GPU need on the software GPU, which is a small one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.executor.harness import ExecutorProcess
+from tests.software_gpu.support import MIB, device_bytes, is_here, no_memory_left
+
+#: instead of half a gibibyte, which would be half of the device
+_RESERVE = "64MiB"
+
+
+class SmallExecutorProcess(ExecutorProcess):
+    """An executor that serves no more memory than the device has."""
+
+    def __init__(self, *options: str, capacity: str, **others: Any) -> None:
+        super().__init__(*options, "--reserve", _RESERVE, capacity=f"{device_bytes() // MIB}MiB", **others)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def software_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On the software GPU, let executors fit on it, and check after each module that all device memory is free."""
+    if not is_here():
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if getattr(request.module, "ExecutorProcess", None) is ExecutorProcess:
+            patch.setattr(request.module, "ExecutorProcess", SmallExecutorProcess)
+        yield from no_memory_left()
