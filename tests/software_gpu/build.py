@@ -39,7 +39,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.software_gpu.stubs import build_stubs
+from tests.software_gpu.stubs import build_stubs, write_missing_runtime_calls
 
 CHECKOUT = Path(__file__).parents[2]
 DEFAULT_TORCH = "2.11.0"
@@ -253,12 +253,16 @@ def _compile_libraries(torch_folder: Path, folder: Path, compilers: list[str]) -
 
     beside = [str(driver), "-Wl,-rpath,$ORIGIN"]
     compile_c(driver.name, _DRIVER, "-lpthread", "-ldl", f"-Wl,--version-script={_NATIVE / 'driver.map'}")
-    compile_c(
-        "libcudart.so.13", ("runtime", "runtime_kernels"), *beside, f"-Wl,--version-script={_NATIVE / 'runtime.map'}"
-    )
+    torch = torch_folder / "torch"
+    runtime = ("runtime", "runtime_kernels")
+    sources = "".join((_NATIVE / f"{source}.c").read_text(encoding="utf-8") for source in runtime)
+    missing = folder / "missing.c"
+    write_missing_runtime_calls(torch / "lib", sources, missing)
+    version = f"-Wl,--version-script={_NATIVE / 'runtime.map'}"
+    compile_c("libcudart.so.13", runtime, str(missing), *beside, version)
+    missing.unlink()
     compile_c("libnvidia-ml.so.1", ("nvml",), *beside)
     compile_c("libnvrtc.so.13", ("nvrtc",))
-    torch = torch_folder / "torch"
     needs_20 = "C++20" in (torch / "include" / "ATen" / "ATen.h").read_text(encoding="utf-8")
     standard = f"-std=c++{20 if needs_20 else 17}"
     _run(

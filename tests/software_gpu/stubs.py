@@ -94,6 +94,19 @@ def build_stubs(torch_libraries: Path, folder: Path, compiler: str) -> None:
             _compile(soname, sorted(_symbols_of(soname, symbols)), folder, compiler)
 
 
+def write_missing_runtime_calls(torch_libraries: Path, sources: str, path: Path) -> None:
+    """Write C for the calls of CUDA's runtime that this torch refers to and *sources* do not have: "not supported"."""
+    wanted: set[str] = set()
+    for library in sorted(torch_libraries.glob("*.so*")):
+        wanted |= set(re.findall(r"U (cuda\w+)@libcudart", _output("nm", "-D", "--undefined-only", str(library))))
+    missing = sorted(name for name in wanted if not re.search(rf"\b{name}\(", sources))
+    lines = [
+        f'int {name}(void);\n__attribute__((visibility("default"))) int {name}(void) {{ return 801; }}'
+        for name in missing
+    ]
+    path.write_text("\n".join(["/* cudaErrorNotSupported */", *lines, ""]), encoding="ascii")
+
+
 def _symbols_of(soname: str, symbols: set[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     stem = soname.split(".so")[0]
     for symbol, version in symbols:

@@ -153,6 +153,11 @@ API cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, 
 }
 API cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value) { return 0; }
 API cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *descriptions, size_t count) { return 0; }
+API cudaDeviceSetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attribute, void *value) { return 0; }
+API cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attribute, void *value) {
+    *(uint64_t *)value = 0;
+    return 0;
+}
 API cudaMemPoolTrimTo(cudaMemPool_t pool, size_t size) { return 0; }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -164,6 +169,7 @@ API cudaMalloc(void **pointer, size_t size) {
     }
     RETURN_CALL(cuMemAlloc((CUdeviceptr *)pointer, size));
 }
+API cudaMallocManaged(void **pointer, size_t size, unsigned flags) { return cudaMalloc(pointer, size); }
 API cudaFree(void *pointer) { RETURN_CALL(cuMemFree(DEVICE_POINTER_OF(pointer))); }
 API cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) { return cudaMalloc(pointer, size); }
 API cudaFreeAsync(void *pointer, cudaStream_t stream) { return cudaFree(pointer); }
