@@ -74,7 +74,7 @@ def private_directory() -> Iterator[Path]:
     for left in SHARED_MEMORY.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), (left / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _end(_processes_in(left))
+            _end(_processes_in(left, with_descendants=False))
             shutil.rmtree(left, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED_MEMORY))
     with (directory / "lock").open("w") as lock:
@@ -179,8 +179,8 @@ def _parent(pid: int) -> tuple[int, bool]:
     return int(fields[1]), fields[0] == "Z"
 
 
-def _processes_in(directory: Path) -> list[int]:
-    """Return the living processes that descend from this one, or run a program of a run's directory."""
+def _processes_in(directory: Path, *, with_descendants: bool = True) -> list[int]:
+    """Return the living processes that run a program of a run's directory, or descend from this one."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     parents = {pid: _parent(pid) for pid in pids}
 
@@ -196,7 +196,7 @@ def _processes_in(directory: Path) -> list[int]:
         pid
         for pid in pids
         if pid != os.getpid() and not parents[pid][1]
-        and (descends(pid) or any(word.startswith(start) for word in _command_line(pid)[:1]))
+        and ((with_descendants and descends(pid)) or any(word.startswith(start) for word in _command_line(pid)[:1]))
     ]  # fmt: skip
 
 
