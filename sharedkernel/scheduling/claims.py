@@ -107,10 +107,10 @@ class Claims:
         """Return what cannot be moved of others' tensors while their cells are open, bytes, and the last cell's end."""
         kept, since = 0, -math.inf
         for other in self._sessions.values():
-            if other is session or is_movable(other) or not other.memory.persistent:
+            if other is session or is_movable(other) or not (other.memory.persistent + other.live):
                 continue
             if other.id in self.open:
-                kept += other.memory.persistent
+                kept += other.memory.persistent + other.live
             else:
                 since = max(since, other.idle_since)
         return kept, since
@@ -182,12 +182,10 @@ class Claims:
 def residue(session: Session) -> int:
     """Return the bytes that stay of *session* when all that can be moved away is.
 
-    What plain Python has left of an iteration stays as well, for all that anybody knows, where it cannot be moved.
+    What is live of an interrupted iteration stays as well where it cannot be moved: its boundary may never come.
     """
-    if is_movable(session):
-        return session.memory.framework
-    left = session.live if session.state is SessionState.READY else 0
-    return session.memory.framework + session.memory.persistent + left
+    kept = 0 if is_movable(session) else session.memory.persistent + session.live
+    return session.memory.framework + kept
 
 
 def is_movable(session: Session) -> bool:
@@ -204,13 +202,9 @@ def least(session: Session) -> int:
 
 
 def gain(lane: Lane) -> int:
-    """Return how many bytes are free once *lane* is cleared, and what is live in it now is parked.
-
-    What its holder has parked of an interrupted iteration goes with that, at its boundary.
-    """
-    if lane.holder is not None:
-        return lane.size + lane.holder.parked
-    return lane.size - (lane.occupant.unparked if lane.occupant is not None else 0)
+    """Return how many bytes are free once *lane* is cleared, and what is live in it now is parked."""
+    is_live = lane.occupant is not None and lane.holder is None
+    return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
 
 
 def _takes_part(session: Session) -> bool:

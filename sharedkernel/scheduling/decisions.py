@@ -83,7 +83,6 @@ class Decisions:
             self._records.decide(session, "refuse to restore")
         else:
             self._records.decide(session, "refuse")
-            self._records.ledger.revision += 1
         self._actions.append(refusal)
 
     def offload(self, session: Session) -> None:

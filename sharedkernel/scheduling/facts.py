@@ -186,8 +186,6 @@ class Facts:
         _declare(session, event.remaining_iterations)
         session.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
-        if session.live:  # it is not left to plain Python any more
-            records.ledger.revision += 1
         session.growth = event.growth
         if session.residence.is_ending:
             if records.admission.waiting:

@@ -76,8 +76,8 @@ class Reclaimer:
             is_known = first.wanted is not None or first.state is SessionState.RESTORING
             return Reclaim(asked=_running([lane])) if is_known else Reclaim(demanded=_unforced([lane]))
         victims = self._victims(first)
-        # Whose iteration was interrupted before, and what is live of it is needed, must come to its boundary.
-        resumed = [lane for lane in victims if lane.occupant is not None or (lane.holder and lane.holder.parked)]
+        # Whose iteration was interrupted before and could not be parked must come to its boundary.
+        resumed = [lane for lane in victims if lane.occupant is not None]
         return Reclaim(
             lanes=[lane for lane in victims if lane.holder is None],
             asked=_running(resumed),

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 
 from sharedkernel.scheduling import turns
+from sharedkernel.scheduling.claims import is_movable
 from sharedkernel.scheduling.decisions import Decisions
 from sharedkernel.scheduling.memory_turns import late_at
 from sharedkernel.scheduling.model import Session, SessionState
@@ -107,6 +108,7 @@ class Settling:
             self._decisions.revoke(session)
         for session in reclaim.demanded:
             self._decisions.end_turn(session)
+        self._ask_for_boundaries()
         line, line_until = records.admission.line(), records.admission.same_until
         for session in records.offloading.choose(line, records.clock.now, line_until=line_until):
             self._decisions.offload(session)
@@ -120,6 +122,15 @@ class Settling:
         if ends is not None and not self._make_way() and ends <= records.clock.now:
             return self._refuse_wait(records.admission.latest_in_the_way())
         return False
+
+    def _ask_for_boundaries(self) -> None:
+        """Ask those who cannot move out for the boundary at which what they have parked of an iteration comes free."""
+        records = self._records
+        if not records.policy.is_preemptive or all(map(records.admission.is_attainable, records.admission.line())):
+            return
+        for session in list(records.clock.holders.values()):
+            if session.state is SessionState.RUNNING and session.parked and not is_movable(session):
+                self._decisions.revoke(session)
 
     def _end_stays(self) -> None:
         """Tell those to move out whose memory quantum is over and whose memory somebody in line lacks."""

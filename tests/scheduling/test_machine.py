@@ -393,7 +393,7 @@ class Machine(RuleBasedStateMachine):
         """Return how long the turns of all last until the one with the smallest share has had its own, seconds."""
         speed, sessions = self.scheduler._records.turns.speed, self.scheduler.sessions.values()
         transfers = [speed.seconds_out(session) + speed.seconds_back(session) for session in sessions]
-        longest = 10.0 * max(transfers, default=0.0)
+        longest = min(10.0 * max(transfers, default=0.0), 600.0)
         shares = [session.user.share for session in sessions]
         return longest * (sum(shares) / min(shares) + 1) if shares else 0.0
 

@@ -60,7 +60,7 @@ def crowded_device() -> Device:
     return device
 
 
-@pytest.mark.parametrize(("make", "num_events"), [(busy_device, 300), (crowded_device, 60)])
+@pytest.mark.parametrize(("make", "num_events"), [(busy_device, 400), (crowded_device, 60)])
 def test_a_log_replays_to_identical_actions(make: Callable[[], Device], num_events: int) -> None:
     """Events written as JSON lines and read back drive a new scheduler to every single action again."""
     desk = make().desk
