@@ -162,7 +162,7 @@ class Arena:
                 self.driver.synchronize()
             self._mapper.remap([(slot, handle) for slot, (_, handle) in zip(area.slots, imported, strict=True)])
             if not self.driver.is_new_memory_clean:
-                self.driver.fill(area.address, area.size, 0)
+                self.driver.clear(area.address, area.size)
         except BaseException:
             # their state is not private yet, so this releases nothing
             self._mapper.remap([(slot, None) for slot in area.slots])

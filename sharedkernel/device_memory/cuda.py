@@ -109,6 +109,8 @@ class CudaDriver:
         option = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self.granularity = int(self._call(cuda.cuMemGetAllocationGranularity, self._properties, option))
         self._context: Any = None
+        #: fills new memory
+        self._stream: Any = None
 
     def check_sharing(self) -> None:
         """Create, export and import one unit: a sandbox may forbid what the device can do.
@@ -198,6 +200,18 @@ class CudaDriver:
         """See :class:`~sharedkernel.device_memory.driver.Driver`."""
         self._enter()
         self._call(self._cuda.cuMemsetD8Async, address, byte, size, 0)
+
+    def clear(self, address: int, size: int) -> None:
+        """See :class:`~sharedkernel.device_memory.driver.Driver`.
+
+        On a stream of its own that waits for no other: on the default stream the fill would come after the work that
+        is queued there, and wipe what another stream has written meanwhile.
+        """
+        self._enter()
+        if self._stream is None:
+            self._stream = self._call(self._cuda.cuStreamCreate, self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._call(self._cuda.cuMemsetD8Async, address, 0, size, self._stream)
+        self._call(self._cuda.cuStreamSynchronize, self._stream)
 
     def read(self, host: memoryview, address: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.Driver`."""

@@ -69,6 +69,9 @@ class Driver(Protocol):
     def fill(self, address: int, size: int, byte: int) -> None:
         """Start to fill memory; :meth:`synchronize` waits for it."""
 
+    def clear(self, address: int, size: int) -> None:
+        """Fill memory that nobody uses yet with zeroes: done on return, whatever else is at work on the device."""
+
     def read(self, host: memoryview, address: int) -> None:
         """Copy as many bytes as *host* has from the device; they are there on return."""
 

@@ -254,7 +254,10 @@ class LaneMemory:
             What :meth:`Supplier.private_units` raises; the warm-up then goes on.
         """
         result = HandOver()
-        if not self._has_turn or self._pools.is_capturing():
+        if self._pools.is_capturing():
+            return result
+        self._pools.boundary_passed()
+        if not self._has_turn:
             return result
         if self._warm_up_left > 1 or (self._warm_up_left and self._warm is None):
             self._warm_up_left -= 1
@@ -266,8 +269,6 @@ class LaneMemory:
                 self._tidy()
             finally:
                 self.begin_iteration()
-        elif self._pools.needs_boundaries:
-            self._pools.process_events()
         self.begin_iteration()
         return result
 
@@ -385,8 +386,9 @@ class LaneMemory:
         current = self._current
         self.end_iteration()
         old, self._persistent = self._persistent, self._segments.make_generation()
-        self._segments.retire(old)
+        # the new one first: without any, torch would take back what other streams still use
         self._pools.begin(self._persistent.pool)
+        self._segments.retire(old)
         self._segments.reap(self._settle())
         self._segments.drop_headroom()
         if current is not None:

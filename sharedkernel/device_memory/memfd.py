@@ -187,6 +187,10 @@ class MemfdDriver:
         self._check_accessible(address, size)
         ctypes.memset(address, byte, size)
 
+    def clear(self, address: int, size: int) -> None:
+        """See :class:`~sharedkernel.device_memory.driver.Driver`."""
+        self.fill(address, size, 0)
+
     def read(self, host: memoryview, address: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.Driver`."""
         self._check_accessible(address, host.nbytes)

@@ -191,9 +191,8 @@ class Segments:
             dead, is_empty = self._dead_slots(generation, live)
             with self.lock:
                 self._arena.clear(dead)
-            if is_empty:
+            if is_empty and self._drop(generation):
                 self._retired.remove(generation)
-                self._drop(generation)
 
     def bytes_of(self, generations: Iterable[Generation]) -> int:
         """Return the bytes that torch counts as held for these generations and the retired ones, mapped or not."""
@@ -222,23 +221,32 @@ class Segments:
 
     def _dead_slots(self, generation: Generation, live: LiveRanges) -> tuple[list[Slot], bool]:
         """Return the private slots that can be unmapped, and whether nothing lives in the generation."""
-        dead = [slot for slot in generation.lane_slots(SlotState.PRIVATE) if not live.touches(slot.address, slot.size)]
-        is_empty = not any(live.touches(address, size) for address, size in generation.pool.segments.items())
-        for start, end in self._outside(generation, generation.pool.segments.items()):
+        # callbacks add to them meanwhile
+        segments = list(generation.pool.segments.items())
+        # no block is there yet, but a thread is about to have one
+        coming = LiveRanges(segment for segment in segments if segment[0] not in generation.pool.seen)
+        dead = [
+            slot
+            for slot in generation.lane_slots(SlotState.PRIVATE)
+            if not live.touches(slot.address, slot.size) and not coming.touches(slot.address, slot.size)
+        ]
+        is_empty = not any(live.touches(address, size) for address, size in segments)
+        for start, end in self._outside(generation, segments):
             dead += [
                 slot
                 for slot in self._arena.slots_within(start, end - start)
                 # the rest of a slot may be another segment's
                 if slot.state is SlotState.PRIVATE and slot.address >= start and slot.end <= end
-                and not live.touches(slot.address, slot.size)
+                and not live.touches(slot.address, slot.size) and not coming.touches(slot.address, slot.size)
             ]  # fmt: skip
         return dead, is_empty
 
-    def _drop(self, generation: Generation) -> None:
-        """Let torch forget a pool in which nothing lives; its addresses are free again."""
-        self._pools.drop(generation.pool)
+    def _drop(self, generation: Generation) -> bool:
+        """Let torch forget a pool in which nothing lives; its addresses are free again. False: not yet."""
+        if not self._pools.drop(generation.pool):
+            return False
         with self.lock:
-            for start, end in self._outside(generation, generation.pool.returned):
+            for start, end in self._outside(generation, generation.pool.segments.items()):
                 for slot in list(self._arena.slots_within(start, end - start)):
                     if slot.state is SlotState.UNMAPPED:
                         self._arena.remove([slot])
@@ -247,6 +255,7 @@ class Segments:
                         self._headroom.add(first, last - first)
             if generation.area is not None:
                 self._arena.remove(generation.area.slots)
+        return True
 
     @staticmethod
     def _outside(generation: Generation, segments: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

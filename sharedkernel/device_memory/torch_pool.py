@@ -12,18 +12,29 @@ new segment only when no free block of the pool fits. The rules this module keep
 - a pool begins for all threads of the process, so that backward's threads allocate from it as well. Every begin has
   its end, and every end is followed by a release, whatever fails between;
 - inner pools win: a pool that the user, or a CUDA graph, begins later is used instead of ours;
-- torch 2.11 behaves inside any pool as under graph capture: events of blocks used by several streams are not looked
-  at. There, :meth:`TorchPools.process_events` is called at each boundary.
+- torch 2.11 behaves inside any pool as under graph capture. A block that another stream uses is not looked at again,
+  and would be given away without a wait for that stream (:meth:`TorchPools.boundary_passed` waits).
+  To destroy a pool, ours or a user's, aborts the process. So pools are destroyed only here, with all of ours left and
+  none of the user's in use; until then they stay (:meth:`TorchPools.drop`, :meth:`TorchPools.watch_user_pools`).
+
+The callback that frees a segment is a C function that does nothing: torch calls it with its mutex held, and Python's
+interpreter lock must not be wanted there by one thread while another one has it and wants the mutex. What a pool gives
+back is known when it is dropped: all it has.
 
 What is torch's comes in as an argument, so that a model of its allocator can stand in where there is no device.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
+import os
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -32,17 +43,24 @@ from typing import Any
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
 
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+#: what torch calls to free a segment: it only reads a constant, needs no interpreter lock, and ignores its arguments
+_FREE = ctypes.pythonapi.Py_IsInitialized
+
+_increment = ctypes.pythonapi.Py_IncRef
+_increment.argtypes = [ctypes.py_object]
+_increment.restype = None
 
 #: allocator settings that the callbacks rely on
 SETTINGS = "release_lock_on_cudamalloc:True,expandable_segments:False"
 #: what this module needs of `torch._C`
 _NEEDED = (
     "_cuda_customAllocator", "_cuda_beginAllocateToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
-    "_cuda_memorySnapshot",
+    "_cuda_memorySnapshot", "_cuda_memoryStats",
 )  # fmt: skip
 #: a block of this allocator is a multiple of this many bytes
 _SMALLEST_BLOCK = 512
+#: seconds after which no thread is on its way to a callback of a pool that was ended
+_UNDER_WAY = 1.0
 _INACTIVE = "inactive"
 
 #: C functions that torch may call for as long as the process lives
@@ -56,11 +74,21 @@ class Pool:
     """One pool of torch's."""
 
     memory_pool: Any
+    #: torch's identifier; these very objects stay (:meth:`TorchPools.live_blocks`)
+    number: tuple[int, int] = (0, 0)
     is_begun: bool = False
     #: start → size of the segments that torch has from the callbacks
     segments: dict[int, int] = field(default_factory=dict)
-    #: segments that torch gave back, not looked at yet
-    returned: list[tuple[int, int]] = field(default_factory=list)
+    #: of these, those that torch has been seen to have
+    seen: set[int] = field(default_factory=set)
+    #: threads in a callback
+    num_callbacks: int = 0
+    ended_at: float = 0.0
+
+    @property
+    def is_called_back(self) -> bool:
+        """Whether a thread gets a segment for it now."""
+        return self.num_callbacks > 0 or not self.seen.issuperset(list(self.segments))
 
 
 class TorchPools:
@@ -74,6 +102,10 @@ class TorchPools:
         Number of the device as torch sees it.
     unseen
         Makes a context in which allocations count in no peak: what is allocated only to have memory is no need.
+    unnoticed
+        Makes a context in which allocations are no operations of the user's, whose modes must not see them.
+    has_threads
+        Tells whether other threads may be allocating.
     """
 
     def __init__(
@@ -81,6 +113,9 @@ class TorchPools:
         torch: Any,
         device: int = 0,
         unseen: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        *,
+        unnoticed: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        has_threads: Callable[[], bool] = lambda: False,
     ) -> None:
         missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
         if missing:
@@ -91,14 +126,26 @@ class TorchPools:
         self._torch = torch
         self._device = device
         self._unseen = unseen
-        #: at each boundary :meth:`process_events` has to be called
-        self.needs_boundaries = _version(torch.__version__) < (2, 13)
+        self._unnoticed = unnoticed
+        self._has_threads = has_threads
+        #: the allocator does not look at events while a pool of ours is begun
+        self._is_blind = _version(torch.__version__) < (2, 13)
         self._num_user_pools = 0
+        #: CUDA graphs that are being captured, in any thread
+        self._captures: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: list[Pool] = []
+        #: pools of the user's that nobody refers to any more, until they can be destroyed
+        self._forgotten: list[Any] = []
+        #: the thread that destroys pools now
+        self._destroyer: int | None = None
         self._refusal: BaseException | None = None
-        torch.cuda.memory._set_allocator_settings(SETTINGS)
+        self._process = os.getpid()
+        # torch.cuda's own name for it warns that it is deprecated
+        set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (set_settings or torch.cuda.memory._set_allocator_settings)(SETTINGS)
         # from now on torch's own pool has a free block, for `process_events`
         self._empty(_SMALLEST_BLOCK)
+        atexit.register(self._leave_at_exit)
 
     def make(self, allocate: Callable[[int], int]) -> Pool:
         """Make a pool.
@@ -112,25 +159,26 @@ class TorchPools:
         pool = Pool(None)
 
         def on_allocate(size: int, device: int, stream: int | None) -> int:
+            pool.num_callbacks += 1
             try:
                 address = allocate(size)
+                pool.seen.discard(address)
                 pool.segments[address] = size
             except BaseException as error:
                 # nothing may pass through torch's C++ frames, an interrupt no more than an error
                 self._refusal = error
                 return 0
+            finally:
+                pool.num_callbacks -= 1
             return address
 
-        def on_free(address: int, size: int, device: int, stream: int | None) -> None:
-            # the allocator's mutex is held: only take note
-            pool.returned.append((address, size))
-
-        functions = _ALLOCATE(on_allocate), _FREE(on_free)
-        pointers = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+        function = _ALLOCATE(on_allocate)
+        pointers = [ctypes.cast(each, ctypes.c_void_p).value for each in (function, _FREE)]
         allocator = self._torch._C._cuda_customAllocator(*pointers)
-        _kept_alive.append((functions, allocator))
-        _callbacks.update((on_allocate.__code__, on_free.__code__))
+        _kept_alive.append((function, allocator))
+        _callbacks.add(on_allocate.__code__)
         pool.memory_pool = self._torch.cuda.MemPool(allocator)
+        pool.number = pool.memory_pool.id
         return pool
 
     def take_refusal(self) -> BaseException | None:
@@ -143,7 +191,11 @@ class TorchPools:
         return refusal
 
     def watch_user_pools(self) -> None:
-        """Notice from now on when the user's code uses a pool of its own: ours must not be begun on top of it."""
+        """Notice from now on what the user's code does with pools of its own, and with CUDA graphs.
+
+        Ours must not be begun on top of theirs. And a pool that nobody refers to any more is destroyed only once that
+        is allowed: at the next boundary, or when the cache is emptied.
+        """
         cuda = self._torch.cuda
         original = cuda.use_mem_pool
 
@@ -159,6 +211,35 @@ class TorchPools:
 
         cuda.use_mem_pool = cuda.memory.use_mem_pool = use_mem_pool
 
+        def forget(pool: Any) -> None:
+            if self._destroyer != threading.get_ident() and os.getpid() == self._process:
+                self._forgotten.append(pool)  # so it lives on; Python calls this once only
+
+        cuda.MemPool.__del__ = forget
+        if hasattr(cuda, "CUDAGraph"):
+            self._watch_captures(cuda.CUDAGraph)
+
+    def _watch_captures(self, graphs: Any) -> None:
+        original_begin, original_end = graphs.capture_begin, graphs.capture_end
+
+        @functools.wraps(original_begin)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            self._captures.add(graph)
+            try:
+                original_begin(graph, *args, **kwargs)
+            except BaseException:
+                self._captures.discard(graph)
+                raise
+
+        @functools.wraps(original_end)
+        def capture_end(graph: Any) -> None:
+            try:
+                original_end(graph)
+            finally:
+                self._captures.discard(graph)
+
+        graphs.capture_begin, graphs.capture_end = capture_begin, capture_end
+
     @property
     def has_user_pool(self) -> bool:
         """Whether the user's code uses a pool of its own now."""
@@ -170,7 +251,7 @@ class TorchPools:
         """Let all threads allocate from the pool from now on."""
         if pool.is_begun:
             raise InvalidMapping("the pool has begun already.")
-        self._torch._C._cuda_beginAllocateToPool(self._device, pool.memory_pool.id)
+        self._torch._C._cuda_beginAllocateToPool(self._device, pool.number)
         pool.is_begun = True
         self._begun.append(pool)
 
@@ -179,17 +260,74 @@ class TorchPools:
         if not pool.is_begun:
             return
         pool.is_begun = False
+        pool.ended_at = time.monotonic()
         self._begun.remove(pool)
         try:
-            self._torch._C._cuda_endAllocateToPool(self._device, pool.memory_pool.id)
+            self._torch._C._cuda_endAllocateToPool(self._device, pool.number)
         finally:
             # begin counted a use; uncounted, the pool could never be freed
-            self._torch._C._cuda_releasePool(self._device, pool.memory_pool.id)
+            self._torch._C._cuda_releasePool(self._device, pool.number)
 
-    def drop(self, pool: Pool) -> None:
-        """Let torch free a pool in which nothing lives; its segments are then in `returned`."""
+    def drop(self, pool: Pool) -> bool:
+        """Let torch destroy a pool in which nothing lives; return whether it has: if not, try again later.
+
+        Not while a pool of the user's is in use or a CUDA graph is captured, nor as long as another thread may be on
+        its way to a callback.
+        """
         self.end(pool)
-        pool.memory_pool = None
+        if pool.is_called_back or not self._may_leave():
+            return False
+        if self._has_threads() and time.monotonic() < pool.ended_at + _UNDER_WAY:
+            return False
+        with self._left():
+            self._destroy_forgotten()
+            self._destroyer = threading.get_ident()
+            try:
+                pool.memory_pool = None
+            finally:
+                self._destroyer = None
+        return True
+
+    def _destroy_forgotten(self) -> None:
+        """Destroy pools of the user's that nobody refers to any more, with ours left."""
+        self._destroyer = threading.get_ident()
+        try:
+            while self._forgotten:
+                self._forgotten.pop()
+        finally:
+            self._destroyer = None
+
+    def _may_leave(self) -> bool:
+        return not self.has_user_pool and not self.is_capturing()
+
+    @contextlib.contextmanager
+    def _left(self) -> Iterator[None]:
+        """Leave all our pools for a moment.
+
+        Blocks that other streams use are then free without a wait, in torch 2.11, so the wait is here.
+        """
+        if self._has_used_blocks():
+            self.synchronize()
+        left = list(self._begun)
+        try:
+            for pool in reversed(left):
+                self.end(pool)
+            yield
+        finally:
+            for pool in left:
+                if not pool.is_begun:
+                    self.begin(pool)
+
+    def _has_used_blocks(self) -> bool:
+        """Whether there are blocks that were freed, and that other streams may still use."""
+        stats = self._torch._C._cuda_memoryStats(self._device)
+        return bool(stats["active_bytes"]["all"]["current"] > stats["allocated_bytes"]["all"]["current"])
+
+    def _leave_at_exit(self) -> None:
+        """Leave all our pools for good: Python destroys whatever is left."""
+        if os.getpid() == self._process:
+            for pool in list(self._begun):
+                self.end(pool)
 
     def prime(self, pool: Pool, small_segments: int, large: int) -> None:
         """Let a pool that has begun own all its memory, so that no callback runs while a training does.
@@ -216,8 +354,9 @@ class TorchPools:
         for pool in pools:
             if pool.memory_pool is None:
                 continue
-            for segment in pool.memory_pool.snapshot(include_traces=False):
+            for segment in self._snapshot(pool):
                 address = segment["address"]
+                pool.seen.add(address)
                 for block in segment["blocks"]:
                     address = block.get("address", address)
                     if block["state"] != _INACTIVE:
@@ -225,32 +364,43 @@ class TorchPools:
                     address += block["size"]
         return blocks
 
+    def _snapshot(self, pool: Pool) -> list[dict[str, Any]]:
+        # torch 2.11 drops a reference to each of these that it does not have; without our own they would be freed
+        for argument in (*pool.number, False):
+            _increment(argument)
+        return list(self._torch.cuda.memory_snapshot(pool.number, include_traces=False))
+
     def synchronize(self) -> None:
         """Wait until nothing of this process runs on the device, on any stream."""
         self._torch.cuda.synchronize(self._device)
 
     def is_capturing(self) -> bool:
-        """Return whether this thread's stream is being captured into a CUDA graph."""
-        return bool(self._torch.cuda.is_current_stream_capturing())
+        """Return whether something is being captured into a CUDA graph."""
+        return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())
+
+    def boundary_passed(self) -> None:
+        """Do what was put off to a boundary."""
+        if self._is_blind or self._forgotten:
+            self.process_events()
 
     def process_events(self) -> None:
-        """Let the allocator see which blocks the streams are done with: it looks whenever it allocates.
+        """Let the allocator have back what other streams have used, and destroy pools that the user has forgotten.
 
-        All our pools are left for a moment, since torch 2.11 does not look inside of them, and since a pool that is
-        full would ask for memory.
+        The allocator looks whenever it allocates, but torch 2.11 not inside of our pools. And a pool that is full would
+        ask for memory. So all are left for a moment; nothing happens while one of the user's is in use.
         """
-        left = [] if self.has_user_pool else list(self._begun)
-        try:
-            for pool in reversed(left):
-                self.end(pool)
-            self._empty(_SMALLEST_BLOCK)
-        finally:
-            for pool in left:
-                if not pool.is_begun:
-                    self.begin(pool)
+        if not self._may_leave():
+            return
+        has_used_blocks = self._has_used_blocks()
+        if has_used_blocks or self._forgotten:
+            with self._left():
+                self._destroy_forgotten()
+                if has_used_blocks:
+                    self._empty(_SMALLEST_BLOCK)
 
     def _empty(self, size: int) -> Any:
-        return self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._device}")
+        with self._unnoticed():
+            return self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._device}")
 
 
 def is_called_back() -> bool:

@@ -144,7 +144,13 @@ class LaneTurns:
         try:
             self._torch.cuda.init()
             with _disable_current_modes():
-                pools = TorchPools(self._torch, DEVICE, self.cuda.unseen)
+                pools = TorchPools(
+                    self._torch,
+                    DEVICE,
+                    self.cuda.unseen,
+                    unnoticed=_disable_current_modes,
+                    has_threads=lambda: bool(idleness.user_threads()),
+                )
                 arena = Arena(self._make_driver())
                 self._lanes = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
         except (SharedKernelError, RuntimeError, AttributeError) as error:  # torch and bindings may lack calls

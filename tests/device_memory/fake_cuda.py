@@ -57,6 +57,7 @@ class FakeCuda:
     CUmemAllocationType = types.SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED="pinned")
     CUmemLocationType = types.SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE="device")
     CUmemAllocationGranularity_flags = types.SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM="minimum")
+    CUstream_flags = types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUmemAccess_flags = types.SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3, CU_MEM_ACCESS_FLAGS_PROT_NONE=0)
 
     def __init__(self) -> None:
@@ -168,6 +169,14 @@ class FakeCuda:
     def _cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> tuple[()]:
         self._needs_context()
         self._memory.copy(target, source, size)
+        return ()
+
+    def _cuStreamCreate(self, flags: int) -> tuple[int]:
+        assert flags == 1, "it would wait for other streams"
+        return (7,)
+
+    def _cuStreamSynchronize(self, stream: int) -> tuple[()]:
+        assert stream == 7
         return ()
 
     def _cuMemsetD8Async(self, address: int, byte: int, size: int, stream: int) -> tuple[()]:

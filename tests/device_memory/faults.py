@@ -8,7 +8,19 @@ from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.memfd import MemfdDriver
 
 #: calls that may fail; those that undo a failure do not, unless they are told to
-_CALLS = ("import_", "map", "set_access", "unmap", "copy", "fill", "read", "write", "synchronize", "host_buffer")
+_CALLS = (
+    "import_",
+    "map",
+    "set_access",
+    "unmap",
+    "copy",
+    "fill",
+    "clear",
+    "read",
+    "write",
+    "synchronize",
+    "host_buffer",
+)
 
 
 class Fault(DeviceMemoryError):

@@ -119,10 +119,6 @@ class ModelTorch:
             def id(self) -> tuple[int, int]:
                 return self._pool.id
 
-            def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
-                assert not include_traces, "the traces are long"
-                return model._snapshot(self._pool)
-
             def __del__(self) -> None:
                 model._destroy(self._pool)
 
@@ -132,6 +128,7 @@ class ModelTorch:
             synchronize=self._synchronize,
             is_current_stream_capturing=lambda: self.is_capturing,
             use_mem_pool=self._use_mem_pool,
+            memory_snapshot=self._snapshot,
         )
         self._C = SimpleNamespace(
             _cuda_customAllocator=_Allocator,
@@ -139,6 +136,7 @@ class ModelTorch:
             _cuda_endAllocateToPool=self._end,
             _cuda_releasePool=self._release,
             _cuda_memorySnapshot=lambda mempool_id: None,
+            _cuda_memoryStats=self._stats,
         )
 
     # --- torch's functions -----------------------------------
@@ -281,8 +279,13 @@ class ModelTorch:
         pool.segments[address] = block
         return block
 
-    @staticmethod
-    def _snapshot(pool: _Pool) -> list[dict[str, Any]]:
+    def _stats(self, device: int) -> dict[str, Any]:
+        waiting = sum(block.size for block in self._awaiting)
+        return {"active_bytes": {"all": {"current": waiting}}, "allocated_bytes": {"all": {"current": 0}}}
+
+    def _snapshot(self, number: tuple[int, int], include_traces: bool = True) -> list[dict[str, Any]]:
+        assert not include_traces, "the traces are long"
+        pool = self._pools[number]
         segments = []
         for start, first in pool.segments.items():
             blocks, block = [], first

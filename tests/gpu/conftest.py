@@ -1,4 +1,4 @@
-"""What the tests on a GPU need on the software GPU, which is a small one."""
+"""A GPU, or a skip; and what the tests on a GPU need on the software GPU, which is a small one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from sharedkernel.device_memory.cuda import load_bindings
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.devices.cuda import check_torch
+from sharedkernel.nvml import Gpu
+from sharedkernel.units import parse_bytes
 from tests.executor.harness import ExecutorProcess
 from tests.software_gpu.support import MIB, device_bytes, is_here, no_memory_left
 
@@ -18,7 +23,20 @@ class SmallExecutorProcess(ExecutorProcess):
     """An executor that serves no more memory than the device has."""
 
     def __init__(self, *options: str, capacity: str, **others: Any) -> None:
-        super().__init__(*options, "--reserve", _RESERVE, capacity=f"{device_bytes() // MIB}MiB", **others)
+        if parse_bytes(capacity) > device_bytes():
+            options, capacity = (*options, "--reserve", _RESERVE), f"{device_bytes() // MIB}MiB"
+        super().__init__(*options, capacity=capacity, **others)
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Gpu:
+    """Return the first GPU, or skip."""
+    try:
+        check_torch()
+        load_bindings()
+        return Gpu("cuda:0")
+    except SharedKernelError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,228 @@
+"""Torch's allocator over addresses of ours, with torch's CUDA build: what it forbids while a pool is begun."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.lane_process import run_alone
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("gpu")]
+
+
+def test_a_retired_pool_is_dropped_while_others_are_begun() -> None:
+    """The lane changes its size, and the pools over its earlier units go."""
+    run_alone("""
+        process = LaneProcess(64 * MIB)
+        for size in (64, 96, 32, 80):
+            process.resize_lane(size * MIB)
+            for _ in range(4):
+                process.begin_turn()
+                activations = [empty(8 * MIB) for _ in range(3)]
+                del activations
+                process.memory.next_iteration()
+                process.hand_over()
+        process.memory.trim()
+        assert process.arena.private_bytes < 24 * MIB, process.memory.figures()
+        process.arena.validate(), process.store.validate()
+    """)
+
+
+def test_a_users_pool_can_be_deleted_at_any_time() -> None:
+    """Its memory is given back at the next boundary, inside an iteration and outside."""
+    run_alone("""
+        process = LaneProcess()
+        for inside in (False, True):
+            if inside:
+                process.begin_turn()
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                tensor = empty(32 * MIB)
+            number = pool.id
+            assert pool_bytes(number) == 32 * MIB
+            del tensor, pool
+            process.memory.next_iteration()
+            assert pool_bytes(number) == 0
+        process.hand_over()
+    """)
+
+
+def test_a_users_pool_can_be_deleted_while_another_is_in_use() -> None:
+    """It goes once that one is left."""
+    run_alone("""
+        process = LaneProcess()
+        process.begin_turn()
+        first, second = torch.cuda.MemPool(), torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(first):
+            tensor = empty(32 * MIB)
+        with torch.cuda.use_mem_pool(second):
+            kept = empty(1)
+            number = first.id
+            del tensor, first
+            process.memory.next_iteration()
+            assert pool_bytes(number) == 32 * MIB
+        process.memory.next_iteration()
+        assert pool_bytes(number) == 0
+        process.hand_over()
+    """)
+
+
+def test_a_pool_left_to_the_end_of_the_process_does_not_abort_it() -> None:
+    """Destructors that run at exit meet no pool of ours that is begun."""
+    run_alone("""
+        import atexit
+        process = LaneProcess()
+        process.begin_turn()
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            tensor = empty(MIB)
+    """)
+
+
+def test_a_pool_is_not_dropped_while_a_graph_is_captured() -> None:
+    """Not even where the stream in use is not the captured one."""
+    run_alone("""
+        process = LaneProcess()
+        process.begin_turn()
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            tensor = empty(32 * MIB)
+        process.hand_over()
+        graph, source = torch.cuda.CUDAGraph(), empty(512)
+        with torch.cuda.graph(graph):
+            result = source + 1
+            number = pool.id
+            del tensor, pool
+            with torch.cuda.stream(torch.cuda.Stream()):
+                process.memory.next_iteration()
+                process.memory.trim()
+        process.memory.next_iteration()
+        assert pool_bytes(number) == 0
+    """)
+
+
+def test_snapshots_of_pools_leave_pythons_memory_whole() -> None:
+    """Torch 2.11 drops references that it does not have with each; then False, or a number, is freed while in use."""
+    run_alone("""
+        others = [torch.cuda.MemPool() for _ in range(300)]  # small numbers are never freed
+        process = LaneProcess()
+        process.begin_turn()
+        process.hand_over()
+        before = sys.getrefcount(False)
+        for _ in range(500):
+            process.begin_turn()
+            process.hand_over()
+        assert sys.getrefcount(False) > before - 100, before - sys.getrefcount(False)
+    """)
+
+
+def test_a_block_that_another_stream_uses_is_not_given_away() -> None:
+    """`record_stream` keeps its promise over boundaries, with and without a turn in the lane."""
+    run_alone("""
+        process = LaneProcess()
+        side = torch.cuda.Stream()
+        for inside in (False, True, True, True, True):
+            if inside:
+                process.begin_turn()
+            block = empty(4 * MIB)
+            block.zero_()
+            torch.cuda.synchronize()
+            address = block.data_ptr()
+            keep_busy(side)
+            block.record_stream(side)
+            del block
+            process.memory.next_iteration()
+            is_done = side.query()
+            others = [empty(4 * MIB) for _ in range(8)]
+            assert is_done or address not in [other.data_ptr() for other in others], "given away too early"
+            del others
+            side.synchronize()
+            process.memory.next_iteration()
+            stats = torch._C._cuda_memoryStats(0)
+            assert stats["active_bytes"]["all"]["current"] == stats["allocated_bytes"]["all"]["current"], "never freed"
+            if inside:
+                process.hand_over()
+    """)
+
+
+def test_fresh_memory_is_clean_before_a_side_stream_writes_there() -> None:
+    """The fill does not queue behind work on the default stream, to come after the copy."""
+    run_alone(
+        """
+        process = LaneProcess()
+        source = torch.ones(8 * MIB, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        side = torch.cuda.Stream()
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        keep_busy(torch.cuda.default_stream())
+        before.record()
+        with torch.cuda.stream(side):
+            fresh = empty(8 * MIB)
+            after.record(torch.cuda.default_stream())
+            fresh.copy_(source)
+            side.synchronize()
+        torch.cuda.synchronize()
+        assert before.elapsed_time(after) < 0.015, f"{before.elapsed_time(after)} ms were queued on the default stream"
+        assert bool((fresh.cpu() == 1).all()), "wiped by a fill that came late"
+    """,
+        FAKECUDA_SERIAL="0",
+    )  # the streams of a software device side by side, too
+
+
+def test_freeing_a_pool_does_not_wait_for_a_thread_that_reads_statistics() -> None:
+    """No Python runs where the allocator holds its mutex."""
+    run_alone(
+        """
+        import threading, time
+        sys.setswitchinterval(1e-6)
+        process = LaneProcess()
+        is_over = False
+
+        def read() -> None:
+            while not is_over:
+                torch._C._cuda_memoryStats(0)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        end = time.monotonic() + 12
+        while time.monotonic() < end:
+            kept = [empty(20 * MIB) for _ in range(2)]
+            del kept
+            process.memory.trim()
+        is_over = True
+        reader.join()
+    """,
+        timeout=60,
+    )
+
+
+def test_a_pool_is_not_dropped_under_a_thread_that_allocates_from_it() -> None:
+    """`empty_cache` while another thread is in the middle of an allocation."""
+    run_alone("""
+        import threading, time
+        sys.setswitchinterval(1e-6)
+        process = LaneProcess()
+        is_over, errors = False, []
+
+        def allocate(size) -> None:
+            try:
+                while not is_over:
+                    tensor = empty(size)
+                    tensor.fill_(3)
+                    assert int(tensor[-1]) == 3
+                    del tensor
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=allocate, args=(size * MIB,), daemon=True) for size in (1, 12, 21)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 10
+        while time.monotonic() < end and not errors:
+            process.memory.trim()
+        is_over = True
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        process.memory.trim()
+        assert process.arena.private_bytes < 24 * MIB, process.memory.figures()
+    """)
