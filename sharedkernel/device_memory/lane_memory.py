@@ -155,15 +155,18 @@ class LaneMemory:
         for generation in self._lane_generations():
             if not generation.fits(layout):
                 # a parked iteration goes on elsewhere: what lives of it is private
-                self._segments.retire(generation)
-                self._warm = None if generation is self._warm else self._warm
-                self._steady = None if generation is self._steady else self._steady
-                self._parked = None if generation is self._parked else self._parked
+                self._retire(generation)
         with self._segments.lock:
             for generation in self._lane_generations():
                 generation.show(layout, self._arena)
         self._layout = layout
         self._segments.tell_freed()
+
+    def _retire(self, generation: Generation) -> None:
+        self._segments.retire(generation)
+        self._warm = None if generation is self._warm else self._warm
+        self._steady = None if generation is self._steady else self._steady
+        self._parked = None if generation is self._parked else self._parked
 
     @property
     def has_turn(self) -> bool:
@@ -311,6 +314,11 @@ class LaneMemory:
                 self._arena.scrub_lane(POISON)
         return result
 
+    def give_turn_up(self) -> None:
+        """Take note that the device is lost to this process: what is in the lane cannot be taken out, nor be used."""
+        self.end_iteration()
+        self._has_turn = False
+
     def _begin(self, generation: Generation) -> None:
         self._pools.begin(generation.pool)
         self._current = generation
@@ -385,6 +393,11 @@ class LaneMemory:
             return
         current = self._current
         self.end_iteration()
+        if not self._has_turn:
+            # what did not fit into the lane; nothing lives in the lane itself now
+            for generation in self._lane_generations():
+                if generation is not self._parked and self._segments.has_overflow(generation):
+                    self._retire(generation)
         old, self._persistent = self._persistent, self._segments.make_generation()
         # the new one first: without any, torch would take back what other streams still use
         self._pools.begin(self._persistent.pool)

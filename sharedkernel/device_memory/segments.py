@@ -199,6 +199,10 @@ class Segments:
         every = [*generations, *self._retired]
         return sum(size for generation in every for size in list(generation.pool.segments.values()))
 
+    def has_overflow(self, generation: Generation) -> bool:
+        """Return whether torch has segments for a lane's generation that are not in the lane."""
+        return bool(self._outside(generation, list(generation.pool.segments.items())))
+
     def drop_headroom(self) -> None:
         """Let go of the units in which all is headroom."""
         with self.lock:

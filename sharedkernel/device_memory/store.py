@@ -265,6 +265,11 @@ class LaneStore:
         """Bytes of device memory that are in units."""
         return self._used
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether less than an eighth of the capacity is left."""
+        return self._capacity is not None and self._used > self._capacity - self._capacity // 8
+
     def account(self) -> Account:
         """Return where every byte is."""
         lanes = {lane: entry.size for lane, entry in self._lanes.items()}

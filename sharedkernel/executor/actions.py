@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: signals to yield after which a holder that did not is stopped, and seconds that it has at least to hear them
 _STOP_AFTER_FORCED, _STOP_AFTER = 3, 0.1
+#: seconds for which a session is believed that it hands its lane over
+_MOST_HAND_OVER = 10.0
 
 
 class SessionActions:
@@ -101,6 +103,8 @@ class SessionActions:
         if not process.times_forced:
             process.forced_at = now
         process.times_forced += 1
+        if process.page.words[Word.HANDING_OVER] and now < process.forced_at + _MOST_HAND_OVER:
+            return  # it yields, and waits for the device; stopped, it would leave its lane to nobody
         if process.times_forced < _STOP_AFTER_FORCED or now < process.forced_at + _STOP_AFTER:
             send_signal(process, FORCE_SIGNAL)
             return
@@ -144,6 +148,8 @@ class SessionActions:
             resume(process)
             return
         self._note_wait(process)
+        # What it lacks in the middle of an iteration is the session's own: a lane of that size would count it twice.
+        size = None if process.growth else self._size_of(lane, process)
         if process.growth:
             process.promised_bytes = process.live_bytes + process.growth
             process.growth = 0
@@ -151,11 +157,10 @@ class SessionActions:
         if process.unsanctioned:  # it holds one already, of the executor before this
             process.unsanctioned = False
             return
-        if self._served.lane_desk is not None:
-            self._served.lane_desk.granted(process, lane, self._size_of(lane, process))
+        has_lane = self._served.lane_desk is not None and self._served.lane_desk.granted(process, lane, size)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
-        process.send(protocol.Granted(threads=threads))
+        process.send(protocol.Granted(threads=threads, has_lane=has_lane))
 
     def _size_of(self, lane: LaneId, process: SessionProcess) -> int | None:
         """Return the bytes to make *lane* of for a turn of *process*; None: it should do without.
@@ -167,7 +172,8 @@ class SessionActions:
         if not scheduler.sessions[id_of(process)].is_measured:
             return None
         entry = scheduler.lanes.by_id[lane]
-        return entry.size if not entry.is_open else max(s.need for s in entry.sessions.values() if s.is_measured)
+        # The core may not have cut the lane yet that it made when nothing was known.
+        return min(entry.size, max(each.need for each in entry.sessions.values() if each.is_measured))
 
     def _note_wait(self, process: SessionProcess) -> None:
         """Take note that what *process* waited for has come."""

@@ -27,6 +27,9 @@ from sharedkernel.units import format_bytes, parse_bytes, parse_duration
 
 log = logging.getLogger(__name__)
 
+#: of a GPU: its launches are queued far ahead, and what lives in the middle of an iteration has to be moved out
+_PREEMPT_ITERATIONS = 2.0
+
 
 class ExecutorApp(CommandApp):
     """Owns one device and runs everybody's sessions on it."""
@@ -259,6 +262,7 @@ class ExecutorApp(CommandApp):
             growth_patience=parse_duration(self.growth_patience),
             memory_quantum=None if self.memory_quantum == "never" else parse_duration(self.memory_quantum),
             parallel_lanes=self.parallel_lanes,
+            preempt_iterations=_PREEMPT_ITERATIONS if device.kind == "cuda" else 0.0,
         )
 
     def _isolate(self, directory: Path, parent: Path) -> Isolation:

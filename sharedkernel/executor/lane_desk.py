@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Callable
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.errors import DeviceMemoryError
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: units in one answer: each has a descriptor
 UNITS_PER_ANSWER = MAX_DESCRIPTORS
+#: part of a lane that may be more than is needed, and seconds after which more than that goes
+_LARGE_PART, _SHRINK_AFTER = 0.25, 5.0
 #: why a session that outlived its executor uses no lane, for people
 ADOPTED = (
     "it was there before its executor was restarted, so its iterations use memory of its own; restart its kernel, when "
@@ -47,15 +51,20 @@ class LaneDesk:
     ----------
     store
         Owns and counts them.
+    now
+        Returns the time, in seconds.
     """
 
-    def __init__(self, store: LaneStore) -> None:
+    def __init__(self, store: LaneStore, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._now = now
         #: lane of each session's latest grant, by its process's name
         self._granted: dict[str, int] = {}
         #: lane in which each session has begun a turn and not ended it
         self._turns: dict[str, int] = {}
         self._lanes: set[int] = set()
+        #: since when each lane has been much larger than what is needed there
+        self._large_since: dict[int, float] = {}
         #: of these, those that the core has removed while a turn was left in them
         self._removed: set[int] = set()
         #: processes that an executor before this one started
@@ -73,8 +82,8 @@ class LaneDesk:
         self._adopted.add(process.process)
         process.lane_note = ADOPTED
 
-    def granted(self, process: SessionProcess, lane: int, size: int | None) -> None:
-        """Make a lane as the core has it, before a grant is told.
+    def granted(self, process: SessionProcess, lane: int, size: int | None) -> bool:
+        """Make a lane as the core has it, before a grant is told; return whether the session can take it.
 
         Parameters
         ----------
@@ -87,19 +96,42 @@ class LaneDesk:
         """
         self._granted.pop(process.process, None)
         if size is None or process.process in self._adopted:
-            return
+            return False
         self._granted[process.process] = lane
         if lane in self._turns.values():
-            return
+            return self._turns.get(process.process) == lane
         try:
             if lane not in self._lanes:
                 self._store.create_lane(lane, size)
                 self._lanes.add(lane)
-            elif self._store.layout(lane).size != lane_bytes(size):
+            elif not self._is_kept(lane, lane_bytes(size)):
                 self._store.resize_lane(lane, size)
         except DeviceMemoryError as error:
             # Others than sessions use the device. Memory of its own is never wrong for an iteration, only dearer.
             log.warning("lane %d is not as the core has it: %s", lane, error)
+        return lane in self._lanes
+
+    def _is_kept(self, lane: int, size: int) -> bool:
+        """Whether a lane that is to have *size* bytes stays as it is for now.
+
+        It grows at once. But each change costs every session the pool that it has over the lane; so it shrinks only if
+        it is much larger than what has been needed for some seconds, or the device is nearly full.
+        """
+        present = self._store.layout(lane).size
+        if present == size:
+            self._large_since.pop(lane, None)
+            return True
+        if present < size or self._store.is_nearly_full:
+            self._large_since.pop(lane, None)
+            return False
+        if present * (1 - _LARGE_PART) <= size:
+            self._large_since.pop(lane, None)
+            return True
+        since = self._large_since.setdefault(lane, self._now())
+        if self._now() < since + _SHRINK_AFTER:
+            return True
+        del self._large_since[lane]
+        return False
 
     def removed(self, lane: int) -> None:
         """Free a lane that the core has no more, as soon as no turn is left in it."""
@@ -111,6 +143,7 @@ class LaneDesk:
         for lane in self._removed - set(self._turns.values()):
             self._removed.discard(lane)
             self._lanes.discard(lane)
+            self._large_since.pop(lane, None)
             self._store.remove_lane(lane)
 
     def ended(self, process: SessionProcess) -> None:

@@ -170,6 +170,8 @@ class Granted(Message, frozen=True, kw_only=True):
     """The session may use the device; `threads` bounds torch's threads meanwhile (0: as it likes)."""
 
     threads: int = 0
+    #: there is a lane to take (:class:`TakeLane`)
+    has_lane: bool = True
 
 
 class WithdrawalSeen(Message, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from sharedkernel.scheduling.records import Records
 _LONGEST_FORCE_INTERVAL = 1.0
 #: by how much shorter patience is with a session that had to be forced the last time
 _STUBBORN = 0.1
+#: seconds for which a long iteration is waited for at most
+_LONGEST_PATIENCE = 2.0
 
 
 class Decisions:
@@ -54,7 +56,10 @@ class Decisions:
         """Take the device from *session*, by a signal if it does not give it back in time."""
         if session.state is SessionState.RUNNING:
             self.revoke(session)
-        patience = self._records.config.preempt_patience * (_STUBBORN if session.stubborn else 1.0)
+        config = self._records.config
+        patience = config.preempt_patience * (_STUBBORN if session.stubborn else 1.0)
+        iterations = config.preempt_iterations * (session.iteration_seconds or 0.0)
+        patience = max(patience, min(iterations, _LONGEST_PATIENCE))
         session.force_at = self._records.clock.now + patience
         session.force_interval = patience
 

@@ -115,6 +115,9 @@ class SchedulerConfig:
     quantum: float = 0.05
     #: seconds from revoking a grant to demanding it by a signal
     preempt_patience: float = 0.05
+    #: iterations, as far as it is known how long they last, that a holder may take to give its grant back before it is
+    #: demanded by a signal: to interrupt one costs more than it on a device where its memory has to be moved out
+    preempt_iterations: float = 0.0
     #: seconds that a session waits for memory behind others before it is put before them
     overtake_patience: float = 5.0
     #: seconds that an interrupted iteration waits for memory it came to need, before it is refused; and a cell for
@@ -146,6 +149,8 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} is {value}; it must be a number greater than 0.")
         if self.memory_quantum is not None and not (self.memory_quantum > 0 and math.isfinite(self.memory_quantum)):
             raise ConfigError(f"memory_quantum is {self.memory_quantum}; it must be a number greater than 0, or None.")
+        if not (self.preempt_iterations >= 0 and math.isfinite(self.preempt_iterations)):
+            raise ConfigError(f"preempt_iterations is {self.preempt_iterations}; it must be 0 or more.")
         if self.parallel_lanes < 1:
             raise ConfigError(f"parallel_lanes is {self.parallel_lanes}; at least one lane must be able to run.")
         if self.backfill and self.policy != PolicyName.FIFO:

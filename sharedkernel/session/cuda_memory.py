@@ -237,11 +237,11 @@ class CudaMemory:
         self._memory.start_job()
         self._memory.take_refusal()  # nobody asked about it
 
-    def turn_began(self) -> None:
-        """Take the lane that the grant is for, and let iterations use it."""
+    def turn_began(self, *, has_lane: bool = True) -> None:
+        """Take the lane that the grant is for, if there is one, and let iterations use it."""
         if self.has_turn:  # the grant went without it
             return
-        if self.off_reason is not None:
+        if self.off_reason is not None or not has_lane:
             self._leave()
             return
         taken = None
@@ -311,6 +311,12 @@ class CudaMemory:
         if at == "cell" or not had_turn:
             self._give_back()
         return True
+
+    def device_lost(self) -> None:
+        """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
+        self._memory.give_turn_up()
+        self._layout = None
+        self._say_handed_over()
 
     def _give_back(self) -> None:
         """Let go of private memory in which nothing lives: others were promised it."""

@@ -44,6 +44,7 @@ from sharedkernel.session.device_mode import DeviceMode
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.grant import Grant
 from sharedkernel.session.growth import BOUNDARY_INTERVAL, Growth
+from sharedkernel.session.idleness import is_pythons
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import free_heap_bytes
 from sharedkernel.session.meters import Lanes, Meter, OperationFilter, ReleasePoint
@@ -240,7 +241,7 @@ class Gate:
             return
         with signals_held():
             if self._lanes is not None and threading.get_ident() == self._main and self.grant.is_held:
-                self._lanes.hand_over("cell")  # what stays in the lane keeps that, but not the grant
+                self._hand_over(self._lanes, "cell")  # what stays in the lane keeps that, but not the grant
             with self.link.lock:
                 self._sections -= 1
                 keeps = self._sections > 0 and self._is_main_in_lane()
@@ -320,6 +321,8 @@ class Gate:
                 return
             if not self._words[Word.PREEMPT] or self._is_main_in_lane():
                 return
+            if not is_pythons(threading.get_ident()):
+                return  # one of torch's for backward: who called that, and waits for it, yields afterwards
             self.give_back("yield")
         with signals_held(), self._one_at_a_time():
             if self._sections == 0:
@@ -363,7 +366,7 @@ class Gate:
             raise torch.OutOfMemoryError(self._wish.refusal.message)
         self._quiet_until = 0.0
         if self._lanes is not None and threading.get_ident() == self._main:
-            self._lanes.turn_began()
+            self._lanes.turn_began(has_lane=self.grant.has_lane)
 
     def _is_main_in_lane(self) -> bool:
         """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""
@@ -537,7 +540,7 @@ class Gate:
         """Release the grant and let the next operation acquire one again; return whether it is released."""
         main = threading.get_ident() == self._main
         with signals_held():
-            if self._lanes is not None and main and self.grant.is_held and not self._lanes.hand_over(at):
+            if self._lanes is not None and main and self.grant.is_held and not self._hand_over(self._lanes, at):
                 return False
             with self.link.lock:
                 if not self.grant.is_held:
@@ -548,6 +551,14 @@ class Gate:
         if at == "boundary":
             self.on_measured(self._meter.memory)
         return True
+
+    def _hand_over(self, lanes: Lanes, at: ReleasePoint) -> bool:
+        """Hand the lane over; the executor stops nobody who does."""
+        self._words[Word.HANDING_OVER] = 1
+        try:
+            return lanes.hand_over(at)
+        finally:
+            self._words[Word.HANDING_OVER] = 0
 
     def _measure(self) -> None:
         self.grant.measure_due = False

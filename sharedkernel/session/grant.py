@@ -32,6 +32,8 @@ class Grant:
         self._meter = meter
         self._forecast = forecast
         self.is_held = False
+        #: there is a lane for it
+        self.has_lane = True
         #: measure at the next boundary (set by the meter's clock)
         self.measure_due = False
         #: release at the next boundary although nobody asks, to see whether the code still uses the device

@@ -19,6 +19,8 @@ _KNOWN = (
     "IPython.", "comm.", "ipykernel.", "jupyter_client.", "multiprocessing.queues", "multiprocessing.resource_sharer",
     "sharedkernel.", "torch.utils.data._utils.pin_memory", "tornado.", "tqdm.", "zmq.",
 )  # fmt: skip
+#: how the names of torch's threads for backward begin, as the system knows them
+_BACKWARD = "pt_autograd"
 
 
 def user_threads() -> list[str]:
@@ -29,6 +31,8 @@ def user_threads() -> list[str]:
         frame = frames.pop(thread.ident or 0, None)
         if thread is threading.main_thread() or _module_of_thread(thread).startswith(_KNOWN):
             continue
+        if isinstance(thread, threading._DummyThread) and _is_backwards(thread.native_id):
+            continue
         if thread.name.startswith("sharedkernel-"):  # writes memory away, until it sees that it was stopped
             continue
         # A worker of a thread pool that waits for work; nobody is there to give it any.
@@ -36,6 +40,21 @@ def user_threads() -> list[str]:
             continue
         names.append(thread.name)
     return [*names, *(f"thread {ident}, which Python did not start" for ident in frames)]
+
+
+def is_pythons(ident: int) -> bool:
+    """Return whether Python started a thread, rather than a library such as torch for backward."""
+    thread = threading._active.get(ident)  # type: ignore[attr-defined]
+    return thread is not None and not isinstance(thread, threading._DummyThread)
+
+
+def _is_backwards(native_id: int | None) -> bool:
+    """Whether a thread that Python did not start is gone, or one of torch's that works only during a backward."""
+    try:
+        with open(f"/proc/self/task/{native_id}/comm", encoding="utf-8") as name:
+            return name.read().startswith(_BACKWARD)
+    except OSError:
+        return True
 
 
 def user_tasks(loop: asyncio.AbstractEventLoop) -> list[str]:

@@ -107,7 +107,7 @@ class LaneTurns:
         if self.pages is not None:
             self.pages.section_began()
 
-    def turn_began(self) -> None:
+    def turn_began(self, *, has_lane: bool = True) -> None:
         """Take the lane that the grant is for, if there is one, and let iterations use it."""
         if self._is_due:
             self._is_due = False
@@ -116,7 +116,7 @@ class LaneTurns:
             return
         note = _threads_alive()
         if note is None:
-            self._safely("take its lane", self.pages.turn_began)
+            self._safely("take its lane", functools.partial(self.pages.turn_began, has_lane=has_lane))
             note = self.pages.off_reason
         self._tell(note)
 
@@ -136,7 +136,17 @@ class LaneTurns:
             self._tell(note)
             return True
         result = self._safely("hand its lane over", functools.partial(self.pages.hand_over, at))
+        if result is None and self.pages.has_turn and self._is_device_lost():
+            self.pages.device_lost()
         return True if result is None else result
+
+    def _is_device_lost(self) -> bool:
+        """Return whether nothing of this process runs on the device any more, after a fault there."""
+        try:
+            self.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     # --- setting up ---------------------------------------------------------------------------------------------------
 

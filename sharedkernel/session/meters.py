@@ -102,8 +102,8 @@ class Lanes(Protocol):
     def section_began(self) -> None:
         """Take note that other code begins to run than before."""
 
-    def turn_began(self) -> None:
-        """Take the lane that a grant is for."""
+    def turn_began(self, *, has_lane: bool) -> None:
+        """Take the lane that a grant is for, if there is one."""
 
     def boundary_passed(self) -> None:
         """Take note of a boundary at which the grant is kept."""

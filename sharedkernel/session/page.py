@@ -43,6 +43,8 @@ class Word(IntEnum):
     #: not 0: come to the gate although the device is not wanted, so that memory can be moved out (executor; the session
     #: sets it back)
     SUMMONED = 9
+    #: not 0: it takes what lives out of its lane, for which it waits for the device; then the grant goes
+    HANDING_OVER = 10
 
 
 class Turn(IntEnum):

@@ -102,6 +102,7 @@ class Wish:
                 self.refusal = message
             if isinstance(message, protocol.Granted):
                 self._grant.threads.granted = message.threads
+                self._grant.has_lane = message.has_lane
                 self._grant.is_held = True
             # The waiting thread wakes up while the rest is done; it needs the lock to end what begins here.
             self.answered.set()

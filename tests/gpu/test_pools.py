@@ -164,7 +164,7 @@ def test_fresh_memory_is_clean_before_a_side_stream_writes_there() -> None:
         assert before.elapsed_time(after) < 0.015, f"{before.elapsed_time(after)} ms were queued on the default stream"
         assert bool((fresh.cpu() == 1).all()), "wiped by a fill that came late"
     """,
-        FAKECUDA_SERIAL="0",
+        SOFTWARE_GPU_SERIAL="0",
     )  # the streams of a software device side by side, too
 
 

@@ -194,6 +194,21 @@ def test_a_revoked_grant_stays_charged_until_it_is_released(sched: Desk) -> None
     assert sched.want("ada") == [Grant(session="ada", lane=1)]
 
 
+@pytest.mark.parametrize(("iterations", "patience"), [(0.0, 0.05), (2.0, 0.8), (10.0, 2.0)])
+def test_long_iterations_are_waited_for(iterations: float, patience: float) -> None:
+    """As many of them as the configuration says, and for two seconds at most."""
+    sched = Desk(SchedulerConfig(capacity=1000, preempt_iterations=iterations))
+    sched.start("ada", "bob")
+    sched.begin("ada", ephemeral=10)
+    sched.now = 8.0
+    sched.release("ada", iterations=20)
+    sched.want("ada")
+    sched.now = 9.0
+    assert sched.begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
+    assert sched.tick_at_deadline() == [ForceYield(session="ada")]
+    assert sched.now - 9.0 == pytest.approx(patience)
+
+
 def test_status_counts_service_up_to_now(sched: Desk) -> None:
     """Iterations and their mean device time are reported; a running session's service grows between events."""
     sched.begin("ada", ephemeral=10)

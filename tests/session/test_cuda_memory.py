@@ -38,7 +38,9 @@ class Desk:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.store = LaneStore(MemfdDriver(), capacity=CAPACITY)
-        self.desk = LaneDesk(self.store)
+        #: seconds on the executor's clock
+        self.time = 0.0
+        self.desk = LaneDesk(self.store, lambda: self.time)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -181,12 +183,40 @@ def test_a_lane_grows_between_turns(desk: Desk, tmp_path: Path) -> None:
     """As the core has it; what is kept in the meantime is not in it."""
     session = Session(desk, tmp_path, "p")
     kept = []
-    for size in (32 * MIB, 96 * MIB, 48 * MIB):
+    for size in (32 * MIB, 96 * MIB, 104 * MIB):
         desk.grant(session, size)
         kept.append(session.iterate(7, keep=True))
         desk.release(session)
         assert desk.store.account().lanes == {LANE: lane_bytes(size)}
         session.tenant.check_all()
+
+
+def test_a_lane_shrinks_once_much_less_was_needed_for_some_seconds(desk: Desk, tmp_path: Path) -> None:
+    """Each change costs a pool; needs that vary a little from turn to turn change nothing."""
+    session = Session(desk, tmp_path, "p")
+    versions = set()
+    for seconds, size in enumerate((110, 106, 96, 94, 86, 30, 100, 30)):
+        desk.time = float(seconds)
+        desk.grant(session, size * MIB)
+        session.iterate(7)
+        desk.release(session)
+        versions.add(desk.store.layout(LANE).version)
+    assert versions == {1}
+    desk.time += 6
+    desk.grant(session, 30 * MIB)
+    desk.release(session)
+    assert desk.store.account().lanes == {LANE: lane_bytes(30 * MIB)}
+
+
+def test_a_lane_shrinks_at_once_where_the_device_is_nearly_full(desk: Desk, tmp_path: Path) -> None:
+    """Others need what it does not."""
+    session = Session(desk, tmp_path, "p")
+    desk.grant(session, 96 * MIB)
+    desk.release(session)
+    desk.call(lambda: desk.store.give_private("hoarder", [64 * MIB] * 6))
+    desk.grant(session, 90 * MIB)
+    desk.release(session)
+    assert desk.store.account().lanes == {LANE: lane_bytes(90 * MIB)}
 
 
 def test_without_room_for_survivors_the_grant_is_kept(desk: Desk, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class CountingTorch(ModelTorch):
     def statistics(self, device: int) -> dict[str, Any]:
         assert device == 0
         return {
+            "active_bytes": {"all": {"current": self.allocated, "peak": self.peak}},
             "allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}},
             "reserved_bytes": {"all": {"current": self.reserved, "peak": self.reserved}},
         }

@@ -1,0 +1,258 @@
+"""Sessions that share a lane's bytes on a GPU: real processes, real clients, torch's CUDA build."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel.nvml import Gpu
+from sharedkernel.protocol import Limits
+from tests.executor.harness import Executor, ExecutorProcess, Notebook
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+#: bytes of the device that these tests use
+CAPACITY = 2 << 30
+MIB = 1 << 20
+
+#: trains for SECONDS; prints its passes, how many values changed that should not, and its losses next to the CPU's
+TRAIN = """
+import json, threading, time, torch
+torch.set_num_threads(1)
+
+def make(device):
+    torch.manual_seed(SEED)  # the same on the CPU
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)).to(device)
+    # many a library asks for the current thread in backward's
+    model[0].weight.register_hook(lambda gradient: print(end=threading.current_thread().name[:0]))
+    return model, torch.optim.Adam(model.parameters()), torch.randn(64, 256).to(device)
+
+def step(model, optimizer, inputs):
+    optimizer.zero_grad()
+    outputs = model(inputs)
+    loss = outputs.square().mean()
+    loss.backward()
+    optimizer.step()
+    return outputs.detach(), loss.item()
+
+mine, wrong, losses = make("cuda"), 0, []
+end = time.monotonic() + SECONDS
+while time.monotonic() < end:
+    kept, loss = step(*mine)
+    copy = kept.cpu()
+    losses.append(loss)
+    wrong += not torch.equal(kept.cpu(), copy)
+reference = make("cpu")
+expected = [step(*reference)[1] for _ in losses[:5]]
+difference = max(abs(a - b) / abs(b) for a, b in zip(losses, expected))
+print(json.dumps([len(losses), wrong, difference]))
+"""
+
+#: prints whether the session has a lane now
+HAS_LANE = """
+import gc
+mine[0](mine[2])
+print(*[turns.has_turn for turns in gc.get_objects() if type(turns).__name__ == "LaneTurns"])
+"""
+
+
+def train(seconds: float, seed: int = 1) -> str:
+    """Return a cell that trains."""
+    return TRAIN.replace("SECONDS", str(seconds)).replace("SEED", str(seed))
+
+
+@pytest.fixture(scope="module")
+def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
+    """Yield an executor of one lane, which is poisoned at each hand-over."""
+    capacity = min(CAPACITY, gpu.facts.total_bytes)
+    options = ("--device", "cuda:0", "--parallel-lanes", "1", "--check-lanes")
+    process = ExecutorProcess(*options, capacity=str(capacity))
+    yield process
+    process.close()
+
+
+async def open_group(executor: Executor, *users: str) -> list[Notebook]:
+    """Open notebooks of users of one group, who may share lanes."""
+    return [await executor.notebook(user, limits=Limits(user=user, group="lab")) for user in users]
+
+
+def test_two_trainings_share_one_lane(process: ExecutorProcess) -> None:
+    """Neither ends the other, nor reads what the other wrote; and both go on to use the lane."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebooks = await open_group(executor, "ada", "grace")
+            for _ in range(2):
+                cells = [notebook.run(train(8, seed), timeout=120) for seed, notebook in enumerate(notebooks)]
+                for outcome in await asyncio.gather(*cells):
+                    assert outcome.status == "ok", outcome
+                    # torch may log a line before
+                    passes, wrong, difference = json.loads(outcome.text.splitlines()[-1])
+                    assert passes > 5
+                    assert wrong == 0
+                    assert difference < 1e-6
+            for notebook in notebooks:
+                assert (await executor.session(notebook))["lane_note"] is None
+
+    asyncio.run(scenario())
+
+
+#: writes where nothing is, by a kernel that no compiler is needed for
+FAULT = """
+import torch
+from cuda.bindings import driver
+torch.cuda.synchronize()
+code = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry wild() { .reg .u64 %a; .reg .u32 %b; "
+code += b"mov.u64 %a, 8; mov.u32 %b, 1; st.global.u32 [%a], %b; ret; }\\0"
+error, module = driver.cuModuleLoadData(code)
+assert not error, error
+error, wild = driver.cuModuleGetFunction(module, b"wild")
+assert not error, error
+kept = mine[0](mine[2])
+driver.cuLaunchKernel(wild, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
+torch.cuda.synchronize()
+"""
+
+
+def test_a_fault_leaves_the_lane_to_others(process: ExecutorProcess) -> None:
+    """In the middle of an iteration there; the other session goes on, in the lane."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            # what they need is not known yet, so they are put into one lane
+            good, bad = await open_group(executor, "ada", "grace")
+            cell = asyncio.create_task(good.run(train(16) + HAS_LANE, timeout=120))
+            outcome = await bad.run(train(8) + FAULT, timeout=120)
+            assert (outcome.status, outcome.error) == ("error", "AcceleratorError"), outcome
+            assert "could not hand its lane over" in (await executor.session(bad))["lane_note"]
+            outcome = await bad.run("torch.ones(1, device='cuda').sum().item()")
+            assert outcome.status == "error"
+            outcome = await cell
+            assert outcome.status == "ok"
+            *_, losses, has_lane = outcome.text.splitlines()
+            assert json.loads(losses)[1:] == [0, 0.0]
+            assert has_lane == "True", outcome
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_printed_that_the_user_did_not_print(process: ExecutorProcess) -> None:
+    """Such as a warning of torch's about what the session calls."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run("import torch; x = torch.ones(3, device='cuda')")
+            assert (outcome.status, outcome.text) == ("ok", ""), outcome
+
+    asyncio.run(scenario())
+
+
+def test_memory_goes_at_the_first_request_and_comes_back(process: ExecutorProcess) -> None:
+    """Also after a training, whose backward ran in threads of torch's."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run(
+                train(2) + "kept = torch.arange(32 << 20, device='cuda'); print(kept.data_ptr())"
+            )
+            assert outcome.status == "ok", outcome
+            address = outcome.text.splitlines()[-1]
+            for _ in range(3):
+                await executor.client.offload_session(notebook.session)
+                session = await executor.session(notebook)
+                assert session["offloaded_bytes"] >= 256 * MIB, session
+                outcome = await notebook.run("print(int(kept[12345]), int(kept[-1]), kept.data_ptr())")
+                assert outcome.text == f"12345 {(32 << 20) - 1} {address}\n", outcome
+
+    asyncio.run(scenario())
+
+
+def test_no_lane_is_asked_for_in_vain(process: ExecutorProcess) -> None:
+    """A session's first turn has none, and it knows."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            before = process.log().count("a TakeLane")
+            notebook = await executor.notebook()
+            assert (await notebook.run(train(1))).status == "ok"
+            assert process.log().count("a TakeLane") == before
+
+    asyncio.run(scenario())
+
+
+def test_the_first_lane_is_as_large_as_what_was_measured(process: ExecutorProcess) -> None:
+    """Not as all that there is."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
+            most = 0
+
+            async def watch() -> None:
+                nonlocal most
+                while True:
+                    status = await executor.client.status()
+                    most = max(most, status["device"]["shared_units_bytes"])
+                    await asyncio.sleep(0.02)
+
+            watching = asyncio.create_task(watch())
+            outcomes = await asyncio.gather(*(notebook.run(train(4), timeout=120) for notebook in notebooks))
+            assert [outcome.status for outcome in outcomes] == ["ok", "ok"], outcomes
+            watching.cancel()
+            assert 0 < most < 400 * MIB, most
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_cell_gives_back_what_did_not_fit_into_the_lane(process: ExecutorProcess) -> None:
+    """An iteration that needed more than before took private memory for it."""
+    overflow = """
+for size in (1, 1, 1, 1, 1, 1, 300, 300, 1, 1):
+    optimizer.zero_grad()
+    large = torch.ones(size << 20, dtype=torch.uint8, device="cuda")
+    del large
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+"""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            assert (await notebook.run(train(2) + "model, optimizer, inputs = mine", timeout=120)).status == "ok"
+            before = (await executor.session(notebook))["persistent_bytes"]
+            outcome = await notebook.run(overflow, timeout=120)
+            assert outcome.status == "ok", outcome
+            after = (await executor.session(notebook))["persistent_bytes"]
+            assert after < before + 128 * MIB, (before, after)
+
+    asyncio.run(scenario())
+
+
+def test_a_cell_that_needs_more_than_is_free_gets_it_from_an_idle_notebook(process: ExecutorProcess) -> None:
+    """In its middle, at the first try; what was moved away comes back."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            idle, busy = await executor.notebook("ada"), await executor.notebook("grace")
+            code = "import torch; host = torch.randn(75 << 18); kept = host.cuda(); "
+            assert (await idle.run(code + "more = torch.arange(50 << 17, device='cuda')")).status == "ok"
+            # half of what the idle one has would have to go
+            device = (await executor.client.status())["device"]
+            session = await executor.session(idle)
+            usable = device["capacity_bytes"] - device["reserve_bytes"]
+            size = usable - 2 * session["framework_bytes"] - session["persistent_bytes"] // 2 >> 20
+            code = "import torch; x = torch.ones(1 << 18, device='cuda'); "
+            code += f"y = torch.ones({size} << 18, device='cuda'); print(y[-1].item())"
+            outcome = await busy.run(code, timeout=100)
+            assert (outcome.status, outcome.text) == ("ok", "1.0\n"), outcome
+            assert (await busy.run("del y; torch.cuda.empty_cache()")).status == "ok"
+            outcome = await idle.run("print(torch.equal(kept.cpu(), host), more[-1].item())", timeout=100)
+            assert outcome.text == f"True {(50 << 17) - 1}\n", outcome
+
+    asyncio.run(scenario())
