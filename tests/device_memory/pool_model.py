@@ -78,6 +78,16 @@ class _Pool:
         del blocks[bisect_left(blocks, block.key, key=lambda each: each[0])]
 
 
+class _NativePool:
+    """What C++ owns of a `MemPool`: destroyed with it, whatever its class has for `__del__`."""
+
+    def __init__(self, model: ModelTorch, pool: _Pool) -> None:
+        self._model, self.pool = model, pool
+
+    def __del__(self) -> None:
+        self._model._destroy(self.pool)
+
+
 class ModelTorch:
     """What the package uses of the module `torch`.
 
@@ -112,15 +122,13 @@ class ModelTorch:
 
         class MemPool:
             def __init__(self, allocator: _Allocator | None = None) -> None:
-                self._pool = _Pool((0, next(model._numbers)), allocator)
-                model._pools[self._pool.id] = self._pool
+                pool = _Pool((0, next(model._numbers)), allocator)
+                model._pools[pool.id] = pool
+                self._native = _NativePool(model, pool)
 
             @property
             def id(self) -> tuple[int, int]:
-                return self._pool.id
-
-            def __del__(self) -> None:
-                model._destroy(self._pool)
+                return self._native.pool.id
 
         self.cuda = SimpleNamespace(
             MemPool=MemPool,
