@@ -265,6 +265,9 @@ class CudaMeter:
         """Take note that other code may run now."""
         self._quiet_looks = 0
 
+    def source_read(self, source: str) -> None:
+        """Do nothing: torch knows the peak, whatever runs."""
+
     def forget_peak(self) -> bool:
         """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything."""
         needed = bool(self._ephemeral)

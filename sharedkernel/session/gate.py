@@ -197,6 +197,11 @@ class Gate:
             if is_open:
                 self._close()
 
+    def source_read(self, source: str) -> None:
+        """Take note of the hash of the source that the section which has just begun runs."""
+        self._forecast.source_read(source)
+        self._meter.source_read(source)
+
     def guard_thread(self) -> None:
         """Let every operation of the calling thread, not the main one, pass the gate from now on."""
         if threading.get_ident() != self._main and not hasattr(self._modes, "mode"):

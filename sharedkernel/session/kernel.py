@@ -27,7 +27,6 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.session import data_limit
 from sharedkernel.session.cell_source import SourceReader
-from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.gate import Gate
 from sharedkernel.session.inbox import Inbox
 from sharedkernel.session.interrupts import Interrupts
@@ -177,13 +176,13 @@ class SessionKernel(IPythonKernel):
         if getattr(self, "debugger", None) is not None:
             self.debugger.kernel_modules = imported_files
 
-    def pass_gate(self, gate: Gate, quota: Quota, forecast: Forecast) -> None:
+    def pass_gate(self, gate: Gate, quota: Quota) -> None:
         """Run all user code behind *gate* from now on."""
         assert isinstance(self.shell, SessionShell)
         self.gate = gate
         self.shell.quota = quota
         # The source as it was written, before anything is put into it.
-        self.shell.ast_transformers += [SourceReader(forecast.source_read), LoopReporter()]
+        self.shell.ast_transformers += [SourceReader(gate.source_read), LoopReporter()]
         gate.why_busy = self._why_busy
         for handlers in (self.shell_handlers, self.control_handlers):
             for kind, handler in handlers.items():

@@ -67,6 +67,9 @@ class Meter(Protocol):
     def look_closely(self) -> None:
         """Take note that other code may run now."""
 
+    def source_read(self, source: str) -> None:
+        """Take note of the hash of the source that runs now."""
+
     def forget_peak(self) -> bool:
         """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything.
 

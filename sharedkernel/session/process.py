@@ -119,7 +119,7 @@ class SessionProcess:
         boundaries.install()
         onlookers.install(self._gate)
         forecast.progress.install()
-        self._kernel.pass_gate(self._gate, self._quota, forecast)
+        self._kernel.pass_gate(self._gate, self._quota)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from sharedkernel.session.meter import HostMeter
+from sharedkernel.session.meter import STABLE_AFTER, HostMeter
 from sharedkernel.session.page import Page, Word
 
 MIB = 1 << 20
@@ -68,6 +68,45 @@ def test_in_the_middle_of_an_iteration_live_bytes_are_not_persistent(meter: Host
     assert live == pytest.approx(16 * MIB, abs=MIB)
     assert meter.memory.persistent == before
     assert len(activations) == 16 * MIB
+
+
+def test_a_source_measured_before_is_sampled_closely_for_a_moment_only(meter: HostMeter) -> None:
+    """And again for as long as ever once its peak rises."""
+    samples = 0
+
+    def count(used: int) -> None:
+        nonlocal samples
+        samples += 1
+
+    def until_stable(source: str) -> int:
+        nonlocal samples
+        meter.look_closely()
+        meter.source_read(source)
+        meter.source_read("what it runs itself")
+        samples = 0
+        meter.grant_began()
+        while not meter.is_stable:
+            threading.Event().wait(0.001)
+        taken = samples
+        meter.grant_ended(at_boundary=True)
+        return taken
+
+    kept = torch.empty(8 * MIB, dtype=torch.uint8)
+    meter.measure_idle()
+    meter.on_sample = count
+    assert until_stable("training") >= STABLE_AFTER - 1
+    assert until_stable("another") >= STABLE_AFTER - 1
+    assert until_stable("training") < STABLE_AFTER // 2
+    meter.look_closely()
+    meter.source_read("training")
+    meter.grant_began()
+    while not meter.is_stable:
+        threading.Event().wait(0.001)
+    scratch = torch.empty(64 * MIB, dtype=torch.uint8)
+    while meter.is_stable:
+        threading.Event().wait(0.001)
+    meter.grant_ended(at_boundary=True)
+    assert kept.numel() and scratch.numel()
 
 
 def test_framework_memory_is_what_the_process_keeps_besides(meter: HostMeter) -> None:
