@@ -106,7 +106,8 @@ def test_a_source_measured_before_is_sampled_closely_for_a_moment_only(meter: Ho
     while meter.is_stable:
         threading.Event().wait(0.001)
     meter.grant_ended(at_boundary=True)
-    assert kept.numel() and scratch.numel()
+    assert kept.numel()
+    assert scratch.numel()
 
 
 def test_framework_memory_is_what_the_process_keeps_besides(meter: HostMeter) -> None:
