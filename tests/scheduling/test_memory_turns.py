@@ -289,7 +289,7 @@ def test_a_restore_that_fits_only_without_its_headroom_is_tried_without(sched: D
 def test_sessions_without_room_for_an_iteration_do_not_move_each_other_out(
     make_sched: Callable[..., Desk], quantum: float
 ) -> None:
-    """Whoever came back has its iteration refused with figures before the next one's turn."""
+    """A session that came back has its iteration refused with figures before the next session's turn."""
     sched = make_sched(capacity=1000 * MIB, memory_quantum=quantum)
     sched.start("cleo", framework=100 * MIB)
     names = ("ada", "bob")

@@ -168,7 +168,7 @@ def _make(cache: Path, kind: str, made_from: Iterable[str], fill: Callable[[Path
 
 
 def _remove_unused(cache: Path) -> None:
-    """Remove what interrupted builds left, and what nobody has used for long; the lock is held."""
+    """Remove partial builds and builds that have not been used for long; the caller holds the lock."""
     for folder in cache.iterdir():
         is_unused = folder.is_dir() and time.time() - folder.stat().st_mtime > _UNUSED_SECONDS
         if folder.name.startswith("partial-") or is_unused:

@@ -93,7 +93,7 @@ RACE = """if True:
 
 @pytest.mark.parametrize("defer", [0, 1])
 def test_programs_that_wait_see_no_difference(defer: int) -> None:
-    """Work that is done late is done before whoever waits for it."""
+    """Deferred work is complete before a wait for it returns."""
     assert run_python(RACE, "waits", DEFER=defer) == "1024.0 1.0\n"
 
 

@@ -1,8 +1,8 @@
 /* What the parts of libcuda.so.1 share.
  *
  * Two ideas carry the driver. *Memory is memory*: a device address is an address of this process, at which a shared
- * file is mapped. *Time is a number*: each stream has a time until which it is busy, so work is done when it is
- * submitted and whoever waits for it really waits. With DEFER=1, asynchronous copies and fills are done only when
+ * file is mapped. *Time is a number*: each stream has a time until which it is busy. Work is done when it is
+ * submitted, and a caller that synchronises waits until that time. With DEFER=1, asynchronous copies and fills are done only when
  * something that CUDA orders after them asks for it: the latest order that CUDA allows, where the default is the
  * earliest. */
 #pragma once
