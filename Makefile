@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 # ONCE_MORE=1 runs each test that fails once more, alone, and names those that pass then
 PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 
-.PHONY: demo test test-all software-gpu test-software-gpu slow lint labextension docs binder bench faults fuzz load clean
+.PHONY: demo test test-all software-gpu test-software-gpu slow lint labextension docs binder bench faults faults-software-gpu fuzz load clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
@@ -76,6 +76,11 @@ bench: $(INSTALLED)
 KILLS ?= 500
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+# the same on the software GPU
+faults-software-gpu: software-gpu
+	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
+	python -m tests.faults.campaign --device cuda:0 --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

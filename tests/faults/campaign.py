@@ -85,7 +85,7 @@ class Campaign:
         self._server: ServerNotebook | None = None
         user = stack.users[0]
         with self._client(user, "undisturbed") as notebook:
-            expected = undisturbed(notebook)
+            expected = undisturbed(notebook, stack.torch_device)
         self.workers = [
             Worker(
                 f"notebook {number}",
@@ -93,6 +93,7 @@ class Campaign:
                 expected,
                 self._answered,
                 self._pacer(seed, number),
+                stack.torch_device,
             )
             for number in range(notebooks)
         ]
@@ -270,10 +271,11 @@ def run_campaign(
     seed: int,
     notebooks: int,
     kinds: Mapping[str, int] = MappingProxyType(KINDS),
+    device: str = "host",
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run a campaign on a stack of its own, and return its report with what was left over."""
-    stack = FaultStack(users=["ada"], capacity="2GiB")
+    stack = FaultStack(users=["ada"], device=device)
     started = time.monotonic()
     private = {"JUPYTER_PATH": str(stack.kernels_directory.parent)} | {
         f"JUPYTER_{name}_DIR": str(stack.directory / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")
@@ -313,6 +315,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--notebooks", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="kill nothing else")
+    parser.add_argument("--device", default="host", help="such as cuda:0")
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr, flush=True)  # noqa: T201
     report = run_campaign(
@@ -320,6 +323,7 @@ def main() -> None:
         seed=options.seed,
         notebooks=options.notebooks,
         kinds={kind: KINDS[kind] if len(options.only) == len(KINDS) else 1 for kind in options.only},
+        device=options.device,
         say=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
     )
     print(json.dumps(report, indent=2))  # noqa: T201

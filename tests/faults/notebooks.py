@@ -33,14 +33,14 @@ _STORY_LINES = 1000
 #: most steps of one cell
 STEPS_PER_CELL = 6
 
-SETUP = """\
+_SETUP = """\
 import torch
 torch.set_num_threads(1)
 torch.manual_seed(11)
-features, targets = torch.randn(64, 16), torch.randn(64, 1)
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+features, targets = torch.randn(64, 16, device="DEVICE"), torch.randn(64, 1, device="DEVICE")
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).to("DEVICE")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-ballast = torch.arange(2**20, dtype=torch.float64)
+ballast = torch.arange(2**20, dtype=torch.float64, device="DEVICE")
 losses = []
 
 def train(steps):
@@ -53,6 +53,13 @@ def train(steps):
         losses.append(loss.item())
         print(len(losses), losses[-1].hex(), flush=True)
 """
+
+
+def setup(device: str) -> str:
+    """Return the cell that makes a training on *device*, as torch calls it."""
+    return _SETUP.replace("DEVICE", device)
+
+
 #: what a session answers that still has everything, or has never had anything
 STANDING = (
     "print(len(losses), float(ballast.sum()) == 2**19 * (2**20 - 1), flush=True) "
@@ -104,6 +111,8 @@ class Worker(threading.Thread):
         Makes the client, which is not started yet; again when the user's Jupyter server was killed.
     expected
         Each step's line in an undisturbed run.
+    device
+        On which it trains, as torch calls it.
     on_reply
         Called with this worker and the time at which a cell was sent, whenever its reply is there.
     pace
@@ -117,6 +126,7 @@ class Worker(threading.Thread):
         expected: list[str],
         on_reply: Callable[[Worker, float], None],
         pace: Callable[[], tuple[int, float]],
+        device: str = "cpu",
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.notebook = open_notebook(name)
@@ -137,6 +147,7 @@ class Worker(threading.Thread):
         self._open_notebook = open_notebook
         self._on_reply = on_reply
         self._pace = pace
+        self._setup = setup(device)
         self._finished = threading.Event()
         #: set once it has stopped, with everything still open, or has failed
         self.rests = threading.Event()
@@ -198,7 +209,7 @@ class Worker(threading.Thread):
 
     def _begin_training(self) -> None:
         self._done = 0
-        while (cell := self._run(SETUP)).status != "ok":
+        while (cell := self._run(self._setup)).status != "ok":
             self._explain(cell)
         self._is_set_up = True
         self._done = 0
@@ -361,7 +372,7 @@ class Worker(threading.Thread):
             time.sleep(0.2)
 
 
-def undisturbed(notebook: Notebook) -> list[str]:
-    """Return each step's line when nothing is killed."""
-    notebook.run(SETUP)
+def undisturbed(notebook: Notebook, device: str) -> list[str]:
+    """Return each step's line when nothing is killed, on *device*, as torch calls it."""
+    notebook.run(setup(device))
     return notebook.run(f"train({STEPS})").text().splitlines()

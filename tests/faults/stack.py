@@ -18,10 +18,23 @@ _SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
 class FaultStack(LocalStack):
-    """A local stack whose executor leaves its sessions behind when it stops, until the stack itself does."""
+    """A local stack whose executor leaves its sessions behind when it stops, until the stack itself does.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    Parameters
+    ----------
+    device
+        What the executor serves, such as ``cuda:0``.
+    options
+        Of the local stack.
+    """
+
+    def __init__(self, *, device: str = "host", **options: Any) -> None:
+        on_host = device == "host"
+        super().__init__(device=device, capacity="2GiB" if on_host else "1GiB", **options)
+        #: what torch calls the device in a session
+        self.torch_device = "cpu" if on_host else "cuda"
+        if not on_host:  # the software GPU has no more than that
+            self.executor.arguments += ["--reserve", "64MiB"]
         self.executor.arguments.remove("--end-sessions-on-exit")
 
     def stop(self) -> None:
