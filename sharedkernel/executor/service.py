@@ -154,6 +154,7 @@ class ExecutorService:
         make_private_directory(self.directory / LOGS_DIRECTORY)
         self._isolation.make_sessions_directory(self.directory / SESSIONS_DIRECTORY)
         await self._served.start(self.directory, self)
+        self._supervisor.memory_mode = self._served.memory_mode
         self._make_parts()
         path = self.directory / EXECUTOR_SOCKET
         path.unlink(missing_ok=True)

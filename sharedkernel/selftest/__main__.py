@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from sharedkernel.processes import end_process, end_with_parent
+from sharedkernel.processes import adopt_orphans, end_process, end_with_parent
 from sharedkernel.selftest.steps import STEP_SECONDS, STEPS
 
 #: seconds that a process has to end once it was killed
@@ -70,6 +70,7 @@ def try_step(name: str, seconds: float = STEP_SECONDS) -> str:
     finally:
         os.close(handle)
     _, status = os.waitpid(pid, 0)
+    _reap()
     with os.fdopen(reader, "rb") as answer:
         said = answer.read().decode(errors="replace")
     if not in_time:
@@ -80,6 +81,15 @@ def try_step(name: str, seconds: float = STEP_SECONDS) -> str:
     if code == 0 and said == _OK:
         return ""
     return said.removeprefix(_OK) or f"its process ended with exit status {code}"
+
+
+def _reap() -> None:
+    """Wait until the processes that a step left have ended, which were killed: their device memory is free then."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    with contextlib.suppress(ChildProcessError):  # there are no more
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.002)
 
 
 def _ends_within(handle: int, seconds: float) -> bool:
@@ -111,6 +121,7 @@ def _first_line(error: BaseException) -> str:
 def main(names: Sequence[str]) -> None:
     """Run steps one after another."""
     end_with_parent(signal.SIGKILL)
+    adopt_orphans()
     if sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     import torch

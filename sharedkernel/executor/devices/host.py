@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
@@ -72,6 +73,7 @@ class HostLimits:
 
     #: no bytes are shared
     lane_desk = None
+    memory_mode = DeviceMemoryMode.PRIVATE
     check_lanes = False
 
     def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
