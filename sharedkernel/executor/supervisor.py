@@ -164,6 +164,7 @@ class Supervisor:
             uid=kept.uid,
             environment=kept.environment,
             isolation=kept.isolation,
+            memory_mode=kept.memory_mode,
             stamp=kept.stamp,
         )
         process.ready.set_result(None)
@@ -207,6 +208,7 @@ class Supervisor:
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
             isolation=self.isolation,
+            memory_mode=self.memory_mode,
             stamp=str(self._environments[environment].stamp),
         )
         if taken:

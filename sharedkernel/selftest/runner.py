@@ -122,6 +122,8 @@ class SelfTest:
                     ended = _describe_end(await process.wait())
             except TimeoutError:
                 ended = f"the self-test took longer than {self._seconds:.0f} s"
+            except (ValueError, KeyError, TypeError):  # torch, or a library of its, wrote there
+                ended = "the self-test's process wrote what is no result"
             finally:
                 await _end(process)
             errors.seek(0)

@@ -27,4 +27,4 @@ def test_everything_passes_and_is_trusted_from_then_on(gpu: Gpu, tmp_path: Path)
     nothing = "/nonexistent"  # no interpreter
     again = asyncio.run(SelfTest(identity, tmp_path / "trust.json", python=nothing).run(DeviceMemoryMode.SHARED))
     assert {result.outcome for result in again.results} == {Outcome.TRUSTED}
-    assert again.sentence == f"the self-test found nothing wrong: {len(STEPS)} are trusted, since they passed before."
+    assert again.sentence == f"the self-test found nothing wrong; steps tried: 0 in 0.0 s, trusted: {len(STEPS)}."
