@@ -330,9 +330,14 @@ class ExecutorApp(CommandApp):
         )
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            ended.set()
+            served.hurry()
+
         # Before the start, which leaves processes behind if it is cut short.
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, ended.set)
+            loop.add_signal_handler(signum, end)
         await service.start()
         device = served.device
         log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)

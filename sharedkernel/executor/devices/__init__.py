@@ -77,6 +77,9 @@ class ServedDevice(Protocol):
             When something that was required does not start.
         """
 
+    def hurry(self) -> None:
+        """Return soon from :meth:`start`, if that is under way: the executor is to end."""
+
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop what :meth:`start` started; what sessions that run on need stays."""
 

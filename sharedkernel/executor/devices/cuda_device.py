@@ -12,6 +12,7 @@ executor owns every byte that sessions have on the device (`lane_desk.py`). Not 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Mapping
@@ -112,6 +113,7 @@ class CudaDevice:
         self._mode = DeviceMemoryMode.SHARED if self._unshared is None else DeviceMemoryMode.PRIVATE
         self._self_test = self_test
         self._self_test_note = "there was no self-test."
+        self._trying: asyncio.Future[Verdict] | None = None
         self._desk = None if isinstance(lanes, str) else lanes
         self._leases = Leases(device, self._tell)
         self._mps = Mps(options.mps, gpu.facts.uuid)
@@ -171,7 +173,13 @@ class CudaDevice:
         has_sessions = False
         with contextlib.suppress(OSError):
             has_sessions = listener_of(runtime_directory / KEEPER_SOCKET) > 0
-        verdict = await self.try_out(runtime_directory / _RESULTS, trusts_own=has_sessions)
+        trying = self.try_out(runtime_directory / _RESULTS, trusts_own=has_sessions)
+        self._trying = asyncio.ensure_future(trying)
+        await asyncio.wait([self._trying])
+        if self._trying.cancelled():
+            self._mode, self._self_test_note = DeviceMemoryMode.PLAIN, "the self-test was cut short."
+            return
+        verdict = self._trying.result()
         self._mode, self._self_test_note = verdict.mode, verdict.sentence
         for note in verdict.notes:
             log.warning("%s", note)
@@ -201,6 +209,11 @@ class CudaDevice:
         return await self._self_test.run(
             self._mode, why_not_better=(self._unshared or "").rstrip("."), own=own, trusts_own=trusts_own
         )
+
+    def hurry(self) -> None:
+        """End the self-test: no session will need what it finds."""
+        if self._trying is not None:
+            self._trying.cancel()
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Look no more; MPS ends with its last clients, the sessions."""
