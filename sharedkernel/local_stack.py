@@ -31,8 +31,9 @@ from sharedkernel.signals import uninterrupted
 
 log = logging.getLogger(__name__)
 
-#: seconds that a service may take until it answers; the executor imports torch, on a busy machine
-START_TIMEOUT = 60.0
+#: seconds that a service may take until it answers; the executor imports torch, on a busy machine, and tries a GPU for
+#: up to a minute
+START_TIMEOUT = 120.0
 #: seconds that a service may take to end by itself after SIGTERM; an executor waits for what still imports torch
 STOP_TIMEOUT = 60.0
 _LOG_TAIL_LINES = 15

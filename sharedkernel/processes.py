@@ -14,6 +14,7 @@ import platform
 import sys
 from typing import NoReturn
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -38,6 +39,14 @@ def gain_no_privileges() -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parents end, so that they can be found."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(signum: int) -> None:
+    """Send this process *signum* as soon as the thread that started it ends."""
+    parent = os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:  # it ended meanwhile
+        os.kill(os.getpid(), signum)
 
 
 def be_readable_by_own_user() -> None:

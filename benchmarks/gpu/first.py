@@ -109,9 +109,11 @@ def steps(device: str) -> list[Step]:
     ordinal = device.partition(":")[2] or "0"
     on_device = ("--device", device, "--quick")
     pytest = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    self_test = [sys.executable, "-m", "sharedkernel", "executor", "--device", device, "--self-test"]
     return [
         Step("machine", "the machine, its memory and its limits", ["sh", "-c", _MACHINE], 20.0),
         Step("kernel", "torch computes on the card", [sys.executable, "-X", "faulthandler", "-c", _ONE_KERNEL], 180.0),
+        Step("self-test", "what every executor tries at its start", self_test, 120.0),
         script("probe", 90.0, "the driver's rules that lanes rely on", "--device", ordinal),
         Step("tests", "the tests that need a GPU", pytest, 240.0, module="pytest"),
         script("switch", 120.0, "how long the card stands still at a hand-over", *on_device),

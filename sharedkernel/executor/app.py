@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, U
 from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices import ServedDevice, cuda, host
-from sharedkernel.executor.devices.cuda_device import CudaOptions, LaneSharing
+from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions, LaneSharing
 from sharedkernel.executor.devices.mps import MpsMode
 from sharedkernel.executor.environments import Environment, open_environments
 from sharedkernel.executor.isolation import DEFAULT_HOMES, Isolation, IsolationOptions
@@ -23,6 +24,7 @@ from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model import PolicyName, SchedulerConfig
+from sharedkernel.selftest.steps import table
 from sharedkernel.units import format_bytes, parse_bytes, parse_duration
 
 log = logging.getLogger(__name__)
@@ -116,6 +118,14 @@ class ExecutorApp(CommandApp):
         help="Fill a lane with nonsense whenever a session on a GPU hands it over, so that a use of memory that should "
         "have been kept shows as not-a-number; for finding faults, since each switch then takes milliseconds.",
     ).tag(config=True)
+    self_test = Bool(
+        False, help="Only try the GPU, as each start does, and print what works; exit code 1 if something does not."
+    ).tag(config=True)
+    trust = Unicode(
+        "",
+        help="File of what passed the self-test: it is not tried again with the same driver, torch, GPU and version of "
+        "this package; what passes is added. Empty: each start tries everything.",
+    ).tag(config=True)
     environments = Dict(
         value_trait=Unicode(),
         key_trait=Unicode(),
@@ -176,6 +186,7 @@ class ExecutorApp(CommandApp):
         "mps": "ExecutorApp.mps",
         "start-timeout": "ExecutorApp.start_timeout",
         "overuse-patience": "ExecutorApp.overuse_patience",
+        "trust": "ExecutorApp.trust",
         "environment": "ExecutorApp.environments",
         "isolate": "ExecutorApp.isolate",
         "uid-range": "ExecutorApp.uid_range",
@@ -193,6 +204,10 @@ class ExecutorApp(CommandApp):
             {"ExecutorApp": {"check_lanes": True}},
             "Fill a lane with nonsense whenever a session on a GPU hands it over, to find faults.",
         ),
+        "self-test": (
+            {"ExecutorApp": {"self_test": True}},
+            "Only try the GPU, as each start does, and print what works; exit code 1 if something does not.",
+        ),
         "process-checkpoint": (
             {"ExecutorApp": {"process_checkpoint": True}},
             "Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570).",
@@ -207,12 +222,12 @@ class ExecutorApp(CommandApp):
         return int(proposal["value"])
 
     def start(self) -> None:
-        """Serve until SIGTERM or SIGINT.
+        """Serve until SIGTERM or SIGINT, or try the GPU.
 
         Raises
         ------
         SystemExit
-            With 2 for values that cannot be used, 1 when the runtime directory cannot be.
+            With 2 for values that cannot be used, 1 when the runtime directory cannot be, or the self-test failed.
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
@@ -221,6 +236,9 @@ class ExecutorApp(CommandApp):
             start_timeout = parse_duration(self.start_timeout)
         except SharedKernelError as error:
             fail(str(error), status=2)
+        if self.self_test:
+            self._test(served)
+            return
         parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
         directory = device_directory(parent, self.device)
         try:
@@ -236,6 +254,17 @@ class ExecutorApp(CommandApp):
         except OSError as error:
             fail(f"cannot serve from {directory}: {error.strerror or error}; name another --runtime-dir.")
 
+    def _test(self, served: ServedDevice) -> None:
+        """Print what the self-test finds."""
+        if not isinstance(served, CudaDevice):
+            fail("the self-test is about GPUs; name one with --device cuda:0.", status=2)
+        verdict = asyncio.run(served.try_out())
+        for note in verdict.notes:
+            log.warning("%s", note)
+        print(table(verdict))  # noqa: T201
+        if verdict.failed:
+            sys.exit(1)
+
     def _find_device(self) -> ServedDevice:
         kind, _, number = self.device.partition(":")
         if self.device == "host" or (kind == "host" and number.isdecimal()):
@@ -250,7 +279,8 @@ class ExecutorApp(CommandApp):
             process_checkpoint=self.process_checkpoint,
             check_lanes=self.check_lanes,
         )
-        return cuda.open_device(self.device, self.capacity, self.reserve, options)
+        trust = Path(self.trust).expanduser().absolute() if self.trust else None
+        return cuda.open_device(self.device, self.capacity, self.reserve, options, trust=trust)
 
     def _freeze(self, device: Device) -> SchedulerConfig:
         return SchedulerConfig(
@@ -300,9 +330,14 @@ class ExecutorApp(CommandApp):
         )
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            ended.set()
+            served.hurry()
+
         # Before the start, which leaves processes behind if it is cut short.
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, ended.set)
+            loop.add_signal_handler(signum, end)
         await service.start()
         device = served.device
         log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)

@@ -69,6 +69,8 @@ class LaneDesk:
         self._removed: set[int] = set()
         #: processes that an executor before this one started
         self._adopted: set[str] = set()
+        #: no session is given a lane; those of an executor before this one still get private units
+        self.is_off = False
 
     @property
     def used_bytes(self) -> int:
@@ -95,7 +97,7 @@ class LaneDesk:
             Bytes that it is to have; None: the session is to do without.
         """
         self._granted.pop(process.process, None)
-        if size is None or process.process in self._adopted:
+        if size is None or self.is_off or process.process in self._adopted:
             return False
         self._granted[process.process] = lane
         if lane in self._turns.values():

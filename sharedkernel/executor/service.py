@@ -154,6 +154,7 @@ class ExecutorService:
         make_private_directory(self.directory / LOGS_DIRECTORY)
         self._isolation.make_sessions_directory(self.directory / SESSIONS_DIRECTORY)
         await self._served.start(self.directory, self)
+        self._supervisor.memory_mode = self._served.memory_mode
         self._make_parts()
         path = self.directory / EXECUTOR_SOCKET
         path.unlink(missing_ok=True)
@@ -250,7 +251,11 @@ class ExecutorService:
         if not process.session:
             process.session = None  # whoever took this spare is gone
             # It was not made ready for what its user will be, or is of other code than new sessions are now.
-            if process.isolation != self._isolation.kind or not self._supervisor.is_current(process):
+            if (
+                process.isolation != self._isolation.kind
+                or process.memory_mode != self._served.memory_mode
+                or not self._supervisor.is_current(process)
+            ):
                 process.take()
                 self._tasks.spawn(self._supervisor.end(process))
             return

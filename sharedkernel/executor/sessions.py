@@ -50,6 +50,8 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     environment: str
     isolation: str = "none"
+    #: how it has memory on a GPU (see `device_memory/mode.py`)
+    memory_mode: str = "shared"
     #: of the code that it was forked with (see `code_stamp.py`)
     stamp: str = ""
     kernel: str | None = None
@@ -74,6 +76,8 @@ class SessionProcess:
     environment: str = ""
     #: how users are kept apart, as it was forked for (see `isolation.py`)
     isolation: str = "none"
+    #: how it has memory on a GPU (see `device_memory/mode.py`)
+    memory_mode: str = "shared"
     #: of the code that it was forked with (see `code_stamp.py`)
     stamp: str = ""
     #: calls that hear greetings in its name once its process id is known
@@ -231,6 +235,7 @@ class SessionProcess:
             uid=self.uid,
             environment=self.environment,
             isolation=self.isolation,
+            memory_mode=self.memory_mode,
             stamp=self.stamp,
             kernel=self.kernel,
             lingers_until=self.lingers_until,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from sharedkernel import protocol
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.environments import Environment
@@ -135,7 +136,7 @@ class Starting:
                 cwd=message.cwd,
                 env={**message.env, **self._served.environment(message.limits)},
                 notice=message.notice,
-                shares_lanes=self._served.lane_desk is not None,
+                shares_lanes=self._served.memory_mode is DeviceMemoryMode.SHARED,
                 check_lanes=self._served.check_lanes,
                 account=account,
                 environment=message.environment,

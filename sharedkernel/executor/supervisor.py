@@ -19,6 +19,7 @@ from uuid import uuid4
 import msgspec
 
 from sharedkernel import protocol
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.environments import OWN, Environment
 from sharedkernel.executor.launch import reach, wait_for_end
@@ -72,6 +73,7 @@ class Supervisor:
         self.processes: dict[str, SessionProcess] = {}
         #: kind of the device that sessions will use
         self.device_kind = "host"
+        self.memory_mode = DeviceMemoryMode.SHARED
         #: how users are kept apart (see `isolation.py`)
         self.isolation = "none"
         self._on_end = on_end
@@ -162,6 +164,7 @@ class Supervisor:
             uid=kept.uid,
             environment=kept.environment,
             isolation=kept.isolation,
+            memory_mode=kept.memory_mode,
             stamp=kept.stamp,
         )
         process.ready.set_result(None)
@@ -205,6 +208,7 @@ class Supervisor:
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
             isolation=self.isolation,
+            memory_mode=self.memory_mode,
             stamp=str(self._environments[environment].stamp),
         )
         if taken:
@@ -215,6 +219,7 @@ class Supervisor:
             connection_file=str(self._connection_file(name)),
             log_file=str(self._log_file(name)),
             device_kind=self.device_kind,
+            memory_mode=self.memory_mode,
             isolation=self.isolation,
         )
         try:

@@ -189,6 +189,7 @@ class WarmParent:
                 self._executor_socket,
                 page,
                 message.device_kind,
+                memory_mode=message.memory_mode,
                 isolation=message.isolation,
             )
             code = 0

@@ -114,7 +114,7 @@ class Offloaded(Message, frozen=True, kw_only=True):
 class OffloadDeclined(Message, frozen=True, kw_only=True):
     """The session keeps its memory where it is; `message` says why."""
 
-    #: stable slug: busy, threads, tasks, nothing, disk, unsafe
+    #: stable slug: busy, threads, tasks, nothing, disk, unsafe, mode
     reason: str
     message: str
 

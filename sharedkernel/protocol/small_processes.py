@@ -15,6 +15,8 @@ class Fork(Message, frozen=True, kw_only=True):
     log_file: str
     #: kind of the device that it will use
     device_kind: str = "host"
+    #: how it has memory on a GPU, as `device_memory/mode.py` has it
+    memory_mode: str = "shared"
     #: how users are kept apart (see `executor/isolation.py`)
     isolation: str = "none"
 

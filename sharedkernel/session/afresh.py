@@ -33,6 +33,8 @@ class Launch:
     #: of the page shared with the executor
     page_descriptor: int
     device_kind: str
+    #: how it has memory on a GPU, as `device_memory/mode.py` has it
+    memory_mode: str
     #: how users are kept apart, as `executor/isolation.py` has it
     isolation: str
     #: of its log
@@ -58,14 +60,21 @@ def start_afresh(launch: Launch, assign: protocol.Assign) -> NoReturn:
         os.dup2(launch.log_descriptor, output)
     arguments = [
         launch.process, launch.connection_file, launch.executor_socket, str(launch.page_descriptor),
-        launch.device_kind, launch.isolation, str(message),
+        launch.device_kind, launch.memory_mode, launch.isolation, str(message),
     ]  # fmt: skip
     environment = {**os.environ, **asked_variables(assign.env)}
     os.execve(sys.executable, [sys.executable, "-m", __name__, *arguments], environment)
 
 
 def main(
-    process: str, connection_file: str, executor_socket: str, page: str, device_kind: str, isolation: str, message: str
+    process: str,
+    connection_file: str,
+    executor_socket: str,
+    page: str,
+    device_kind: str,
+    memory_mode: str,
+    isolation: str,
+    message: str,
 ) -> None:
     """Be the process that :func:`start_afresh` starts."""
     if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are
@@ -78,7 +87,14 @@ def main(
 
     kernel.note_imported_files()
     session_process.run(
-        process, connection_file, executor_socket, int(page), device_kind, isolation=isolation, assign=assign
+        process,
+        connection_file,
+        executor_socket,
+        int(page),
+        device_kind,
+        memory_mode=memory_mode,
+        isolation=isolation,
+        assign=assign,
     )
 
 

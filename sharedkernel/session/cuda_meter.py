@@ -186,12 +186,12 @@ class CudaMeter:
         if before is not None and allowance.limit_bytes > before.limit_bytes:
             self._bind()
 
-    def _bind(self) -> None:
+    def _bind(self, *, is_first_use: bool = False) -> None:
         """Let torch hold what is allowed, or take so many pages."""
         if self._allowance is None:
             return
         if self._pages is None:
-            self.cuda.limit(self._allowance.limit_bytes)
+            self.cuda.limit(self._allowance.limit_bytes, is_first_use=is_first_use)
         else:
             self.cuda.limit(None)
             self._pages.limit_bytes = self._allowance.limit_bytes
@@ -200,6 +200,7 @@ class CudaMeter:
 
     def grant_began(self) -> None:
         """Start a new peak, within the present allowance."""
+        self.cuda.begin_use()
         self._bind()
         now = self.cuda.take()
         self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
@@ -314,6 +315,7 @@ class CudaMeter:
             after = self.cuda.free_bytes()  # makes the context
             lacking = 0 if before is None else before - after
             self._context = lacking if lacking in _PLAUSIBLE_CONTEXT else USUAL_CONTEXT_BYTES
+            self._bind(is_first_use=True)  # the operation that makes the context may ask for too much already
         except Exception:
             # Whatever it is, the user's own operation will meet it, and say it better.
             log.exception("framework memory could not be measured")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.page import Page
 
@@ -115,23 +116,23 @@ class Lanes(Protocol):
         """Hand the lane over; return whether the grant may go."""
 
 
-def make_meter(page: Page, device_kind: str) -> Meter:
-    """Return the meter for a device of this kind, ``"host"`` or ``"cuda"``."""
+def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED) -> Meter:
+    """Return the meter for a device of this kind, ``"host"`` or ``"cuda"``; on a GPU, for memory of this mode."""
     if device_kind == "cuda":
         import torch
 
         from sharedkernel.session.cuda_meter import CudaMeter
         from sharedkernel.session.torch_cuda import TorchCuda
 
-        return CudaMeter(page, TorchCuda(torch))
+        return CudaMeter(page, TorchCuda(torch, public_only=mode is DeviceMemoryMode.PLAIN))
     from sharedkernel.session.meter import HostMeter
 
     return HostMeter(page)
 
 
-def make_lanes(meter: Meter, device_kind: str, channel: DescriptorClient) -> LaneTurns | None:
-    """Return a session's way to lanes whose bytes are shared; None on a device where none are."""
-    if device_kind != "cuda":
+def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: DescriptorClient) -> LaneTurns | None:
+    """Return a session's way to lanes whose bytes are shared; None on a device, or in a mode, where none are."""
+    if device_kind != "cuda" or mode is not DeviceMemoryMode.SHARED:
         return None
     import torch
 

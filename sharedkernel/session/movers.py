@@ -1,29 +1,62 @@
-"""Which way a session's idle memory takes off its device."""
+"""Choose how a session's idle memory moves off its device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.session.meters import Meter
-from sharedkernel.session.reclaim import HostMover, Mover
+from sharedkernel.session.offload import CannotOffload
+from sharedkernel.session.reclaim import Departing, HostMover, Mover
 
 if TYPE_CHECKING:
     from sharedkernel.session.lane_turns import LaneTurns
 
 
-def make_mover(meter: Meter, lanes: LaneTurns | None) -> Mover:
+class NoMover:
+    """Moves nothing: in plain mode a session's memory stays on the GPU until its user's code frees it."""
+
+    keeps_addresses = False
+
+    def prepare(self) -> Departing:
+        """Decline.
+
+        Raises
+        ------
+        CannotOffload
+            Always.
+        """
+        raise CannotOffload("Device memory stays where it is in this run of the executor.", reason="mode")
+
+    def why_kept(self) -> str | None:
+        """Return None: nothing was ever moved."""
+        return None
+
+
+def make_mover(
+    meter: Meter, lanes: LaneTurns | None, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED
+) -> Mover:
     """Return what moves the memory of a session.
 
     Parameters
     ----------
     meter
-        Tells what stays.
+        Measures what stays.
     lanes
-        The session's way to its lane, if its device is a GPU.
+        The session's way to its lane, if lanes are shared.
+    device_kind
+        ``"host"`` or ``"cuda"``.
+    mode
+        How the session has memory on a GPU.
     """
-    if lanes is None:
+    if device_kind != "cuda":
         return HostMover(meter)
+    if mode is DeviceMemoryMode.PLAIN:
+        return NoMover()
+    from sharedkernel.session.cuda_meter import CudaMeter
     from sharedkernel.session.cuda_mover import StorageMover
     from sharedkernel.session.page_mover import PageMover
 
-    return PageMover(lambda: lanes.pages, StorageMover(meter, lanes.cuda.give_back), meter)
+    assert isinstance(meter, CudaMeter)
+    storages = StorageMover(meter, meter.cuda.give_back)
+    return storages if lanes is None else PageMover(lambda: lanes.pages, storages, meter)

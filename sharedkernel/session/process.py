@@ -20,6 +20,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 
 from sharedkernel import processes, protocol
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.session import account, folders, likeness, onlookers, own_log, packages, view
 from sharedkernel.session.afresh import Launch, asked_variables, start_afresh
@@ -91,15 +92,15 @@ class SessionProcess:
         Pace().attend(self._app)
         notice = self._kernel.notice = WaitNotice(self._kernel)
         notice.attend(self._app)
-        device_kind = launch.device_kind
+        device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
-        self._meter = make_meter(page, device_kind)
+        self._meter = make_meter(page, device_kind, mode)
         self._channel = DescriptorClient(launch.executor_socket)
-        self._lanes = make_lanes(self._meter, device_kind, self._channel)
+        self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
         self._quota = Quota()
         if self._lanes is not None:
             self._quota.take_refusal = self._lanes.take_refusal
-        reclaim = Reclaim(make_mover(self._meter, self._lanes), self._meter)
+        reclaim = Reclaim(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
         growth = Growth(self._meter, self._quota)
         self._forecast = forecast = Forecast(Progress(), SoloCost())
         self._gate = Gate(
@@ -251,6 +252,7 @@ def run(
     page_descriptor: int,
     device_kind: str,
     *,
+    memory_mode: str = "shared",
     isolation: str = "none",
     assign: protocol.Assign | None = None,
 ) -> None:
@@ -268,6 +270,7 @@ def run(
         executor_socket=executor_socket,
         page_descriptor=page_descriptor,
         device_kind=device_kind,
+        memory_mode=memory_mode,
         isolation=isolation,
         log_descriptor=log_stream.fileno(),
     )

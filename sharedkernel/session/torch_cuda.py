@@ -3,6 +3,9 @@
 A session sees one GPU, as ``cuda:0``. Before its user's code first uses it there is no context, and all figures here
 are 0: asking must not make one. Peaks are taken again and again, each for one iteration, while `torch.cuda`'s own
 functions go on to show the user the peak since *their* last reset. Not yet run on a GPU.
+
+In plain mode only public functions of torch are called. Nothing there says when CUDA is first used, so that is looked
+at when a grant begins.
 """
 
 from __future__ import annotations
@@ -36,13 +39,23 @@ class TorchCuda:
     ----------
     torch
         The module, or what stands in for it.
+    public_only
+        Call public functions of torch alone.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, *, public_only: bool = False) -> None:
         self._torch = torch
         self._cuda = torch.cuda
-        self._stats: Callable[[int], dict[str, Any]] = getattr(torch._C, "_cuda_memoryStats", lambda device: {})
-        self._reset: Callable[[int], None] = getattr(torch._C, "_cuda_resetPeakMemoryStats", lambda device: None)
+        self._public_only = public_only
+        self._stats: Callable[[int], dict[str, Any]]
+        self._reset: Callable[[int], None]
+        if public_only:
+            self._stats, self._reset = self._cuda.memory_stats_as_nested_dict, self._cuda.reset_peak_memory_stats
+        else:
+            self._stats = getattr(torch._C, "_cuda_memoryStats", lambda device: {})
+            self._reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", lambda device: None)
+        #: in plain mode: called, once, when CUDA is first used
+        self._on_first_use: Callable[[], None] | None = None
         #: peaks taken since the user's last reset, as nested as torch has them
         self._kept: dict[str, Any] = {}
         #: peak that a reset of the user's would have hidden from us
@@ -59,7 +72,16 @@ class TorchCuda:
             replacement = replace(getattr(memory, name))
             for module in (memory, self._cuda):
                 setattr(module, name, replacement)
-        self._cuda._lazy_call(on_first_use)
+        if self._public_only:
+            self._on_first_use = on_first_use
+        else:
+            self._cuda._lazy_call(on_first_use)
+
+    def begin_use(self) -> None:
+        """Call what waits for CUDA's first use, in plain mode, where nothing else does: an operation comes next."""
+        if self._on_first_use is not None:
+            on_first_use, self._on_first_use = self._on_first_use, None
+            on_first_use()
 
     @property
     def is_used(self) -> bool:
@@ -111,12 +133,17 @@ class TorchCuda:
         if self.is_used and not self._cuda.is_current_stream_capturing():
             self._cuda.synchronize(DEVICE)
 
-    def limit(self, allowed_bytes: int | None) -> None:
+    def limit(self, allowed_bytes: int | None, *, is_first_use: bool = False) -> None:
         """Let torch hold no more than *allowed_bytes* of the device; what it holds beyond that already stays.
 
-        None: any number, since where its memory comes from there is a limit already.
+        Parameters
+        ----------
+        allowed_bytes
+            None: any number, since where its memory comes from there is a limit already.
+        is_first_use
+            Whether CUDA is being initialized, and the context is there.
         """
-        if not self.is_used or allowed_bytes == self._limit_bytes:
+        if not (self.is_used or is_first_use) or allowed_bytes == self._limit_bytes:
             return
         total = self._cuda.get_device_properties(DEVICE).total_memory
         if allowed_bytes is None:

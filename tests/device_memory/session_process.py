@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.shelter import MemoryShelter
+from sharedkernel.selftest.wire import RemoteSupplier, layout_of, receive, receive_units, send
 from tests.device_memory.pool_model import Block
 from tests.device_memory.support import MIB, Replay, Tenant, tensor_at
 from tests.device_memory.traces import Allocated, Boundary, Freed, Step
-from tests.device_memory.wire import receive, receive_units, send
 
 
 def dump(steps: Sequence[Step]) -> str:
@@ -37,22 +36,6 @@ def dump(steps: Sequence[Step]) -> str:
 def load(text: str) -> list[Step]:
     kinds: tuple[Any, ...] = (Boundary, Freed, Allocated)
     return [kinds[len(step)](*step) for step in json.loads(text)]
-
-
-class RemoteSupplier:
-    """Asks the executor's process for units."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
-        send(self._connection, {"ask": "private", "sizes": list(sizes)})
-        given = receive_units(self._connection, len(sizes))
-        send(self._connection, {"ask": "confirm", "units": [unit.unit for unit in given]})
-        return given
-
-    def let_go(self, units: Sequence[int]) -> None:
-        send(self._connection, {"ask": "take back", "units": list(units)})
 
 
 class TensorTenant(Tenant):
@@ -91,8 +74,7 @@ class Process:
             send(self._connection, {"done": answer})
 
     def set_lane(self, lane: int, version: int, units: list[list[int]], count: int) -> None:
-        layout = LaneLayout(lane, version, tuple(UnitInfo(*unit) for unit in units))
-        self._session.memory.set_lane(layout, receive_units(self._connection, count))
+        self._session.memory.set_lane(layout_of(lane, version, units), receive_units(self._connection, count))
 
     def take_turn(self, must_scrub: bool, mark: int, foreign_marks: list[int]) -> dict[str, int]:
         memory = self._session.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
+from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.memfd import MemfdDriver
 from sharedkernel.device_memory.offload import copy_out
@@ -23,11 +23,12 @@ from sharedkernel.device_memory.segments import Supplier
 from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.device_memory.torch_pool import TorchPools
+from sharedkernel.selftest.lane_process import LANE as LANE
+from sharedkernel.selftest.lane_process import LocalSupplier
 from tests.device_memory.pool_model import Block, ModelTorch
 from tests.device_memory.traces import Allocated, Boundary, Freed, Step
 
 ADDRESSES = 1 << 36
-LANE = 1
 #: bytes of a block between the places at which it is written and looked at
 _STRIDE = 64 << 10
 
@@ -49,37 +50,20 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-class StoreSupplier:
-    """Brings units from a store in this process."""
+class StoreSupplier(LocalSupplier):
+    """Brings units from a store in this process, and no more of them than a test allows."""
 
     def __init__(self, store: LaneStore, session: str) -> None:
-        self.store = store
-        self.session = session
+        super().__init__(store, session)
         #: bytes that are still given; None: any number
         self.allowance: int | None = None
-
-    def given(self, units: Iterable[UnitInfo]) -> list[GivenUnit]:
-        """Return units as they would arrive over a socket."""
-        result = []
-        for batch, descriptors in self.store.exported(units):
-            result += [
-                GivenUnit(info.unit, info.size, os.dup(descriptor))
-                for info, descriptor in zip(batch, descriptors, strict=True)
-            ]
-        return result
 
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
         if self.allowance is not None:
             if sum(sizes) > self.allowance:
                 raise DeviceMemoryError("no room, says the test.")
             self.allowance -= sum(sizes)
-        units = self.store.give_private(self.session, sizes)
-        given = self.given(units)
-        self.store.confirm(self.session, [unit.unit for unit in units])
-        return given
-
-    def let_go(self, units: Sequence[int]) -> None:
-        self.store.take_back(self.session, units)
+        return super().private_units(sizes, mid_iteration=mid_iteration)
 
 
 class Tenant:

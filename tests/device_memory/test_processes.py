@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.selftest.wire import StoreEnd, receive, send, socket_pair
 from tests.device_memory import traces
 from tests.device_memory.session_process import dump
 from tests.device_memory.support import LANE, open_descriptors
-from tests.device_memory.wire import names, receive, send
 
 _ROOT = Path(__file__).parents[2]
 #: session, its user, what it trains
@@ -29,12 +27,13 @@ _SESSIONS = (("a", "ada", "mlp"), ("b", "ada", "tiny transformer"), ("c", "bob",
 _MARKS = {"ada": 252, "bob": 253}
 
 
-class Remote:
+class Remote(StoreEnd):
     """The executor's end of one session."""
 
     def __init__(self, store: LaneStore, name: str, user: str, trace: Path) -> None:
-        self.store, self.name, self.user = store, name, user
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection, theirs = socket_pair()
+        super().__init__(store, LANE, name, connection)
+        self.user = user
         # bob's sessions do not poison the lane: what they leave there is ada's to scrub
         check_lanes = "check" if user == "ada" else "leave"
         with theirs:
@@ -46,35 +45,6 @@ class Remote:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    def answer(self) -> Any:
-        """Serve the session until it is done with what it was told."""
-        while True:
-            message, _ = receive(self.connection)
-            assert message, f"session {self.name} has ended"
-            match message.get("ask"):
-                case "private":
-                    self._send_units(self.store.give_private(self.name, message["sizes"]))
-                case "confirm":
-                    self.store.confirm(self.name, message["units"])
-                case "take back":
-                    self.store.take_back(self.name, message["units"])
-                case _:
-                    return message["done"]
-
-    def do(self, what: str, **arguments: Any) -> Any:
-        send(self.connection, {"do": what, **arguments})
-        return self.answer()
-
-    def set_lane(self) -> None:
-        layout, new = self.store.layout(LANE), self.store.share_lane(LANE, self.name)
-        units = names(layout.units)
-        send(
-            self.connection,
-            {"do": "set_lane", "lane": LANE, "version": layout.version, "units": units, "count": len(new)},
-        )
-        self._send_units(new)
-        self.answer()
-
     def take_turn(self) -> dict[str, int]:
         must_scrub = self.store.begin_turn(LANE, self.name, self.user)
         foreign = [mark for user, mark in _MARKS.items() if user != self.user]
@@ -83,10 +53,6 @@ class Remote:
         self.store.validate()
         assert self.store.account().private[self.name] == result["private"]
         return result
-
-    def _send_units(self, units: list[Any]) -> None:
-        for batch, descriptors in self.store.exported(units):
-            send(self.connection, {"units": names(batch)}, descriptors)
 
     def close(self) -> None:
         if self.process.poll() is None:

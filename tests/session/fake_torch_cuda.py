@@ -119,11 +119,11 @@ class FakeTorch:
         return self.total - self.context - self.reserved - self.others, self.total
 
     def _get_device_properties(self, device: int) -> Any:
-        assert self.initialized
+        assert self._has_context()
         return SimpleNamespace(total_memory=self.total)
 
     def _set_per_process_memory_fraction(self, fraction: float, device: int) -> None:
-        assert self.initialized, "this would initialize CUDA"
+        assert self._has_context(), "this would initialize CUDA"
         if not isinstance(fraction, float) or not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
         self.fraction = fraction

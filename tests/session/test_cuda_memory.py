@@ -244,6 +244,18 @@ def test_a_lane_that_cannot_be_made_is_done_without(desk: Desk, tmp_path: Path) 
     assert desk.store.account().lanes == {}
 
 
+def test_sessions_keep_their_memory_where_lanes_are_off(desk: Desk, tmp_path: Path) -> None:
+    """An executor whose self-test failed gives no lane; sessions of the one before still get private memory."""
+    session = Session(desk, tmp_path, "p")
+    desk.desk.is_off = True
+    desk.grant(session, 32 * MIB)
+    assert not session.cuda.has_turn
+    session.iterate(1, keep=True)
+    session.tenant.check_all()
+    account = desk.store.account()
+    assert (account.lanes, account.private["p"] > 0) == ({}, True)
+
+
 def test_a_lane_that_was_not_handed_over_is_nobody_elses(desk: Desk, tmp_path: Path) -> None:
     """A grant may be lost in the middle of an iteration (a stopped process): its bytes stay, and others do without."""
     stopped, other = Session(desk, tmp_path, "p"), Session(desk, tmp_path, "q")

@@ -342,3 +342,46 @@ def _eventually(condition: Callable[[], bool], tick: threading.Event) -> bool:
         tick.clear()
         tick.wait(1)
     return False
+
+
+# --- plain mode ---------------------------------------------------------------------------------------------------
+
+
+class PublicTorch(FakeTorch):
+    """Has public functions only; one that needs the context makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self._C, self.cuda._lazy_call
+
+    def _mem_get_info(self, device: int) -> tuple[int, int]:
+        if not self.initialized:
+            self.use()
+        return super()._mem_get_info(device)
+
+
+def test_plain_mode_calls_public_functions_only() -> None:
+    """It measures and limits as elsewhere, from the first operation on, and the user's peaks stay theirs."""
+    torch = PublicTorch()
+    meter = CudaMeter(Page.create("test"), TorchCuda(torch, public_only=True), lambda: None)
+    meter.start()
+    assert not torch.initialized
+    meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
+    meter.grant_began()
+    assert torch.fraction == GIB / torch.total
+    torch.allocate(GIB // 2)
+    torch.free(GIB // 4)
+    meter.grant_ended(at_boundary=True)
+    assert meter.memory.persistent == meter.memory.ephemeral == GIB // 4
+    assert torch.reserved == GIB // 4, "the rest was given back"
+    assert torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["peak"] == GIB // 2
+
+
+def test_a_limit_holds_for_the_operation_that_makes_the_context() -> None:
+    """Its memory is asked for right after."""
+    session = Session()
+    session.meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
+    session.meter.grant_began()
+    session.torch.use()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        session.torch.allocate(2 * GIB)

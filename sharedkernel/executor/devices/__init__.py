@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.executor.lane_desk import LaneDesk
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.protocol import Device, Limits
@@ -56,21 +57,28 @@ class ServedDevice(Protocol):
         """What others are told of it."""
 
     @property
+    def memory_mode(self) -> DeviceMemoryMode:
+        """How new sessions have device memory; known once :meth:`start` has returned."""
+
+    @property
     def lane_desk(self) -> LaneDesk | None:
-        """What gives lanes' bytes to sessions; None where they share none."""
+        """What gives device memory to sessions, also where only those of an executor before this share any; or None."""
 
     @property
     def check_lanes(self) -> bool:
         """Whether sessions poison a lane when they hand it over, to find what still uses it."""
 
     async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
-        """Start what runs beside the service, before the first session.
+        """Try what has not been tried, and start what runs beside the service, before the first session.
 
         Raises
         ------
         ConfigError
             When something that was required does not start.
         """
+
+    def hurry(self) -> None:
+        """Return soon from :meth:`start`, if that is under way: the executor is to end."""
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop what :meth:`start` started; what sessions that run on need stays."""

@@ -25,6 +25,8 @@ from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions, v
 from sharedkernel.executor.lane_desk import LaneDesk
 from sharedkernel.nvml import Gpu, GpuFacts, device_index
 from sharedkernel.protocol import Device
+from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.trust import Identity
 from sharedkernel.units import format_bytes, parse_bytes
 
 log = logging.getLogger(__name__)
@@ -90,8 +92,8 @@ def describe(facts: GpuFacts, capacity: int | None, reserve: int | None) -> Devi
     return Device(name=facts.name, kind="cuda", capacity_bytes=capacity, reserve_bytes=reserve)
 
 
-def check_torch() -> None:
-    """Return if the torch that sessions will import can use CUDA; it is not imported here.
+def check_torch() -> str:
+    """Return the version of the torch that sessions will import, if it can use CUDA; it is not imported here.
 
     Raises
     ------
@@ -107,6 +109,7 @@ def check_torch() -> None:
             f"torch {version['__version__']} is built without CUDA; install a CUDA build (https://pytorch.org), or use "
             "--device host."
         )
+    return str(version["__version__"])
 
 
 def why_unshared(bindings: Any) -> str | None:
@@ -126,7 +129,9 @@ def why_unshared(bindings: Any) -> str | None:
     return None
 
 
-def open_device(name: str, capacity: str, reserve: str, options: CudaOptions) -> CudaDevice:
+def open_device(
+    name: str, capacity: str, reserve: str, options: CudaOptions, *, trust: Path | None = None
+) -> CudaDevice:
     """Return the GPU *name*, ready to be served.
 
     Parameters
@@ -137,6 +142,8 @@ def open_device(name: str, capacity: str, reserve: str, options: CudaOptions) ->
         As on the command line; empty: what :func:`describe` takes then.
     options
         The rest of it.
+    trust
+        File of earlier results of the self-test that count; None: none count.
 
     Raises
     ------
@@ -144,7 +151,7 @@ def open_device(name: str, capacity: str, reserve: str, options: CudaOptions) ->
         With one sentence, when it cannot be served.
     """
     gpu = Gpu(named_device(name, os.environ))
-    check_torch()
+    torch_version = check_torch()
     try:
         driver = load_bindings()
     except DriverUnavailable as error:
@@ -155,7 +162,8 @@ def open_device(name: str, capacity: str, reserve: str, options: CudaOptions) ->
     lanes = open_lanes(driver, device)
     if isinstance(lanes, str):
         log.info("lanes' bytes are not shared: %s", lanes)
-    return CudaDevice(gpu, device, options, lanes=lanes, driver=driver)
+    identity = Identity(driver=gpu.facts.driver_version, torch=torch_version, card=gpu.facts.name, uuid=gpu.facts.uuid)
+    return CudaDevice(gpu, device, options, lanes=lanes, driver=driver, self_test=SelfTest(identity, trust))
 
 
 def open_lanes(bindings: Any, device: Device) -> LaneDesk | str:

@@ -12,6 +12,8 @@ executor owns every byte that sessions have on the device (`lane_desk.py`). Not 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sharedkernel.errors import Refused
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.executor.code_stamp import listener_of
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.checkpoint import ProcessCheckpoint, Suspensions, unavailable_because
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
@@ -30,11 +34,16 @@ from sharedkernel.executor.devices.watch import Watch
 from sharedkernel.executor.lane_desk import LaneDesk
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.nvml import Gpu, GpuFacts, GpuSample
+from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Allowance, Device, Limits
+from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.steps import Verdict
 from sharedkernel.session.page import Turn, Word
 
 log = logging.getLogger(__name__)
 
+#: file of the runtime directory with the results of the self-test
+_RESULTS = "self-test.json"
 #: how much of the utilisation known before stays at each look
 _DECAY = 0.7
 
@@ -81,17 +90,30 @@ class CudaDevice:
         How.
     lanes
         Gives lanes' bytes to sessions, or one sentence that says why they cannot share any here.
+    self_test
+        Tries the card before the first session; None: it is trusted.
     driver
         The module `cuda.bindings.driver`, initialised in this process; None without it.
     """
 
     def __init__(
-        self, gpu: Gpu, device: Device, options: CudaOptions, *, lanes: LaneDesk | str, driver: Any = None
+        self,
+        gpu: Gpu,
+        device: Device,
+        options: CudaOptions,
+        *,
+        lanes: LaneDesk | str,
+        driver: Any = None,
+        self_test: SelfTest | None = None,
     ) -> None:
         self._gpu = gpu
         self._device = device
         self._options = options
         self._unshared = lanes if isinstance(lanes, str) else None
+        self._mode = DeviceMemoryMode.SHARED if self._unshared is None else DeviceMemoryMode.PRIVATE
+        self._self_test = self_test
+        self._self_test_note = "there was no self-test."
+        self._trying: asyncio.Future[Verdict] | None = None
         self._desk = None if isinstance(lanes, str) else lanes
         self._leases = Leases(device, self._tell)
         self._mps = Mps(options.mps, gpu.facts.uuid)
@@ -113,8 +135,13 @@ class CudaDevice:
         return self._device
 
     @property
+    def memory_mode(self) -> DeviceMemoryMode:
+        """How new sessions have device memory."""
+        return self._mode
+
+    @property
     def lane_desk(self) -> LaneDesk | None:
-        """What gives lanes' bytes to sessions; None where they share none."""
+        """What gives device memory to sessions; None where none could be shared."""
         return self._desk
 
     @property
@@ -123,13 +150,14 @@ class CudaDevice:
         return self._options.check_lanes
 
     async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
-        """Start to watch it, and MPS if that is wanted.
+        """Try it, start to watch it, and start MPS if that is wanted.
 
         Raises
         ------
         ConfigError
             When MPS is required and does not start.
         """
+        await self._try_out(runtime_directory)
         self._oversight = oversight
         self._overuse = Overuse(self._leases, oversight, self._options.overuse_patience)
         self._ungranted = Ungranted(oversight)
@@ -137,6 +165,55 @@ class CudaDevice:
         self._watch.start()
         if self._options.process_checkpoint and self._checkpoint_note:
             log.warning("%s", self._checkpoint_note)
+
+    async def _try_out(self, runtime_directory: Path) -> None:
+        """Use the best mode that the self-test finds to work; sessions that are there already keep theirs."""
+        if self._self_test is None:
+            return
+        has_sessions = False
+        with contextlib.suppress(OSError):
+            has_sessions = listener_of(runtime_directory / KEEPER_SOCKET) > 0
+        trying = self.try_out(runtime_directory / _RESULTS, trusts_own=has_sessions)
+        self._trying = asyncio.ensure_future(trying)
+        await asyncio.wait([self._trying])
+        if self._trying.cancelled():
+            self._mode, self._self_test_note = DeviceMemoryMode.PLAIN, "the self-test was cut short."
+            return
+        verdict = self._trying.result()
+        self._mode, self._self_test_note = verdict.mode, verdict.sentence
+        for note in verdict.notes:
+            log.warning("%s", note)
+        log.log(logging.WARNING if verdict.failed else logging.INFO, "%s", verdict.sentence)
+        if verdict.failed and self._mode is not DeviceMemoryMode.SHARED:
+            self._unshared = verdict.sentence
+            if self._desk is not None:
+                self._desk.is_off = True
+
+    async def try_out(self, own: Path | None = None, *, trusts_own: bool = False) -> Verdict:
+        """Run the self-test.
+
+        Parameters
+        ----------
+        own
+            File that is to have the results.
+        trusts_own
+            Whether the results there are trusted.
+
+        Raises
+        ------
+        ConfigError
+            When there is none for this device.
+        """
+        if self._self_test is None:
+            raise ConfigError("there is no self-test for this device.")
+        return await self._self_test.run(
+            self._mode, why_not_better=(self._unshared or "").rstrip("."), own=own, trusts_own=trusts_own
+        )
+
+    def hurry(self) -> None:
+        """End the self-test: no session will need what it finds."""
+        if self._trying is not None:
+            self._trying.cancel()
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Look no more; MPS ends with its last clients, the sessions."""
@@ -260,7 +337,9 @@ class CudaDevice:
         return {
             "uuid": self._gpu.facts.uuid,
             "driver_version": self._gpu.facts.driver_version,
-            "lanes_shared": self._desk is not None,
+            "memory_mode": str(self._mode),
+            "self_test": self._self_test_note,
+            "lanes_shared": self._mode is DeviceMemoryMode.SHARED,
             "shared_units_bytes": 0 if self._desk is None else self._desk.used_bytes,
             "lanes_shared_reason": self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
             "mps": "on" if self._mps.is_on else "off",

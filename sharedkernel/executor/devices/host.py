@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
@@ -72,6 +73,7 @@ class HostLimits:
 
     #: no bytes are shared
     lane_desk = None
+    memory_mode = DeviceMemoryMode.PRIVATE
     check_lanes = False
 
     def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
@@ -88,6 +90,9 @@ class HostLimits:
     async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
         """Look from now on for processes that lift their limits."""
         self._lifted = LiftedLimits(oversight, lambda pid: _statm(pid, 5), self._overuse_patience)
+
+    def hurry(self) -> None:
+        """Do nothing: it starts at once."""
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Look no more."""

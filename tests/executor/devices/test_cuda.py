@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import ConfigError, Refused, SharedKernelError
 from sharedkernel.executor.devices.cuda import check_torch, describe, named_device, why_unshared
@@ -20,6 +21,9 @@ from sharedkernel.executor.devices.mps import MpsMode
 from sharedkernel.executor.lane_desk import LaneDesk
 from sharedkernel.nvml import Gpu, GpuFacts
 from sharedkernel.protocol import Device, Limits
+from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, Verdict, judge
+from sharedkernel.selftest.trust import Identity
 from sharedkernel.session.page import Turn, Word
 from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
 from tests.executor.devices.support import GIB, Recorder, make_process
@@ -140,12 +144,17 @@ def test_a_driver_library_without_the_calls_cannot_share() -> None:
 
 
 def make_device(
-    fake: FakeGpu | None = None, *, lanes: LaneDesk | str | None = None, driver: Any = None, **options: Any
+    fake: FakeGpu | None = None,
+    *,
+    lanes: LaneDesk | str | None = None,
+    driver: Any = None,
+    self_test: SelfTest | None = None,
+    **options: Any,
 ) -> CudaDevice:
     gpu = Gpu("cuda:0", library=FakeNvml(fake or FakeGpu(uuid="GPU-1")), host_pids=True)
     device = describe(gpu.facts, None, 0)
     desk = LaneDesk(LaneStore(MemfdDriver()))
-    return CudaDevice(gpu, device, CudaOptions(**options), lanes=lanes or desk, driver=driver)
+    return CudaDevice(gpu, device, CudaOptions(**options), lanes=lanes or desk, driver=driver, self_test=self_test)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +350,99 @@ def test_processes_are_suspended_only_if_asked_for(tmp_path: Path) -> None:
         assert "not available because" in sharing.status()["process_checkpoint"]
 
     asyncio.run(scenario())
+
+
+# --- the self-test --------------------------------------------------------------------------------------------------
+
+
+class FakeSelfTest(SelfTest):
+    """Finds what a test wants."""
+
+    def __init__(self, *failures: str) -> None:
+        super().__init__(Identity(driver="1", torch="2", card="c", uuid="GPU-1"))
+        self._failures = failures
+        self.asked: list[dict[str, Any]] = []
+
+    async def run(self, best: DeviceMemoryMode, **options: Any) -> Verdict:
+        self.asked.append({"best": best, **options})
+        outcomes = {name: Outcome.FAILED for name in self._failures}
+        return judge(
+            [StepResult(step=step.name, outcome=outcomes.get(step.name, Outcome.PASSED), why="why") for step in STEPS],
+            best,
+            notes=["a note."],
+        )
+
+
+@pytest.mark.parametrize(
+    ("failures", "mode"),
+    [((), DeviceMemoryMode.SHARED), (("offload",), DeviceMemoryMode.PRIVATE), (("peaks",), DeviceMemoryMode.PLAIN)],
+)
+def test_what_the_self_test_finds_broken_is_switched_off(
+    failures: tuple[str, ...], mode: DeviceMemoryMode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first session, with one sentence in the log and in status; sessions of before still get memory."""
+
+    async def scenario() -> CudaDevice:
+        device = make_device(self_test=FakeSelfTest(*failures))
+        await device.start(tmp_path, Recorder())
+        await device.stop(end_sessions=True)
+        return device
+
+    with caplog.at_level("INFO"):
+        device = asyncio.run(scenario())
+    assert device.memory_mode is mode
+    status = device.status()
+    assert status["memory_mode"] == mode
+    assert status["lanes_shared"] is (mode is DeviceMemoryMode.SHARED)
+    assert caplog.text.count(status["self_test"]) == 1
+    assert "a note." in caplog.text
+    assert device.lane_desk is not None
+    assert device.lane_desk.is_off is (mode is not DeviceMemoryMode.SHARED)
+    if failures:
+        assert status["lanes_shared_reason"] == status["self_test"]
+        assert device.trust_domain(ADA) == device.trust_domain(ALAN)
+
+
+def test_an_executor_that_is_to_end_does_not_wait_for_its_self_test(tmp_path: Path) -> None:
+    """Whose process is killed; nothing is recorded as passed."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o700)
+    identity = Identity(driver="1", torch="2", card="c", uuid="GPU-1")
+    device = make_device(self_test=SelfTest(identity, python=str(python)))
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().call_later(0.5, device.hurry)
+        async with asyncio.timeout(30):
+            await device.start(tmp_path, Recorder())
+        device.hurry()
+        await device.stop(end_sessions=True)
+
+    asyncio.run(scenario())
+    assert device.status()["self_test"] == "the self-test was cut short."
+    assert not (tmp_path / "self-test.json").exists()
+
+
+def test_lanes_are_not_tried_where_the_driver_has_none(tmp_path: Path) -> None:
+    """Nor are results trusted of a runtime directory without sessions."""
+    self_test = FakeSelfTest()
+    device = make_device(lanes="the driver is too old.", self_test=self_test)
+
+    async def scenario() -> None:
+        await device.start(tmp_path, Recorder())
+        await device.stop(end_sessions=True)
+
+    asyncio.run(scenario())
+    assert device.memory_mode is DeviceMemoryMode.PRIVATE
+    assert self_test.asked == [
+        {
+            "best": DeviceMemoryMode.PRIVATE,
+            "why_not_better": "the driver is too old",
+            "own": tmp_path / "self-test.json",
+            "trusts_own": False,
+        }
+    ]
+    assert device.status()["lanes_shared_reason"] == "the driver is too old."
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

@@ -1,0 +1,228 @@
+"""What shared mode needs besides: memory of one lane that several processes map, and torch's allocator over it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zlib
+
+import torch
+
+from sharedkernel.device_memory.cuda import CudaDriver
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.processes import end_process, end_with_parent
+from sharedkernel.selftest.lane_process import LaneProcess, empty, keep_busy, pool_bytes
+from sharedkernel.selftest.tenants import LANE_BYTES, expect, tenants
+from sharedkernel.selftest.training import check_losses
+from sharedkernel.selftest.wire import receive, send, socket_pair
+
+_PASSES = 8
+
+
+def shared_memory() -> None:
+    """Read in each of two processes what the other wrote."""
+    ours, theirs = socket_pair()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            end_with_parent(signal.SIGKILL)
+            ours.close()
+            message, [descriptor] = receive(theirs)
+            found = _exchange(CudaDriver(0), descriptor, message["size"], b"\x55")
+            send(theirs, {"found": found})
+            code = 0
+        finally:
+            end_process(code)
+    theirs.close()
+    driver = CudaDriver(0)
+    size = driver.granularity
+    handle = driver.create(size)
+    descriptor = driver.export(handle)
+    written = os.urandom(size)
+    expect(_exchange(driver, descriptor, size, written) is not None, "")
+    send(ours, {"size": size}, [descriptor])
+    answer, _ = receive(ours)
+    expect(answer.get("found") == zlib.crc32(written), "a process reads other bytes than another one wrote")
+    os.waitpid(pid, 0)
+    found = _exchange(driver, descriptor, size, None)
+    expect(found == zlib.crc32(b"\x55" * size), "what another process wrote cannot be read")
+    driver.release(handle)
+    os.close(descriptor)
+
+
+def _exchange(driver: CudaDriver, descriptor: int, size: int, write: bytes | None) -> int:
+    """Map memory at a new address; return the checksum of what is there, and write something if that is wanted."""
+    handle = driver.import_(descriptor, size)
+    address = driver.reserve(size)
+    driver.map(address, size, handle)
+    driver.set_access(address, size)
+    driver.synchronize()
+    buffer = bytearray(size)
+    driver.read(memoryview(buffer), address)
+    if write is not None:
+        driver.write(address, memoryview(bytearray(write * (size // len(write)))))
+    driver.unmap(address, size)
+    driver.free(address, size)
+    driver.release(handle)
+    return zlib.crc32(buffer)
+
+
+def shared_lane() -> None:
+    """Let two sessions train in one lane, whose bytes are spoilt at each hand-over."""
+    with tenants("ada", "ada") as sessions:
+        losses: list[list[float]] = [[], []]
+        for _ in range(_PASSES):
+            for seed, session in enumerate(sessions):
+                with session.turn():
+                    losses[seed].append(session.do("train", seed=seed))
+        for session in sessions:
+            session.close()
+    for seed, own in enumerate(losses):
+        check_losses(own, seed)
+
+
+def survivors() -> None:
+    """Keep what was made in the lane, while another user fills it; nobody reads what is another user's."""
+    with tenants("ada", "grace") as (first, second):
+        for session in (first, second):
+            session.warm_up()
+        for number in range(2):
+            for session in (first, second):
+                with session.turn():
+                    session.do("keep", name=f"tensor {number}", size=(5 + number) * MIB, seed=number)
+        for _ in range(2):
+            with first.turn():
+                first.do("occupy", size=LANE_BYTES // 2, mark=0xA5, foreign=[0x5A])
+                first.do("check")
+            with second.turn():
+                second.do("occupy", size=LANE_BYTES // 2, mark=0x5A, foreign=[0xA5])
+                second.do("check")
+        first.close()
+        second.close()
+
+
+def hand_over() -> None:
+    """Interrupt an iteration, let another session use the lane, and go on."""
+    with tenants("ada", "ada") as (first, second):
+        for session in (first, second):
+            session.warm_up()
+        for number in range(3):
+            with first.turn(at="yield"):
+                first.do("keep", name="activations", size=20 * MIB, seed=number)
+            with second.turn():
+                second.do("occupy", size=LANE_BYTES // 2, mark=number)
+            with first.turn():
+                first.do("check")
+                first.do("forget", name="activations")
+        first.close()
+        second.close()
+
+
+def offload() -> None:
+    """Move a session's memory to the host and back, while another session uses the lane."""
+    with tenants("ada", "ada") as (first, second):
+        for session in (first, second):
+            session.warm_up()
+        with first.turn():
+            first.do("keep", name="from an iteration", size=9 * MIB, seed=1)
+        with first.turn(at="cell"):
+            pass
+        first.do("keep", name="from elsewhere", size=24 * MIB, seed=2)
+        before = first.store.account().private[first.name]
+        addresses = first.do("away")
+        after = first.store.account().private.get(first.name, 0)
+        expect(after <= before - 32 * MIB, "memory that was moved to the host is still taken on the device")
+        with second.turn():
+            second.do("occupy", size=LANE_BYTES // 2, mark=9)
+        expect(first.do("back") == addresses, "memory came back to other addresses")
+        first.do("check")
+        with first.turn():
+            first.do("check")
+            first.do("occupy", size=16 * MIB, mark=3)
+        first.close()
+        second.close()
+
+
+def side_stream() -> None:
+    """Free a block that another stream uses, and write to fresh memory from there."""
+    process = LaneProcess()
+    side = torch.cuda.Stream()
+    for inside in (False, True, True, True, True):
+        if inside:
+            process.begin_turn()
+        block = empty(4 * MIB)
+        block.zero_()
+        torch.cuda.synchronize()
+        address = block.data_ptr()
+        keep_busy(side)
+        block.record_stream(side)
+        del block
+        process.memory.next_iteration()
+        others = []
+        for _ in range(8):
+            others.append(empty(4 * MIB))
+            is_given = others[-1].data_ptr() == address
+            # asked for afterwards: the stream may have come to its end just before the allocation
+            expect(not is_given or side.query(), "memory was given away that another stream uses")
+        del others
+        side.synchronize()
+        process.memory.next_iteration()
+        if inside:
+            process.hand_over()
+    _write_fresh_memory(process, side)
+
+
+def _write_fresh_memory(process: LaneProcess, side: torch.cuda.Stream) -> None:
+    source = torch.ones(24 * MIB, dtype=torch.uint8).pin_memory()
+    keep_busy(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        target = empty(24 * MIB)
+        target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize()
+    expect(bool((target == 1).all()), "fresh memory was wiped after another stream had written there")
+    process.arena.validate()
+
+
+def pools_dropped() -> None:
+    """Destroy pools of ours, and a user's, while others are in use."""
+    process = LaneProcess(64 * MIB)
+    for size in (64, 96, 32):
+        process.resize_lane(size * MIB)
+        for _ in range(4):
+            process.begin_turn()
+            activations = [empty(8 * MIB) for _ in range(3)]
+            del activations
+            process.memory.next_iteration()
+            process.hand_over()
+    process.begin_turn()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(8 * MIB)
+    number = pool.id
+    del tensor, pool
+    process.memory.next_iteration()
+    expect(pool_bytes(number) == 0, "a memory pool that was destroyed still has memory")
+    process.hand_over()
+    process.memory.trim()
+    expect(process.arena.private_bytes < 24 * MIB, "memory of pools that were destroyed did not come back")
+    process.arena.validate()
+    process.store.validate()
+
+
+def killed_holder() -> None:
+    """Kill a session in the middle of its turn; another goes on in the lane."""
+    with tenants("ada", "ada") as (first, second):
+        for session in (first, second):
+            session.warm_up()
+        with first.turn():
+            first.do("keep", name="a tensor", size=6 * MIB, seed=4)
+        second.begin_turn()
+        second.do("keep", name="activations", size=12 * MIB, seed=5)
+        second.kill()
+        expect(second.name not in first.store.account().private, "memory of a killed session is still taken")
+        for number in range(2):
+            with first.turn():
+                first.do("occupy", size=LANE_BYTES // 2, mark=number)
+                first.do("check")
+        first.close()

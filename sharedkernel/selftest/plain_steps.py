@@ -1,0 +1,115 @@
+"""What plain mode needs: public functions of torch, and nothing of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+import torch
+
+from sharedkernel.processes import end_process, end_with_parent
+from sharedkernel.selftest.training import Training, check_losses
+
+MIB = 1 << 20
+_PASSES = 5
+_SEED = 7
+
+
+def training() -> None:
+    """Compare a training with the processor's."""
+    mine = Training("cuda", _SEED)
+    check_losses([mine.step() for _ in range(_PASSES)], _SEED)
+
+
+def memory_limit() -> None:
+    """Go beyond a limit, and give memory back.
+
+    Raises
+    ------
+    RuntimeError
+        When the limit does not hold, or the memory does not come back.
+    """
+    total = torch.cuda.get_device_properties(0).total_memory
+    kept = torch.arange(MIB, dtype=torch.int32, device="cuda")
+    torch.cuda.set_per_process_memory_fraction(64 * MIB / total, 0)
+    try:
+        torch.empty(96 * MIB, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise RuntimeError("torch's allocator did not keep to its limit")
+    block = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+    if torch.cuda.memory_allocated() < 36 * MIB:
+        raise RuntimeError("torch does not count its tensors")
+    del block
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    if torch.cuda.memory_reserved() > 32 * MIB:
+        raise RuntimeError("torch keeps memory that was to be given back")
+    if not torch.equal(kept.cpu(), torch.arange(MIB, dtype=torch.int32)):
+        raise RuntimeError("a tensor changed while memory was given back")
+
+
+def two_processes() -> None:
+    """Let two processes train by turns."""
+    with contextlib.ExitStack() as stack:
+        trainers = [stack.enter_context(_trainer(seed)) for seed in (_SEED, _SEED + 1)]
+        losses: list[list[float]] = [[], []]
+        for _ in range(_PASSES):
+            for trainer, own in zip(trainers, losses, strict=True):
+                own.append(trainer())
+    for number, own in enumerate(losses):
+        check_losses(own, _SEED + number)
+
+
+class _Trainer:
+    """Has a process train for one pass at a time, over two pipes."""
+
+    def __init__(self, to: int, back: int) -> None:
+        self._to, self._back = to, back
+
+    def __call__(self) -> float:
+        os.write(self._to, b"1")
+        answer = os.read(self._back, 100)
+        if not answer:
+            raise RuntimeError("one of two processes on the device has ended")
+        return float(answer)
+
+
+@contextlib.contextmanager
+def _trainer(seed: int) -> Iterator[_Trainer]:
+    orders, to = os.pipe()
+    back, answers = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(to)
+        os.close(back)
+        _train(seed, orders, answers)
+    os.close(orders)
+    os.close(answers)
+    try:
+        yield _Trainer(to, back)
+    finally:
+        os.close(to)
+        os.close(back)
+        os.waitpid(pid, 0)
+
+
+def _train(seed: int, orders: int, answers: int) -> NoReturn:
+    code = 1
+    try:
+        end_with_parent(signal.SIGKILL)
+        mine = Training("cuda", seed)
+        while os.read(orders, 1):
+            loss = mine.step()
+            torch.cuda.synchronize()
+            os.write(answers, f"{loss!r}".encode())
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_process(code)

@@ -1,0 +1,65 @@
+"""What private mode needs besides: torch's figures of memory as the meter takes them, and tensors that move."""
+
+from __future__ import annotations
+
+import torch
+
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.selftest.lane_process import empty
+from sharedkernel.selftest.tenants import checksum, expect, fill
+from sharedkernel.session.cuda_meter import CudaMeter
+from sharedkernel.session.cuda_mover import StorageMover
+from sharedkernel.session.page import Page, Word
+from sharedkernel.session.torch_cuda import TorchCuda
+
+
+def _meter() -> tuple[Page, CudaMeter]:
+    """Return a session's meter, as in private mode, and its page."""
+    for name in ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats"):
+        expect(hasattr(torch._C, name), f"torch {torch.__version__} has no {name}")
+    page = Page.create("sharedkernel-self-test")
+    meter = CudaMeter(page, TorchCuda(torch))
+    meter.start()
+    return page, meter
+
+
+def peaks() -> None:
+    """Measure iterations, and look whether memory goes back with the grant."""
+    page, meter = _meter()
+    torch.cuda.init()
+    meter.grant_began()
+    kept = empty(16 * MIB)
+    meter.boundary_measured()
+    for size in (24, 48):
+        meter.grant_began()
+        work = empty(size * MIB)
+        del work
+        meter.boundary_measured()
+        seen = page.words[Word.EPHEMERAL]
+        expect(size * MIB <= seen < (size + 4) * MIB, f"a peak of {size} MiB was measured as {seen // MIB} MiB")
+    meter.grant_ended(at_boundary=True)
+    expect(kept.numel() <= meter.memory.persistent < 20 * MIB, "what stays was not measured right")
+    expect(torch.cuda.memory_reserved() < 48 * MIB, "torch keeps memory that was to be given back")
+    meter.cuda.free_bytes()
+
+
+def tensors_moved() -> None:
+    """Move tensors to the host and back, with a view and a gradient that share them."""
+    _, meter = _meter()
+    kept = empty(24 * MIB)
+    expected = fill(kept, 3)
+    view = kept[8 * MIB :]
+    expected_view = checksum(view)
+    weight = torch.ones(MIB, device="cuda", requires_grad=True)
+    (weight * 2).sum().backward()
+    mover = StorageMover(meter, meter.cuda.give_back)
+    departing = mover.prepare()
+    expect(departing.size >= 32 * MIB, "tensors were not found")
+    departing.write()
+    absent = departing.leave()
+    expect(torch.cuda.memory_allocated() < 4 * MIB, "tensors that moved are still on the device")
+    absent.restore(lambda size: None)
+    expect(checksum(kept) == expected, "a tensor that moved came back with other bytes")
+    expect(checksum(view) == expected_view, "a view of a tensor that moved has other bytes")
+    gradient = weight.grad
+    expect(gradient is not None and bool((gradient == 2).all()), "a gradient that moved has other values")

@@ -1,0 +1,156 @@
+"""The steps of the self-test, their results, and which mode of device memory follows from these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+
+#: seconds that one step may take: most of one is the making of contexts
+STEP_SECONDS = 20.0
+#: seconds that the whole self-test may take, with the import of torch; what has not run then has failed
+TOTAL_SECONDS = 60.0
+#: modes from the plainest up
+_UPWARDS = (DeviceMemoryMode.PLAIN, DeviceMemoryMode.PRIVATE, DeviceMemoryMode.SHARED)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that is tried."""
+
+    name: str
+    #: the plainest mode that needs it
+    mode: DeviceMemoryMode
+    #: what works if it passes
+    about: str
+
+
+STEPS = (
+    Step("training", DeviceMemoryMode.PLAIN, "a model trains as on the processor"),
+    Step("memory-limit", DeviceMemoryMode.PLAIN, "a limit holds, and memory comes back"),
+    Step("two-processes", DeviceMemoryMode.PLAIN, "two processes compute by turns"),
+    Step("peaks", DeviceMemoryMode.PRIVATE, "peaks of memory are measured"),
+    Step("tensors-moved", DeviceMemoryMode.PRIVATE, "tensors move to the host and back"),
+    Step("shared-memory", DeviceMemoryMode.SHARED, "two processes see the same memory"),
+    Step("shared-lane", DeviceMemoryMode.SHARED, "two sessions train in one lane"),
+    Step("survivors", DeviceMemoryMode.SHARED, "what outlives an iteration stays whole and unseen"),
+    Step("hand-over", DeviceMemoryMode.SHARED, "an iteration is interrupted and goes on"),
+    Step("offload", DeviceMemoryMode.SHARED, "pages move to the host and back to their addresses"),
+    Step("side-stream", DeviceMemoryMode.SHARED, "memory in use by another stream is kept"),
+    Step("pools-dropped", DeviceMemoryMode.SHARED, "memory pools are destroyed in use"),
+    Step("killed-holder", DeviceMemoryMode.SHARED, "a lane outlives its holder"),
+)
+
+
+class Outcome(StrEnum):
+    """How a step ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    #: it passed before, and is trusted
+    TRUSTED = "trusted"
+    #: what it is about cannot be had here in any case
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What came of one step."""
+
+    step: str
+    outcome: Outcome
+    seconds: float = 0.0
+    #: why it failed or did not run; without a full stop
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of the self-test."""
+
+    results: tuple[StepResult, ...]
+    #: the mode to use
+    mode: DeviceMemoryMode
+    #: one sentence each about files of earlier results that could not be used
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> tuple[StepResult, ...]:
+        """The steps that failed."""
+        return tuple(result for result in self.results if result.outcome is Outcome.FAILED)
+
+    @property
+    def sentence(self) -> str:
+        """One sentence for the log and for status: what failed, and what is switched off for that."""
+        if self.failed:
+            first = self.failed[0]
+            more = f", and {len(self.failed) - 1} more" if len(self.failed) > 1 else ""
+            meaning = self.mode.meaning or "nothing is switched off"
+            return f"the self-test failed at {first.step} ({first.why}){more}; in this run {meaning}."
+        passed = [result for result in self.results if result.outcome is Outcome.PASSED]
+        trusted = sum(result.outcome is Outcome.TRUSTED for result in self.results)
+        seconds = sum(result.seconds for result in passed)
+        return f"the self-test found nothing wrong; steps tried: {len(passed)} in {seconds:.1f} s, trusted: {trusted}."
+
+
+def steps_up_to(best: DeviceMemoryMode) -> tuple[Step, ...]:
+    """Return the steps that *best* and all plainer modes need."""
+    modes = _UPWARDS[: _UPWARDS.index(best) + 1]
+    return tuple(step for step in STEPS if step.mode in modes)
+
+
+def judge(
+    results: Iterable[StepResult], best: DeviceMemoryMode, *, why_not_better: str = "", notes: Sequence[str] = ()
+) -> Verdict:
+    """Return what follows from the results of steps.
+
+    Parameters
+    ----------
+    results
+        Of all steps that *best* needs, in any order; one that is missing has failed.
+    best
+        The best mode that the driver and torch offer.
+    why_not_better
+        Why no better mode was tried; without a full stop.
+    notes
+        Of the verdict.
+    """
+    by_name = {result.step: result for result in results}
+    tried = steps_up_to(best)
+    ordered = []
+    for step in STEPS:
+        if step not in tried:
+            ordered.append(StepResult(step=step.name, outcome=Outcome.NOT_RUN, why=why_not_better))
+        else:
+            missing = StepResult(step=step.name, outcome=Outcome.FAILED, why="it did not run")
+            ordered.append(by_name.get(step.name, missing))
+    broken = {step.mode for step, result in zip(STEPS, ordered, strict=True) if result.outcome is Outcome.FAILED}
+    mode = DeviceMemoryMode.PLAIN
+    for candidate in _UPWARDS[: _UPWARDS.index(best) + 1]:
+        if candidate in broken:
+            break
+        mode = candidate
+    return Verdict(results=tuple(ordered), mode=mode, notes=tuple(notes))
+
+
+def table(verdict: Verdict) -> str:
+    """Return the verdict as a table for people, its last line the mode that follows."""
+    header = ("Step", "What works", "Needed for", "Result", "Seconds")
+    rows = [
+        (step.name, step.about, str(step.mode), str(result.outcome), f"{result.seconds:.1f}" if result.seconds else "")
+        for step, result in zip(STEPS, verdict.results, strict=True)
+    ]
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        *texts, seconds = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join([*texts, seconds.strip().rjust(widths[-1])]).rstrip())
+    for result in verdict.results:
+        if result.outcome is Outcome.FAILED:
+            lines.append(f"{result.step} failed: {result.why}.")
+    reasons = {result.why for result in verdict.results if result.outcome is Outcome.NOT_RUN and result.why}
+    lines += [f"Not run: {reason}." for reason in sorted(reasons)]
+    lines.append(f"Mode: {verdict.mode}{'; ' + verdict.mode.meaning if verdict.mode.meaning else ''}.")
+    return "\n".join(lines)

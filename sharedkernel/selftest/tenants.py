@@ -1,0 +1,242 @@
+"""Several session processes in one lane, driven step by step by the process that has the store.
+
+The processes are forked before the store is opened, since a driver that is in use does not survive a fork. Each has
+torch's allocator over memory of ours, as a session has. What it keeps is filled with bytes that follow from a number,
+and compared by checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import traceback
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Literal, NoReturn
+
+import torch
+
+from sharedkernel.device_memory.cuda import CudaDriver
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.shelter import MemoryShelter
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.processes import end_process, end_with_parent
+from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
+from sharedkernel.selftest.training import Training
+from sharedkernel.selftest.wire import RemoteSupplier, StoreEnd, layout_of, receive, receive_units, send, socket_pair
+
+LANE_BYTES = 64 * MIB
+
+
+def fill(tensor: torch.Tensor, seed: int) -> int:
+    """Fill a tensor of bytes on the GPU with random ones; return their checksum."""
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 256, tensor.shape, dtype=torch.uint8, generator=generator)
+    tensor.copy_(data)
+    return zlib.crc32(data.numpy().tobytes())
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Return the checksum of a tensor of bytes on the GPU."""
+    return zlib.crc32(tensor.cpu().numpy().tobytes())
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Raise if something does not hold; an assertion may be compiled away.
+
+    Raises
+    ------
+    RuntimeError
+        With *otherwise*.
+    """
+    if not holds:
+        raise RuntimeError(otherwise)
+
+
+class Tenant:
+    """One session's process: does what it is told.
+
+    Parameters
+    ----------
+    connection
+        To the store's process.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._supplier = RemoteSupplier(connection)
+        self._arena, self._memory = make_lane_memory(self._supplier, check_lanes=True)
+        #: tensors by name, with the checksums that they are to have
+        self._kept: dict[str, tuple[torch.Tensor, int]] = {}
+        self._training: Training | None = None
+
+    def run(self) -> None:
+        """Do what comes, until the other end is closed."""
+        while True:
+            message, _ = receive(self._connection)
+            if not message:
+                return
+            try:
+                answer = getattr(self, message.pop("do"))(**message)
+            except Exception as error:
+                traceback.print_exc()
+                send(self._connection, {"failed": str(error) or type(error).__name__})
+            else:
+                send(self._connection, {"done": answer})
+
+    def set_lane(self, lane: int, version: int, units: list[list[int]], count: int) -> None:
+        """Show a lane."""
+        self._memory.set_lane(layout_of(lane, version, units), receive_units(self._connection, count))
+
+    def begin_turn(self, must_scrub: bool) -> None:
+        """Begin a turn and an iteration in it."""
+        self._memory.begin_turn(must_scrub=must_scrub)
+        self._memory.begin_iteration()
+
+    def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> None:
+        """End the turn."""
+        self._memory.hand_over(at)
+        self._arena.validate()
+
+    def train(self, seed: int) -> float:
+        """Train for one pass; return its loss."""
+        if self._training is None:
+            self._training = Training("cuda", seed)
+        return self._training.step()
+
+    def keep(self, name: str, size: int, seed: int) -> None:
+        """Make a tensor that stays."""
+        tensor = empty(size)
+        self._kept[name] = (tensor, fill(tensor, seed))
+
+    def forget(self, name: str) -> None:
+        """Free one."""
+        del self._kept[name]
+
+    def check(self) -> None:
+        """Compare all that is kept."""
+        for name, (tensor, expected) in self._kept.items():
+            expect(checksum(tensor) == expected, f"{name} was overwritten")
+
+    def occupy(self, size: int, mark: int, foreign: Sequence[int] = ()) -> None:
+        """Write a byte all over memory that is freed again; marks of other users must not be there before."""
+        tensors = [empty(MIB) for _ in range(8)] + [empty(size)]
+        for tensor in tensors:
+            for other in foreign:
+                # by chance a byte has any value, but not a quarter of all bytes
+                seen = int((tensor == other).sum())
+                expect(seen < tensor.numel() // 4, "another user's memory can be read")
+            tensor.fill_(mark)
+        torch.cuda.synchronize()
+
+    def away(self) -> list[int]:
+        """Move everything off the device; return the addresses of what is kept."""
+        self._memory.offload(MemoryShelter)
+        return [tensor.data_ptr() for tensor, _ in self._kept.values()]
+
+    def back(self) -> list[int]:
+        """Bring everything back; return the addresses of what is kept."""
+        self._memory.restore(self._supplier.private_units(self._memory.sizes_away(), mid_iteration=False))
+        return [tensor.data_ptr() for tensor, _ in self._kept.values()]
+
+
+class Peer(StoreEnd):
+    """The store's end of one tenant.
+
+    Parameters
+    ----------
+    store
+        Where units come from.
+    name, user
+        Of the session, and whose it is.
+    connection, pid
+        Of its process.
+    """
+
+    def __init__(self, store: LaneStore, name: str, user: str, connection: socket.socket, pid: int) -> None:
+        super().__init__(store, LANE, name, connection)
+        self._user = user
+        self._pid = pid
+
+    def begin_turn(self) -> None:
+        """Give it the lane."""
+        self.set_lane()
+        self.do("begin_turn", must_scrub=self.store.begin_turn(LANE, self.name, self._user))
+
+    def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> None:
+        """Take the lane from it."""
+        self.do("hand_over", at=at)
+        self.store.end_turn(LANE, self.name)
+        self.store.validate()
+
+    @contextlib.contextmanager
+    def turn(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> Iterator[None]:
+        """Give it the lane for a while."""
+        self.begin_turn()
+        yield
+        self.hand_over(at)
+
+    def warm_up(self) -> None:
+        """Let the first iterations of a job pass."""
+        for _ in range(3):
+            with self.turn():
+                self.do("occupy", size=16 * MIB, mark=1)
+
+    def kill(self) -> None:
+        """End its process without a warning; its memory is free when this returns."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self.store.session_gone(self.name)
+
+    def close(self) -> None:
+        """Let its process end."""
+        self.connection.close()
+        os.waitpid(self._pid, 0)
+
+
+@contextlib.contextmanager
+def tenants(*users: str) -> Iterator[list[Peer]]:
+    """Yield session processes of these users, and a lane beside them."""
+    processes: list[tuple[int, socket.socket]] = []
+    for _ in users:
+        processes.append(_fork([connection for _, connection in processes]))
+    store = LaneStore(CudaDriver(0))
+    store.create_lane(LANE, LANE_BYTES)
+    peers = [
+        Peer(store, f"{number} of {user}", user, connection, pid)
+        for number, (user, (pid, connection)) in enumerate(zip(users, processes, strict=True))
+    ]
+    for peer in peers:
+        expect(peer.answer() is None, "")  # it is there, with a context
+    yield peers
+    store.validate()
+
+
+def _fork(others: Sequence[socket.socket]) -> tuple[int, socket.socket]:
+    """Fork a tenant; it closes what this process has of *others*, which would otherwise never see their end."""
+    ours, theirs = socket_pair()
+    pid = os.fork()
+    if pid == 0:
+        for connection in (ours, *others):
+            connection.close()
+        _be_tenant(theirs)
+    theirs.close()
+    return pid, ours
+
+
+def _be_tenant(connection: socket.socket) -> NoReturn:
+    code = 1
+    try:
+        end_with_parent(signal.SIGKILL)
+        tenant = Tenant(connection)
+        send(connection, {"done": None})
+        tenant.run()
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            send(connection, {"failed": str(error) or type(error).__name__})
+    finally:
+        end_process(code)

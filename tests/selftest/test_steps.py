@@ -1,0 +1,85 @@
+"""What follows from the results of steps, and how it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.selftest.__main__ import find
+from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, judge, steps_up_to, table
+
+SHARED, PRIVATE, PLAIN = DeviceMemoryMode.SHARED, DeviceMemoryMode.PRIVATE, DeviceMemoryMode.PLAIN
+
+
+def results(**failures: str) -> list[StepResult]:
+    """Return the results of all steps, of which those named fail for a reason."""
+    return [
+        StepResult(
+            step=step.name,
+            outcome=Outcome.FAILED if step.name.replace("-", "_") in failures else Outcome.PASSED,
+            seconds=0.5,
+            why=failures.get(step.name.replace("-", "_"), ""),
+        )
+        for step in STEPS
+    ]
+
+
+def test_every_step_has_a_function() -> None:
+    """Named as the step."""
+    for step in STEPS:
+        assert find(step.name).__doc__
+
+
+@pytest.mark.parametrize(
+    ("failures", "mode"),
+    [
+        ({}, SHARED),
+        ({"side_stream": "x"}, PRIVATE),
+        ({"side_stream": "x", "peaks": "x"}, PLAIN),
+        ({"tensors_moved": "x"}, PLAIN),
+        ({"training": "x"}, PLAIN),
+    ],
+)
+def test_the_best_mode_is_used_that_needs_nothing_that_failed(failures: dict[str, str], mode: DeviceMemoryMode) -> None:
+    """Nor does any plainer one; plain mode is used whatever fails."""
+    assert judge(results(**failures), SHARED).mode is mode
+
+
+def test_a_step_without_a_result_has_failed() -> None:
+    """As one whose process never came to it."""
+    verdict = judge(results()[:-1], SHARED)
+    assert verdict.mode is PRIVATE
+    assert [(result.step, result.why) for result in verdict.failed] == [("killed-holder", "it did not run")]
+
+
+def test_what_cannot_be_had_is_not_tried_and_not_failed() -> None:
+    """The driver has no memory that can be shared."""
+    assert {step.mode for step in steps_up_to(PRIVATE)} == {PRIVATE, PLAIN}
+    verdict = judge(results(), PRIVATE, why_not_better="the driver is too old")
+    assert verdict.mode is PRIVATE
+    assert not verdict.failed
+    assert "Not run: the driver is too old." in table(verdict)
+
+
+def test_one_sentence_says_what_is_switched_off() -> None:
+    """The first failure with its reason, and how many more there are."""
+    verdict = judge(results(offload="other bytes", hand_over="it took longer than 20 s"), SHARED)
+    assert verdict.sentence == (
+        "the self-test failed at hand-over (it took longer than 20 s), and 1 more; in this run sessions' ephemeral "
+        "memory is their own, and given back at a switch."
+    )
+    assert (
+        judge(results(), SHARED).sentence == "the self-test found nothing wrong; steps tried: 13 in 6.5 s, trusted: 0."
+    )
+
+
+def test_the_table_has_a_line_for_each_step() -> None:
+    """And the reasons of failures and the mode below."""
+    lines = table(judge(results(offload="other bytes"), SHARED)).splitlines()
+    assert lines[0].split() == ["Step", "What", "works", "Needed", "for", "Result", "Seconds"]
+    assert [line.split()[0] for line in lines[1 : 1 + len(STEPS)]] == [step.name for step in STEPS]
+    assert lines[-2:] == [
+        "offload failed: other bytes.",
+        "Mode: private; sessions' ephemeral memory is their own, and given back at a switch.",
+    ]
+    assert len({len(line) for line in lines[: 1 + len(STEPS)]}) == 1, "columns are aligned"
