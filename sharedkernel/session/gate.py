@@ -162,6 +162,7 @@ class Gate:
         self._disabled = True
         self._lanes = None
         self.link.forget_in_child()
+        self.grant.threads.forget_in_child()
         signal.signal(FORCE_SIGNAL, signal.SIG_DFL)
 
     @contextlib.contextmanager
@@ -370,8 +371,11 @@ class Gate:
                 return self._acquire(spare=spare)
             raise torch.OutOfMemoryError(self._wish.refusal.message)
         self._quiet_until = 0.0
-        if self._lanes is not None and threading.get_ident() == self._main:
-            self._lanes.turn_began(has_lane=self.grant.has_lane)
+        if threading.get_ident() == self._main:
+            if self.grant.threads.is_due and not self._growth.has_ample_room:
+                self.grant.threads.make()
+            if self._lanes is not None:
+                self._lanes.turn_began(has_lane=self.grant.has_lane)
 
     def _is_main_in_lane(self) -> bool:
         """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""

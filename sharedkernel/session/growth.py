@@ -125,7 +125,7 @@ class Growth:
             return self.is_measured
         now = time.monotonic()
         if now >= self._next_answer:
-            self._may_leave = self._is_quiet or self._has_ample_room()
+            self._may_leave = self._is_quiet or self.has_ample_room
             self._next_answer = now + LOOK_INTERVAL
         return self._may_leave
 
@@ -133,7 +133,9 @@ class Growth:
     def _is_quiet(self) -> bool:
         return self._meter.is_stable and not self._is_scarce(self._meter.used_bytes)
 
-    def _has_ample_room(self) -> bool:
+    @property
+    def has_ample_room(self) -> bool:
+        """Far more is left to this session than others could give."""
         allowance, used = self._quota.allowance, self._meter.used_bytes
         if allowance is None:
             return True
