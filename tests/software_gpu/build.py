@@ -267,7 +267,8 @@ def _compile_libraries(torch_folder: Path, folder: Path, compilers: list[str]) -
     standard = f"-std=c++{20 if needs_20 else 17}"
     _run(
         [cpp, standard, *_CPP_FLAGS, *headers, "-isystem", str(torch / "include"), str(_NATIVE / "operations.cpp"),
-         "-o", str(folder / "liboperations.so"), f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-lc10_cuda", *beside],
+         "-o", str(folder / "liboperations.so"), f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-lc10_cuda",
+         str(folder / "libcudart.so.13"), *beside],
         "Compiling liboperations.so",
     )  # fmt: skip
     build_stubs(torch / "lib", folder, cc)

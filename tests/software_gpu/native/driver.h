@@ -21,6 +21,10 @@ struct CUctx_st {
     _Atomic int64_t busy_until;
 };
 
+struct CUfunc_st { /* a kernel is its name */
+    const char *name;
+};
+
 enum work_kind { COPY, FILL, HOST_FUNCTION, KERNEL, WAIT };
 
 /* Work of a stream that is deferred, or a node of a graph. */
@@ -155,7 +159,6 @@ CUresult do_work(CUcontext context, const struct work *work); /* a copy, a fill 
 /* For the runtime and the operations: CUresult as int. */
 EXPORTED int sg_use_device(int ordinal);
 EXPORTED int sg_device_attribute(int attribute, int ordinal);
-EXPORTED int sg_launch(void *stream, const char *name);
 enum pointer_kind { UNREGISTERED_POINTER, PINNED_POINTER, DEVICE_POINTER };
 EXPORTED int sg_pointer_kind(const void *pointer, int *ordinal);
 EXPORTED int sg_access(const void *data, size_t size); /* 0, or the error that sticks after an illegal access */

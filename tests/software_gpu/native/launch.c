@@ -5,31 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A kernel whose name contains the setting FAULT makes an illegal access. */
-int sg_launch(void *handle, const char *name) {
-    if (!current_context() && contexts[0].active && sg_use_device(0))
-        return CUDA_ERROR_INVALID_CONTEXT;
-    CUcontext context = NULL;
-    TRY(enter_call_in_context(__func__, &context));
-    struct CUstream_st *stream = find_stream(context, handle);
-    if (!stream)
-        FAIL(CUDA_ERROR_INVALID_HANDLE);
-    if (stream->capture) {
-        add_node(stream->capture, &(struct work){.kind = KERNEL});
-        return 0;
-    }
-    do_deferred(stream);
-    if (name && sg_settings.fault[0] && strstr(name, sg_settings.fault))
-        context->error = CUDA_ERROR_ILLEGAL_ADDRESS; /* which the next call returns */
-    else
-        occupy(stream, sg_settings.kernel_ns);
-    return 0;
-}
-
-struct CUfunc_st {
-    char name[128];
-};
-
 API cuModuleLoadData(CUmodule *module, const void *image) {
     IN_CONTEXT;
     *module = malloc(1);
@@ -49,8 +24,9 @@ API cuModuleUnload(CUmodule module) {
 
 API cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     IN_CONTEXT;
+    char *copy = strdup(name);
     *function = malloc(sizeof **function);
-    snprintf((*function)->name, sizeof(*function)->name, "%s", name);
+    (*function)->name = copy;
     return 0;
 }
 
@@ -67,11 +43,25 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function
     return 0;
 }
 
+/* A kernel whose name contains the setting FAULT makes an illegal access. */
 API cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **arguments,
+                   unsigned block_y, unsigned block_z, unsigned shared, CUstream handle, void **arguments,
                    void **extra) {
     IN_CONTEXT;
-    return sg_launch(stream, function ? function->name : NULL);
+    const char *name = function ? function->name : NULL;
+    struct CUstream_st *stream = find_stream(context, handle);
+    if (!stream)
+        FAIL(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture) {
+        add_node(stream->capture, &(struct work){.kind = KERNEL});
+        return 0;
+    }
+    do_deferred(stream);
+    if (name && sg_settings.fault[0] && strstr(name, sg_settings.fault))
+        context->error = CUDA_ERROR_ILLEGAL_ADDRESS; /* which the next call returns */
+    else
+        occupy(stream, sg_settings.kernel_ns);
+    return 0;
 }
 
 API cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
