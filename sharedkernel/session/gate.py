@@ -372,7 +372,7 @@ class Gate:
             raise torch.OutOfMemoryError(self._wish.refusal.message)
         self._quiet_until = 0.0
         if threading.get_ident() == self._main:
-            if self.grant.threads.is_due and not self._growth.has_ample_room:
+            if self.grant.threads.is_due and self._growth.is_crowded:
                 self.grant.threads.make()
             if self._lanes is not None:
                 self._lanes.turn_began(has_lane=self.grant.has_lane)

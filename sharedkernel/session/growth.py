@@ -125,7 +125,7 @@ class Growth:
             return self.is_measured
         now = time.monotonic()
         if now >= self._next_answer:
-            self._may_leave = self._is_quiet or self.has_ample_room
+            self._may_leave = self._is_quiet or self._has_ample_room()
             self._next_answer = now + LOOK_INTERVAL
         return self._may_leave
 
@@ -134,8 +134,12 @@ class Growth:
         return self._meter.is_stable and not self._is_scarce(self._meter.used_bytes)
 
     @property
-    def has_ample_room(self) -> bool:
-        """Far more is left to this session than others could give."""
+    def is_crowded(self) -> bool:
+        """Whether less than half of what the session could ever have is left to it."""
+        allowance, used = self._quota.allowance, self._meter.used_bytes
+        return allowance is not None and 2 * _left(allowance, used) < _room(allowance, 0)
+
+    def _has_ample_room(self) -> bool:
         allowance, used = self._quota.allowance, self._meter.used_bytes
         if allowance is None:
             return True

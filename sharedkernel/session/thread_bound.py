@@ -44,7 +44,7 @@ class ThreadBound:
     def make(self) -> None:
         """Have OpenMP make the main thread's threads now (milliseconds).
 
-        Not earlier than memory is scarce: in a process forked later OpenMP waits for ever for threads that it has not.
+        Not before others have much of the memory: in a process forked later OpenMP waits for ever for threads that it has not.
         """
         self._are_made = True
         parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
