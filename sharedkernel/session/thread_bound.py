@@ -44,7 +44,8 @@ class ThreadBound:
     def make(self) -> None:
         """Have OpenMP make the main thread's threads now (milliseconds).
 
-        Not before others have much of the memory: in a process forked later OpenMP waits for ever for threads that it has not.
+        Not before others have most of the memory: a process forked later does not have these threads, and would wait for
+        them for ever (:meth:`forget_in_child`).
         """
         self._are_made = True
         parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
