@@ -44,7 +44,7 @@ class ThreadBound:
     def make(self) -> None:
         """Have OpenMP make the main thread's threads now (milliseconds).
 
-        Not before others have most of the memory: a process forked later does not have these threads, and would wait for
+        Not before others have most of the memory: a process forked later has none of these threads, and would wait for
         them for ever (:meth:`forget_in_child`).
         """
         self._are_made = True
