@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,13 @@ class Kernel:
 @pytest.fixture
 def kernels(tmp_path: Path) -> Any:
     """Yield a stock kernel and a session, both in the test's folder."""
+    # A stock kernel inherits what `nohup` has ignored; a session is no child of who asks for it.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     kernels = [Kernel(name, tmp_path) for name in ("python3", "shared-gpu")]
     yield kernels
     for kernel in kernels:
         kernel.close()
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_session_looks_like_a_stock_kernel(kernels: list[Kernel]) -> None:

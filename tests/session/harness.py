@@ -60,7 +60,8 @@ class SessionUnderTest:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path / "executor.sock"))
         self._listener.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server.start()
         os.set_inheritable(self.page.descriptor, True)
         self._log = path / "session.log"
         with self._log.open("w") as log:
@@ -200,6 +201,11 @@ class SessionUnderTest:
         self.client.context.term()
         self.process.kill()
         self.process.wait()
+        for end in (self._listener, self._connection):
+            with contextlib.suppress(OSError):
+                if end is not None:
+                    end.shutdown(socket.SHUT_RDWR)
+        self._server.join(PATIENCE)  # what was sent last is heard, and looks at the page
         self._listener.close()
         if self._connection is not None:
             self._connection.close()
