@@ -7,16 +7,14 @@ process, so the starter must do that from a thread that lives as long as it want
 
 from __future__ import annotations
 
-import ctypes
 import os
 import runpy
 import signal
 import sys
 from collections.abc import Sequence
 
+from sharedkernel.processes import end_with_parent
 from sharedkernel.slow_imports import skip_address_grammar
-
-_PR_SET_PDEATHSIG = 1
 
 
 def command(module: str, arguments: Sequence[str]) -> list[str]:
@@ -26,7 +24,7 @@ def command(module: str, arguments: Sequence[str]) -> list[str]:
 
 def end_with(starter: int) -> None:
     """Have SIGTERM sent to this process when its parent, the process *starter*, ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     # It may have ended before the call above: then nothing would ever tell.
     if os.getppid() != starter:
         sys.exit(1)

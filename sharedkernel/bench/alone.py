@@ -22,8 +22,8 @@ from sharedkernel.local_stack import LocalStack
 _TRAININGS: tuple[tuple[Model, float], ...] = (("mlp", 0.001), ("cnn", 0.1))
 #: length of one measurement, in seconds
 _WINDOW = 1.0
-#: pairs that two notebooks measure before new ones do: by where their memory lies, processes of one stock kernel differ
-#: by up to 7 %
+#: pairs that two notebooks measure before new ones do: the same training in six plain processes, one after another,
+#: differed by up to 7 %
 _PAIRS_OF_NOTEBOOKS = 3
 
 _COUNT = """

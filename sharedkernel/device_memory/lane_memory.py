@@ -315,7 +315,7 @@ class LaneMemory:
         return result
 
     def give_turn_up(self) -> None:
-        """Take note that the device is lost to this process: what is in the lane cannot be taken out, nor be used."""
+        """End the turn after the device was lost: what is in the lane can be neither moved out nor used."""
         self.end_iteration()
         self._has_turn = False
 

@@ -58,7 +58,7 @@ def try_step(name: str, seconds: float = STEP_SECONDS) -> str:
         _be_step(name, writer)
     os.close(writer)
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # it does so itself: whoever is first
+        os.setpgid(pid, pid)  # the child does it, too; either may be first
     handle = os.pidfd_open(pid)
     try:
         in_time = _ends_within(handle, seconds)

@@ -199,7 +199,7 @@ class Gate:
                 self._close()
 
     def source_read(self, source: str) -> None:
-        """Take note of the hash of the source that the section which has just begun runs."""
+        """Record which source the new section runs, by its hash."""
         self._forecast.source_read(source)
         self._meter.source_read(source)
 

@@ -247,9 +247,9 @@ class HostMeter:
         self._quiet_samples, self._source = 0, None
 
     def source_read(self, source: str) -> None:
-        """Sample often only for a moment, and on where a peak rises, if *source* has been measured before.
+        """Sample often for a moment only if *source* has been measured before, and for longer where its peak rises.
 
-        Each sample takes the interpreter from the code that runs: a hundred cost a cell of a second one percent.
+        Each sample takes the interpreter from the code that runs.
         """
         if self._source is None:  # what it runs itself belongs to it
             self._source = source

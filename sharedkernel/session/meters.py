@@ -69,7 +69,7 @@ class Meter(Protocol):
         """Take note that other code may run now."""
 
     def source_read(self, source: str) -> None:
-        """Take note of the hash of the source that runs now."""
+        """Record which source runs now, by its hash."""
 
     def forget_peak(self) -> bool:
         """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything.

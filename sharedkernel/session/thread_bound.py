@@ -54,6 +54,6 @@ class ThreadBound:
                 parallel(_NOTHING, None, ctypes.c_uint(torch.get_num_threads()), ctypes.c_uint(0))
 
     def forget_in_child(self) -> None:
-        """Take note that this is a forked child: it has none of the threads that were made, and computes in one."""
+        """Compute in one thread: a forked child has none of those that were made."""
         if self._are_made:
             torch.set_num_threads(1)

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel.device_memory.cuda import load_bindings
-from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda import check_torch, why_unshared
+from sharedkernel.executor.devices.cuda import why_unshared
 from sharedkernel.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess
 
@@ -31,17 +30,6 @@ for _ in range(200):
     losses.append(loss.item())
 print(json.dumps([losses[0], losses[-1]]))
 """
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    """Return the first GPU, or skip."""
-    try:
-        check_torch()
-        load_bindings()
-        return Gpu("cuda:0")
-    except SharedKernelError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The promise of memory turns: nobody waits longer than a turn of each; as a property, and in a case that happened."""
+"""Nobody waits for memory longer than one turn of each session: as properties, and for a hang that was seen."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ libraries-…
     the software GPU, compiled for that torch, and stubs in the place of NVIDIA's libraries.
 
 A folder appears under its name when it is complete: an interrupted build leaves nothing, and of two at once the second
-waits. Folders that nobody has used for a month are removed.
+waits. Folders that were not used for a month are removed.
 
     python -m tests.software_gpu.build [--torch newest]
 """

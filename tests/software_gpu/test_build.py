@@ -67,7 +67,7 @@ def test_a_folder_is_made_once_and_whole(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
-    """So is what nobody has used for long."""
+    """A build that was not used for long is removed as well."""
     for name in ("partial-torch-1", "torch-old", "torch-new"):
         (tmp_path / name).mkdir()
     os.utime(tmp_path / "torch-old", (0, time.time() - 40 * 86400))

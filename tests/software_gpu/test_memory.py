@@ -52,7 +52,7 @@ def test_one_capacity_serves_all_processes(driver: Driver) -> None:
 
 
 def test_memory_of_a_killed_process_comes_back() -> None:
-    """Nobody has to clean up after `kill -9`."""
+    """Memory of a process that was killed is free without a cleanup step."""
     before = used_bytes()
     with start_python(HOLD) as other:
         assert other.stdout is not None

@@ -136,7 +136,7 @@ class Hook:
 
     @property
     def missed(self) -> int:
-        """Addresses of calls like those that are gated, but not gated, that somebody has asked for."""
+        """Addresses that were handed out for calls of the gated kinds, and that are not gated themselves."""
         return int(self.library.launch_hook_missed())
 
     def seen(self, kind: int, *, with_lock: bool) -> int:

@@ -3,8 +3,8 @@
  * A piece of memory lives while any process has a descriptor or a mapping of it, as CUDA's handles do. It is one open
  * file description, locked shared (flock). The kernel drops that lock with the last reference in any process, so
  * "can it be locked exclusively?" answers "is this memory free?" also after `kill -9`, and for descriptors on their way
- * through a socket. A file's name says whose it is: `device.pid.number.size`; pid 0 has memory whose creator let go of
- * it while others had it. */
+ * through a socket. A file's name says whose it is: `device.pid.number.size`; pid 0 marks memory that its creator
+ * released while others still had it. */
 #include "device.h"
 #include <dirent.h>
 #include <errno.h>
