@@ -419,11 +419,16 @@ class Gate:
 
     def allocation_failed(self, error: BaseException) -> bool:
         """Take note that *error* ends the cell; return whether the same cell will ask for that memory first."""
+        place = "in" if self._mode.is_in else "out"
+        log.info("an allocation failed with the dispatch mode %s; %s", place, self._growth.figures)
         return self._growth.failed(error, self._forecast.source)
 
     def _grow_after(self, operation: Any, error: BaseException) -> bool:
-        """Get the memory that *operation* failed for, in the main thread; whether to do it again."""
-        if self._disabled or not self.grant.is_held or threading.get_ident() != self._main:
+        """Get the memory that *operation* failed for, in the main thread; whether to do it again.
+
+        The grant may be gone: the executor's signal, which came during the operation, is handled before its error.
+        """
+        if self._disabled or not self._sections or threading.get_ident() != self._main:
             return False
         growth = self._growth.after_failure(operation, error)
         if growth:

@@ -27,6 +27,7 @@ from sharedkernel import protocol
 from sharedkernel.session.meter import limit_headroom
 from sharedkernel.session.meters import Meter
 from sharedkernel.session.quota import Quota
+from sharedkernel.units import format_bytes
 
 #: growth is asked for in multiples of this, in bytes
 STEP = 16 << 20
@@ -170,6 +171,19 @@ class Growth:
         self._calm_until = used + STEP
         self._passes = 0
         return True
+
+    @property
+    def figures(self) -> str:
+        """The figures that decisions are made with, for the log."""
+        allowance, memory, used = self._quota.allowance, self._meter.memory, self._meter.used_bytes
+        if allowance is None:
+            return "no limit is known"
+        return (
+            f"{format_bytes(used)} in use of {format_bytes(allowance.limit_bytes)} leased, room for "
+            f"{format_bytes(_room(allowance, used))} more, {format_bytes(memory.persistent)} persistent and "
+            f"{format_bytes(memory.ephemeral or 0)} ephemeral known, the heap may grow by "
+            f"{format_bytes(limit_headroom() or 0)}"
+        )
 
     def failed(self, error: BaseException, source: str | None) -> bool:
         """Record an allocation that failed and ended a cell.

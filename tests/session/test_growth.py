@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,40 @@ def test_what_earlier_code_needed_is_forgotten_once_it_is_refused(session: Sessi
     assert len(needs) == 2
     assert needs[0] > 10 * MIB
     assert not needs[1]
+
+
+_HUNGRY = """
+import os, time, torch
+tries = []
+@torch.library.custom_op("test::hungry", mutates_args=())
+def hungry(x: torch.Tensor) -> torch.Tensor:
+    tries.append(1)
+    if len(tries) == 1:
+        print("runs", flush=True)
+        while not os.path.exists({path!r}):
+            time.sleep(0.01)
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory: "
+                           "you tried to allocate 134217728 bytes. Error code 12 (Cannot allocate memory)")
+    return x + 1
+print(hungry(torch.zeros(2)).tolist(), len(tries))
+"""
+
+
+def test_an_operation_that_lost_the_device_before_it_failed_is_done_again(
+    session: SessionUnderTest, tmp_path: Path
+) -> None:
+    """The executor's signal may come during an operation; its handler runs before that of the error."""
+    give(session, asked := [])
+    since, goes_on = session.mark, tmp_path / "goes on"
+    request = session.client.execute(_HUNGRY.format(path=str(goes_on)))
+    while "runs" not in session.client.get_iopub_msg(timeout=PATIENCE)["content"].get("text", ""):
+        pass
+    session.page.words[Word.PREEMPT] = 1
+    os.kill(session.process.pid, FORCE_SIGNAL)
+    assert session.wait_for(protocol.GrantReleased, since).at == "yield"
+    goes_on.touch()
+    assert session.reply(request)["text"] == "[1.0, 1.0] 2\n"
+    assert [wanted.growth >= 128 * MIB for wanted in asked] == [True]
 
 
 def test_what_an_interrupted_iteration_has_is_not_forgotten(session: SessionUnderTest) -> None:
