@@ -1,8 +1,8 @@
 """Four endless trainings and one interactive user whose memory is four times the device's: how long each waits.
 
-One of them at a time fits. Whoever waits is promised the device's memory within a turn of each: a memory quantum (20 s,
-or ten times the transfer) and the transfer. The figures are the longest wait over that bound, and the part of the time
-that was spent on copying.
+One of them at a time fits. Whoever waits is promised the device's memory within a turn of each: a memory quantum
+(20 s, or twelve times the transfer) and the transfer. The figures are the longest wait over that bound, and the part of
+the time that was spent on copying.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Targ
 from sharedkernel.bench.servers import gateway_route
 from sharedkernel.bench.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.scheduling.memory_turns import QUANTUM_OVER_TRANSFER
 from sharedkernel.units import format_bytes
 
 _TRAINERS = ("ada", "grace", "hedy", "joan")
@@ -82,7 +83,7 @@ async def _measure(conditions: Conditions, stack: LocalStack, quantum: float, ca
             training.cancel()
     moves, copying = _moved(before, after)
     transfer = copying / max(1, moves)
-    bound = len(_USERS) * (max(quantum, 10 * transfer) + transfer)
+    bound = len(_USERS) * (max(quantum, QUANTUM_OVER_TRANSFER * transfer) + transfer)
     longest = max([*waits.values(), *visits])
     what = (
         f"four endless trainings and one user's short cells, {format_bytes(_KEPT_BYTES)} each on a device of "

@@ -81,7 +81,7 @@ class ExecutorApp(CommandApp):
         [Float(), Unicode()],
         default_value="20s",
         help="How long a notebook's memory stays on the device at least while others wait for room; then it is moved "
-        "out in the middle of its cell, and comes back in its turn. At least ten times what moving takes; `never` "
+        "out in the middle of its cell, and comes back in its turn. At least twelve times what moving takes; `never` "
         "leaves it there until the cell ends.",
     ).tag(config=True)
     parallel_lanes = Int(

@@ -116,7 +116,7 @@ class Admission:
 
     def _place_in_line(self, session: Session) -> Rank:
         if session.growth:
-            return (0, session.arrival)
+            return (0, *self.turns.seniority(session, self._now), session.arrival)
         if session.has_room_made:
             return (1, session.arrival)
         # Whoever may reclaim memory comes before those from whom it is taken, wherever the policy would put them.
@@ -216,6 +216,7 @@ class Admission:
             moments.append(self._is_hopeless_from(session))
         moments += map(late_at, self.turns.leaving.values())
         moments += map(self.turns.delayed_until, self.waiting.values())
+        moments += map(self.turns.settled_at, self.waiting.values())
         return min((moment for moment in moments if moment > now), default=math.inf)
 
     # --- admitting -----------------------------------
@@ -261,7 +262,7 @@ class Admission:
         return result
 
     def _is_behind(self, session: Session, passed: list[Session]) -> bool:
-        """Return whether *session* wants to grow, and an older one could not."""
+        """Return whether *session* wants to grow, and one before it could not."""
         return session.growth > 0 and any(other.growth for other in passed)
 
     def _place(self, session: Session) -> bool:

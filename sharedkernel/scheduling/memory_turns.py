@@ -6,10 +6,10 @@ line to come back. While plain Python runs in its cell it is called to its gate 
 (threads of its own may use its memory, say) declines, keeps what it has, and counts as residue from then on.
 
 The quantum
-    is `memory_quantum`, or ten times what it was seen to cost to move the one out and the other in, if that is longer:
-    so at most a tenth of the time is spent on copying. A holder whose quantum is over moves at once. A cell that was
-    opened lately, or a session that is idle for less than its user's `offload_after`, stays a little longer, until
-    whoever waits has waited for a quantum as well.
+    is `memory_quantum`, or twelve times what it was seen to cost to move the one out and the other in, if that is
+    longer: so that a tenth of the time is spent on copying, short cells' copies included. A holder whose quantum is
+    over moves at once. A cell that was opened lately, or a session that is idle for less than its user's
+    `offload_after`, stays a little longer, until whoever waits has waited for a quantum as well.
 
 Who moves out
     As few as are missing. Idle sessions that are due for offloading anyway first, then the sessions of those users
@@ -44,7 +44,7 @@ from sharedkernel.scheduling.model import SchedulerConfig, Session, SessionId, S
 from sharedkernel.scheduling.policy import Policy
 
 #: how many times longer than the transfer a quantum is at least
-_QUANTUM_OVER_TRANSFER = 10.0
+QUANTUM_OVER_TRANSFER = 12.0
 #: seconds within which a session that was told to move out is expected at its gate; then it counts as staying
 ARRIVAL_PATIENCE = 5.0
 #: longest memory quantum, seconds, however slow transfers were
@@ -140,17 +140,22 @@ class MemoryTurns:
     def quantum(self, holder: Session, waiting: Session) -> float:
         """Return for how long *holder* may keep its memory while *waiting* waits for it, seconds."""
         moving = self.speed.seconds_out(holder) + self.speed.seconds_back(waiting)
-        return max(self.config.memory_quantum or 0.0, min(_QUANTUM_OVER_TRANSFER * moving, _LONGEST_QUANTUM))
+        return max(self.config.memory_quantum or 0.0, min(QUANTUM_OVER_TRANSFER * moving, _LONGEST_QUANTUM))
 
     def settled_at(self, session: Session) -> float:
         """Return from when on *session* may be moved out again, having come back; -infinity: it never came back.
 
-        It would get nowhere otherwise. One that finds no room for its next iteration is refused it first.
+        It would get nowhere otherwise. One that finds no room for its next iteration is refused it first. Where nobody
+        can run, those who came back earlier go on at the cost of the later ones (:meth:`seniority`).
         """
         quantum = self.config.memory_quantum
         if not self.are_taken or quantum is None or not session.residence.is_back:
             return -math.inf
         return session.residence.began + max(quantum, 2 * self.config.overtake_patience)
+
+    def seniority(self, session: Session, now: float) -> tuple[int, float]:
+        """Return the place of *session* among those who wait for each other: first who came back first of late."""
+        return (0, session.residence.began) if now < self.settled_at(session) else (1, 0.0)
 
     def ends_at(self, holder: Session, waiting: Session) -> float:
         """Return from when on *holder* may be moved out for *waiting*; infinite: never, as things are."""

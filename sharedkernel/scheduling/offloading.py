@@ -9,7 +9,8 @@ coming; it stays charged until its session says that it is gone.
 Where nobody idle can help, those in line may: a session that waits in the middle of its cell can be moved away whole,
 and come back when there is room for all that it has and lacks. So those who hold a part each of what all of them need
 take turns instead of waiting for each other. Only sessions that others' `offload_after` could reach are asked, idle
-ones first, then the latest to come, and only if that lets an earlier one go on.
+ones first, then the latest to come, and only if that lets an earlier one go on. Those who came back lately are the
+earliest, so that one of them gets all it needs: nobody keeps memory for a quantum without running.
 
 Whoever neither can help has their memory by turns with those that run (`memory_turns.py`).
 
@@ -159,21 +160,27 @@ class Offloading:
         moments += map(late_at, self.turns.leaving.values())
         return min((when for when in moments if when > now), default=math.inf)
 
-    def who_gives_way(self, line: list[Session], queued: Iterable[Session], now: float) -> list[Session]:
-        """Return whom to move away, some in the middle of their cells, so that one in *line* can go on.
+    def who_gives_way(
+        self, line: list[Session], queued: Iterable[Session], now: float
+    ) -> tuple[Session | None, list[Session]]:
+        """Return one in *line* that can go on, and whom to move away for it, some in the middle of their cells.
 
-        To be asked while nobody runs nor may come to run: those *queued* are kept from their lanes.
+        To be asked while nobody runs nor may come to run: those *queued* are kept from their lanes. Those who came back
+        lately are first, in the order in which they came back: so one of them gets all that it needs.
         """
         idle = [session for session in self.idle.values() if may_ask(session) and ripens_at(session) <= now]
-        for position, session in enumerate(line):
-            later = (*line[position + 1 :], *queued)
-            waiting = [other for other in later if keeps_enough(other) and self.turns.settled_at(other) <= now]
-            waiting.sort(key=lambda other: other.arrival, reverse=True)
+        in_line = set(line)
+        everybody = sorted((*line, *queued), key=lambda session: self.turns.seniority(session, now))
+        for position, session in enumerate(everybody):
+            if session not in in_line:
+                continue
+            waiting = [other for other in everybody[position + 1 :] if keeps_enough(other)]
+            waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.arrival), reverse=True)
             missing = self.claims.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.declined)]
             if 0 < missing <= sum(map(gives, candidates)):
-                return _first(candidates, missing)
-        return []
+                return session, _first(candidates, missing)
+        return None, []
 
     def _for_quota(self, session: Session) -> list[Session]:
         """Return the idle sessions of *session*'s user whose memory its quota lacks room for."""

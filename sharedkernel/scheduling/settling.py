@@ -205,7 +205,9 @@ class Settling:
         """Have some in line moved away for one before them; return whether there are such."""
         records = self._records
         line = records.admission.line()
-        chosen = records.offloading.who_gives_way(line, records.queued.values(), records.clock.now)
+        waiting, chosen = records.offloading.who_gives_way(line, records.queued.values(), records.clock.now)
+        if waiting is not None:
+            waiting.has_room_made = True
         for session in chosen:
             if session.state is SessionState.QUEUED:
                 records.ledger.set_parked(session, session.live)  # what is live of it is to go, not its lane's

@@ -71,7 +71,7 @@ def test_a_training_keeps_its_memory_for_a_quantum(sched: Desk) -> None:
     assert sched.tick(30.0) == [Revoke(session="bob")]
 
 
-def test_the_quantum_is_ten_times_the_transfer(sched: Desk) -> None:
+def test_the_quantum_is_twelve_times_the_transfer(sched: Desk) -> None:
     """So that at most a tenth of the time is spent on copying."""
     train(sched, "bob")
     away(sched, "ada")
@@ -84,7 +84,7 @@ def test_the_quantum_is_ten_times_the_transfer(sched: Desk) -> None:
     sched.now = 107.0  # four seconds out, three back
     sched.restored("ada")
     sched.want("ada", 100 * MIB)
-    assert sched.scheduler.next_deadline() == pytest.approx(107.0 + 10 * (4 + 3))
+    assert sched.scheduler.next_deadline() == pytest.approx(107.0 + 12 * (4 + 3))
 
 
 def test_one_without_a_boundary_is_asked_by_the_signal(sched: Desk) -> None:
@@ -316,6 +316,24 @@ def test_sessions_without_room_for_an_iteration_do_not_move_each_other_out(
     begun = max(5.0, quantum)
     assert restores == [(0.0, "ada"), (begun, "bob")]
     assert refusals == [(5.0, "ada"), (begun + 5.0, "bob")]
+
+
+def test_of_two_that_came_back_and_wait_for_each_other_the_later_gives_way_at_once(sched: Desk) -> None:
+    """No quantum protects one that cannot run: the first to come back goes on, with all that it needs."""
+    for name in ("ada", "bob"):
+        sched.user(name, offload_after=0.0)
+        sched.start(name)
+        sched.measure(name, persistent=400 * MIB, ephemeral=100 * MIB)
+        sched.offload(name)
+    for name in ("bob", "ada"):
+        assert Restore(session=name) in sched.reopen(name)
+        sched.now += 1.0
+        sched.restored(name)
+    for name in ("ada", "bob"):
+        sched.want(name)
+        sched.release(name, persistent=460 * MIB)
+    assert sched.want("ada") + sched.want("bob") == [Offload(session="ada")]
+    assert Grant(session="bob", lane=2) in sched.offload("ada")
 
 
 def test_a_restore_for_which_there_will_never_be_room_is_refused_with_figures(sched: Desk) -> None:

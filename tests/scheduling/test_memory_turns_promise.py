@@ -62,7 +62,7 @@ def test_nobody_waits_longer_than_a_turn_of_each(crowd: tuple[list[Notebook], in
     notebooks, count, moving = crowd
     config = SchedulerConfig(capacity=1000 * MIB, policy=policy, quantum=10.0)
     device = Device(config, notebooks, moving=lambda size: moving * size / GIB)
-    quantum = max(QUANTUM, 10 * 2 * moving)
+    quantum = max(QUANTUM, 12 * 2 * moving)
     bound = count * (quantum + 2 * moving + 5.0)  # to come to a boundary belongs to moving out
     device.run(3 * bound, most_events=4000)
     assert max(waits(device).values()) <= bound
@@ -81,7 +81,7 @@ def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], share
         moving=lambda size: moving * size / GIB,
         shares=by_user,
     )
-    turn = max(QUANTUM, 10 * 2 * moving) + 2 * moving + 5.0
+    turn = max(QUANTUM, 12 * 2 * moving) + 2 * moving + 5.0
     most = sum(by_user.values()) / min(by_user.values())
     device.run(min(3 * most * turn, 1500.0), most_events=4000)
     for name, longest in waits(device).items():
@@ -115,7 +115,7 @@ def test_short_cells_go_before_trainings_that_were_moved_out(
         offload_after=5.0,
         moving=lambda size: moving * size / GIB,
     )
-    turn = max(QUANTUM, 10 * 2 * moving) + 2 * moving + 1.0
+    turn = max(QUANTUM, 12 * 2 * moving) + 2 * moving + 1.0
     device.run(1000.0, most_events=8000)
     longest = waits(device)
     assert longest.pop("visitor") <= (count + 1) * turn
