@@ -20,8 +20,8 @@ from sharedkernel.cli import COMMANDS
 #: what an administrator configures, and where it takes effect
 _CONFIGURED = {
     "sharedkernel.gateway.app.SharedKernelGateway": "The gateway: who may use what.",
-    "sharedkernel.gateway.kernels.SessionKernels": "The gateway's sessions.",
-    "sharedkernel.gateway.websocket.SessionWebsocket": "The gateway's websockets.",
+    "sharedkernel.gateway.kernels.manager.SessionKernels": "The gateway's sessions.",
+    "sharedkernel.gateway.channels.websocket.SessionWebsocket": "The gateway's websockets.",
     "sharedkernel.executor.app.ExecutorApp": "The executor: the device and how it is scheduled.",
 }
 

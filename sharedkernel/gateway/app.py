@@ -17,26 +17,14 @@ from traitlets import Bool, Enum, Float, Integer, Set, Unicode, default
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.packets import allow_many_descriptors
-from sharedkernel.gateway import logs
-from sharedkernel.gateway.audit import AuditLog
-from sharedkernel.gateway.config_check import find_ineffective, find_unusable, leave_out, report_faults
-from sharedkernel.gateway.connections import OpenWebsockets
-from sharedkernel.gateway.drain import until_cells_end
-from sharedkernel.gateway.entrance import Entrance
-from sharedkernel.gateway.events import StatusFeed
-from sharedkernel.gateway.executors import Executors
-from sharedkernel.gateway.hub import HubUsers
-from sharedkernel.gateway.identity import OwnerAuthorizer, SingleUser, TokenUsers
-from sharedkernel.gateway.kernel import SessionKernel
-from sharedkernel.gateway.kernels import SessionKernels
-from sharedkernel.gateway.kernelspecs import NoContents, SharedKernelSpecs
-from sharedkernel.gateway.listening import check_port, make_http_server
-from sharedkernel.gateway.memberships import Memberships
-from sharedkernel.gateway.metrics import watch_loop_lag
-from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
-from sharedkernel.gateway.presence import DRAIN_SIGNAL, Presence, ask_to_drain
-from sharedkernel.gateway.reloading import Reloading
-from sharedkernel.gateway.settings import (
+from sharedkernel.gateway.auth.audit import AuditLog
+from sharedkernel.gateway.auth.hub import HubUsers
+from sharedkernel.gateway.auth.identity import OwnerAuthorizer, SingleUser, TokenUsers
+from sharedkernel.gateway.auth.tokens import default_tokens_file
+from sharedkernel.gateway.channels.websocket import SessionWebsocket
+from sharedkernel.gateway.config.groups import Memberships
+from sharedkernel.gateway.config.reload import Reloading
+from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
     build_devices,
     build_placement,
@@ -44,9 +32,21 @@ from sharedkernel.gateway.settings import (
     build_quotas,
     read_settings,
 )
-from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
-from sharedkernel.gateway.tokens import default_tokens_file
-from sharedkernel.gateway.websocket import SessionWebsocket
+from sharedkernel.gateway.config.validation import find_ineffective, find_unusable, leave_out, report_faults
+from sharedkernel.gateway.drain import until_cells_end
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.http import logs
+from sharedkernel.gateway.http.metrics import watch_loop_lag
+from sharedkernel.gateway.http.request_guard import Entrance
+from sharedkernel.gateway.http.server import check_port, make_http_server
+from sharedkernel.gateway.http.status_feed import StatusFeed
+from sharedkernel.gateway.http.tls import Certificate, check_exposure, is_loopback
+from sharedkernel.gateway.http.websocket_registry import OpenWebsockets
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.kernelspecs import NoContents, SharedKernelSpecs
+from sharedkernel.gateway.kernels.manager import SessionKernels
+from sharedkernel.gateway.kernels.notebook_sessions import OwnNotebookSessions
+from sharedkernel.gateway.lock import DRAIN_SIGNAL, Presence, ask_to_drain
 from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import default_runtime_directory, gateway_directory, make_private_directory
 
@@ -299,7 +299,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
         self.jpserver_extensions = {}
-        self.extra_services = ["sharedkernel.gateway.handlers"]
+        self.extra_services = ["sharedkernel.gateway.http.handlers"]
         super().init_configurables()
         manager = self.kernel_manager
         manager.quotas, manager.policy = quotas, policy

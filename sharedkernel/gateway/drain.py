@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from sharedkernel.gateway.kernel import SessionKernel
-    from sharedkernel.gateway.kernels import SessionKernels
+    from sharedkernel.gateway.kernels.kernel import SessionKernel
+    from sharedkernel.gateway.kernels.manager import SessionKernels
 
 #: seconds between looks at what still runs
 _INTERVAL = 0.1

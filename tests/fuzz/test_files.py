@@ -15,8 +15,14 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.executor.journal import Journal
 from sharedkernel.executor.requests import user_configured
 from sharedkernel.gateway.app import SharedKernelGateway
-from sharedkernel.gateway.config_check import find_ineffective, find_senseless, find_unusable, leave_out
-from sharedkernel.gateway.settings import build_devices, build_placement, build_policy, build_quotas, read_settings
+from sharedkernel.gateway.config.settings import (
+    build_devices,
+    build_placement,
+    build_policy,
+    build_quotas,
+    read_settings,
+)
+from sharedkernel.gateway.config.validation import find_ineffective, find_senseless, find_unusable, leave_out
 from tests.fuzz.fuzzing import fuzz, json_values, mangled, texts
 
 _amounts = json_values | st.sampled_from(["25%", "8GiB", "-1", "1e400%", "10m", "∞", "8 Gb", 0, 1.5, float("nan")])

@@ -1,0 +1,318 @@
+"""The executors that a gateway serves: one, or one for each of several devices of this host.
+
+Without names in the configuration there is one executor, whichever device it serves, and everything is as it says.
+With names, each has a runtime directory that follows from its device's name (`paths.py`), a session stays on the
+executor that it was started by, and one that is away is nobody's business but its own sessions'.
+
+Covers which executors there are, what they say, and which one gets a new session. Which sessions live where,
+`kernels.py` knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelError
+from sharedkernel.executor.client import ELSEWHERE, ExecutorClient
+from sharedkernel.gateway.fleet.merged_status import away_entry, merge
+from sharedkernel.gateway.fleet.placement import Experience, choose, shelf_owners
+from sharedkernel.paths import FIRST_DEVICES, LONGEST_RUNTIME_DIRECTORY, device_directory
+from sharedkernel.protocol import SessionDied
+
+#: name of the only executor, where the configuration names none
+ONLY = ""
+#: seconds that one of several executors may take to say how it is; the others are not kept waiting any longer
+_PATIENCE = 2.0
+#: seconds that a new session waits for one whose place no other can take: the first to answer where none does, as when
+#: the whole machine is busy, or the one with its user's shelf
+_PLACING_PATIENCE = 20.0
+
+_DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
+
+
+def parse_devices(value: Any) -> tuple[str, ...]:
+    """Return the devices of the setting `executors`, seen to be usable together.
+
+    Raises
+    ------
+    ConfigError
+        When they are not.
+    """
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
+    for device in value:
+        if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
+            raise ConfigError(f"executors names {device!r}; write 'cuda:N' or 'host:N', as in --device.")
+        if value.count(device) > 1:
+            raise ConfigError(f"executors names {device!r} twice; a device has one executor.")
+    first = [device for device in value if device in FIRST_DEVICES]
+    if len(first) > 1:
+        raise ConfigError(
+            f"executors names {' and '.join(map(repr, first))}, whose executors would have the same runtime directory; "
+            "give the host a number, as in 'host:1', and name a GPU once."
+        )
+    return tuple(value)
+
+
+class Executors:
+    """Connections to all executors, by the names of their devices.
+
+    Parameters
+    ----------
+    runtime_directory
+        Where they and the gateway meet.
+    devices
+        Their names, as :func:`parse_devices` returns them; none: the only executor is called :data:`ONLY`.
+    placement
+        The rule for new sessions; may be set anew.
+    on_died, on_connected, on_earlier_wanted
+        Called with the device's name (and the news), on the event loop; see
+        :class:`~sharedkernel.executor.client.ExecutorClient`.
+
+    Raises
+    ------
+    ConfigError
+        When the runtime directory's path is too long for one of the devices.
+    """
+
+    def __init__(
+        self,
+        runtime_directory: Path,
+        devices: Sequence[str],
+        placement: str,
+        *,
+        on_died: Callable[[str, SessionDied], None],
+        on_connected: Callable[[str], None],
+        on_earlier_wanted: Callable[[str, str, int], None],
+    ) -> None:
+        for device in devices:
+            _check_path(device_directory(runtime_directory, device))
+        self.placement = placement
+        self._clients = {
+            name: ExecutorClient(
+                runtime_directory,
+                served=name or None,
+                role="gateway",
+                on_died=partial(on_died, name),
+                on_connected=partial(on_connected, name),
+                on_earlier_wanted=partial(on_earlier_wanted, name),
+            )
+            for name in devices or (ONLY,)
+        }
+        self._experience = Experience()
+        #: who has something on which device's shelf, as far as it has said
+        self._shelf_owners: dict[str, set[str]] = {}
+        #: what was asked and is not answered yet, by device, with the time when
+        self._asked: dict[str, dict[asyncio.Task[dict[str, Any]], float]] = {name: {} for name in self._clients}
+        #: what is done at the next change, by device
+        self._changes: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def several(self) -> bool:
+        """Whether there is something to choose."""
+        return len(self._clients) > 1
+
+    def __getitem__(self, name: str) -> ExecutorClient:
+        return self._clients[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def connected(self) -> list[str]:
+        """Return the devices whose executors are there right now."""
+        return [name for name, client in self._clients.items() if client.connected]
+
+    def absences(self) -> list[str]:
+        """Return a sentence for each executor that is not there right now, for those who run this machine."""
+        return [client.absence() for client in self._clients.values() if not client.connected]
+
+    def environments(self) -> list[str]:
+        """Return the Python environments that sessions can have on any device, besides the executors' own."""
+        return sorted({name for client in self._clients.values() for name in client.environments})
+
+    def describe(self, names: Collection[str]) -> str:
+        """Return which executors these are, for a sentence."""
+        if not self.several:
+            return f"the executor ({next(iter(self._clients.values())).path})"
+        return f"the executor{'s' * (len(names) != 1)} of {', '.join(names)}"
+
+    def keep_connected(self) -> None:
+        """Connect to all, again whenever one comes back."""
+        for client in self._clients.values():
+            client.keep_connected()
+
+    async def close(self) -> None:
+        """Leave all of them."""
+        for client in self._clients.values():
+            await client.close()
+        for tasks in self._asked.values():
+            for task in tasks:
+                task.cancel()
+        for change in self._changes.values():
+            change.cancel()
+
+    # --- what they say ------------------------------------------------------------------------------------------------
+
+    async def status(self, count_sessions: Callable[[str], int]) -> dict[str, Any]:
+        """Return the status document of all devices, nothing hidden.
+
+        Parameters
+        ----------
+        count_sessions
+            Returns how many sessions are known to be on a device; asked for those whose executor does not answer.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When none of them answers.
+        """
+        if not self.several:
+            return await next(iter(self._clients.values())).status()
+        documents = await self.documents()
+        if not documents:
+            raise self._none_answers(self._clients)
+        away = {
+            name: away_entry(name, client.device, count_sessions(name), self._why_away(name))
+            for name, client in self._clients.items()
+            if name not in documents
+        }
+        return merge(documents, away, list(self._clients), self.placement)
+
+    async def documents(self) -> dict[str, dict[str, Any]]:
+        """Return the status document of each executor that answers soon, by device, in the configuration's order."""
+        # Nobody shares an answer: who asks after having done something must see it done.
+        asked = {name: self._ask(name) for name in self.connected() if self._is_answering(name)}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=_PATIENCE)
+        return self._answers(asked)
+
+    def _answers(self, asked: Mapping[str, asyncio.Task[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+        documents = {name: asked[name].result() for name in self._clients if name in asked and _succeeded(asked[name])}
+        for name, document in documents.items():
+            self._experience.observe(name, document)
+            self._shelf_owners[name] = shelf_owners(document)
+        return documents
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return at the first change since the last call, on any device, and no later than after *seconds*.
+
+        A change is one of sessions' states, lanes or limits, or of who answers; figures alone are none.
+        """
+        self._listen()
+        if not self._changes:
+            await asyncio.sleep(seconds)
+            return
+        await asyncio.wait(self._changes.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for name in [name for name, change in self._changes.items() if change.done()]:
+            _succeeded(self._changes.pop(name))
+        self._listen()  # now: what changes while the caller asks for the status counts as a change after it
+
+    def _listen(self) -> None:
+        for name in self.connected():
+            if name not in self._changes:
+                self._changes[name] = asyncio.create_task(self._clients[name].wait_for_change())
+
+    def _ask(self, name: str) -> asyncio.Task[dict[str, Any]]:
+        task = asyncio.create_task(self._clients[name].status())
+        self._asked[name][task] = asyncio.get_running_loop().time()
+        task.add_done_callback(partial(self._answered, name))
+        return task
+
+    def _answered(self, name: str, task: asyncio.Task[dict[str, Any]]) -> None:
+        del self._asked[name][task]
+        if not task.cancelled():
+            task.exception()  # or it would be complained of, when nobody waited for it any longer
+
+    def _is_answering(self, name: str) -> bool:
+        """Whether no question has waited for so long that others should not have to."""
+        oldest = min(self._asked[name].values(), default=math.inf)
+        return asyncio.get_running_loop().time() < oldest + _PATIENCE
+
+    def _why_away(self, name: str) -> str:
+        client = self._clients[name]
+        if client.connected:
+            return f"the executor of {name} does not answer; its log may say why."
+        return str(client.unavailable())
+
+    def unavailable(self) -> ExecutorUnavailable:
+        """Return the error that says that no executor answers."""
+        return self._none_answers(self._clients) if self.several else next(iter(self._clients.values())).unavailable()
+
+    def _none_answers(self, names: Collection[str]) -> ExecutorUnavailable:
+        return ExecutorUnavailable(
+            f"none of {self.describe(names)} answers; start one with `sharedkernel executor --device NAME`, "
+            f"or wait for them; {ELSEWHERE}."
+        )
+
+    # --- where to -----------------------------------------------------------------------------------------------------
+
+    async def place(
+        self, user: str, notebook: str | None, *, count_in_use: Callable[[str], int], without: Collection[str]
+    ) -> str:
+        """Return the device that a new session gets.
+
+        Parameters
+        ----------
+        user, notebook
+            Whose it is, and its path if there is one.
+        count_in_use
+            Returns how many sessions on a device are in use or being started; called at the very moment of choosing.
+        without
+            Devices that were tried.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When no other executor answers.
+        """
+        if not self.several:
+            if without:
+                raise self._none_answers(self._clients)
+            return next(iter(self._clients))
+        documents = {name: found for name, found in (await self.documents()).items() if name not in without}
+        late = set(self.connected()).difference(without, documents)
+        has_shelf = {name for name in late if user in self._shelf_owners.get(name, ())}
+        if late and (has_shelf or not documents):
+            documents |= await self._wait_for_any(has_shelf or late)
+        if not documents:
+            raise self._none_answers(self._clients)
+        # What is on a shelf can be had on its device only, and matters more than load.
+        documents = {name: found for name, found in documents.items() if user in shelf_owners(found)} or documents
+        demand = self._experience.demand(user, notebook, documents)
+        return choose(self.placement, demand, documents, {name: count_in_use(name) for name in documents})
+
+    async def _wait_for_any(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return the status documents of those of *names* that answer first; none if that takes too long."""
+        asked = {name: self._ask(name) for name in names}
+        pending: set[asyncio.Task[dict[str, Any]]] = set(asked.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PLACING_PATIENCE):
+                while pending and not any(map(_succeeded, asked.values())):
+                    _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        return self._answers(asked)
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    """Whether there is an answer; an error that is none of ours is raised."""
+    if not task.done() or task.cancelled():
+        return False
+    error = task.exception()
+    if error is not None and not isinstance(error, SharedKernelError):
+        raise error
+    return error is None
+
+
+def _check_path(directory: Path) -> None:
+    if len(os.fsencode(directory)) > LONGEST_RUNTIME_DIRECTORY:
+        raise ConfigError(
+            f"{directory} is too long a path for sockets; name a shorter --runtime-dir, so that it has at most "
+            f"{LONGEST_RUNTIME_DIRECTORY} characters."
+        )

@@ -1,0 +1,308 @@
+"""The gateway's routes: Jupyter's for kernels and notebook sessions, and our own for status and quotas.
+
+Jupyter's handlers are used as they are, but for two things: a refusal is answered as one JSON sentence with a proper
+status and logged without a traceback, and starting a kernel takes the client's environment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Any, ClassVar, cast
+
+from jupyter_client.jsonutil import json_default
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.services.kernels import handlers as kernels
+from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
+from jupyter_server.services.sessions import handlers as sessions
+from jupyter_server.utils import url_escape, url_path_join
+from tornado import web
+
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.executor.status import visible_to
+from sharedkernel.gateway.auth.audit import Audited
+from sharedkernel.gateway.config.quotas import QuotaError
+from sharedkernel.gateway.http import health, shelf_handlers
+from sharedkernel.gateway.http.errors import AnswersRefusals
+from sharedkernel.gateway.http.status_feed import EventsHandler
+from sharedkernel.gateway.http.websocket_registry import PingedByJupyter
+from sharedkernel.scheduling.policies import POLICIES
+from sharedkernel.units import parse_duration
+
+
+class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
+    """``/api/kernels``."""
+
+    acts: ClassVar[dict[str, str]] = {"POST": "start session"}
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the kernels, once those that outlived an earlier gateway are known: nobody takes them for gone."""
+        manager: Any = self.kernel_manager
+        await manager.adoption.gathered()
+        await cast("Awaitable[None]", super().get())
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Start a session, or return the one that this client's place has already."""
+        body = read_body(self, {"name": str, "path": str, "env": dict})
+        env = body.get("env", {})
+        if not all(map(is_text, (*env, *env.values()))):
+            raise Refused("`env` holds something that is no text; write names and texts.", reason="bad_request")
+        kernel_id = await self.kernel_manager.start_kernel(kernel_name=body.get("name"), path=body.get("path"), env=env)
+        self.acted_on = kernel_id
+        self.set_status(HTTPStatus.CREATED)
+        self.set_header("Location", url_path_join(self.base_url, "api", "kernels", url_escape(kernel_id)))
+        self.finish(json.dumps(self.kernel_manager.kernel_model(kernel_id), default=json_default))
+
+
+class KernelHandler(AnswersRefusals, Audited, kernels.KernelHandler):
+    """``/api/kernels/ID``."""
+
+    acts: ClassVar[dict[str, str]] = {"DELETE": "end session"}
+
+    @web.authenticated
+    @authorized
+    async def delete(self, kernel_id: str) -> None:
+        """Shut a session down; with ``?linger=0`` it ends at once, also where it lingers already."""
+        try:
+            linger = self.get_query_argument("linger", None)
+            seconds = None if linger is None else parse_duration(float(linger) if linger.isdecimal() else linger)
+        except ConfigError as error:
+            raise Refused(f"`linger`: {error}", reason="bad_request") from None
+        manager: Any = self.kernel_manager
+        await manager.shut_down(kernel_id, linger=seconds)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class KernelActionHandler(AnswersRefusals, Audited, kernels.KernelActionHandler):
+    """``/api/kernels/ID/interrupt`` and ``/restart``."""
+
+    acts: ClassVar[dict[str, str]] = {"POST": "{action} session"}
+
+
+class KernelChannelsHandler(AnswersRefusals, Audited, PingedByJupyter, KernelWebsocketHandler):
+    """``/api/kernels/ID/channels``: the websocket that carries a session's messages."""
+
+    @ws_authenticated
+    async def get(self, kernel_id: str) -> None:
+        """Accept the websocket; returns when it is closed."""
+        with self.settings["open_websockets"].place_for(self):
+            await super().get(kernel_id)
+
+    async def open(self, kernel_id: str) -> None:  # type: ignore[override]
+        """Attach to the session."""
+        self.record_act("attach to session")
+        await super().open(kernel_id)
+
+
+class ReadsNotebookSession(AnswersRefusals):
+    """Takes a notebook session's body, which Jupyter's handlers then rely on, only as it should be."""
+
+    def get_json_body(self) -> dict[str, Any] | None:
+        """Return the body without what is null in it; None where there is none.
+
+        Raises
+        ------
+        Refused
+            When there is something else in it than there should be.
+        """
+        body = super().get_json_body()
+        if body is None:
+            return None
+        body = checked(body, {"path": str, "name": str, "type": str, "kernel": dict, "notebook": dict})
+        for name in body.keys() & {"kernel", "notebook"}:
+            body[name] = checked(body[name], {"id": str, "name": str, "path": str})
+        return body
+
+
+class NotebookSessionsHandler(ReadsNotebookSession, Audited, sessions.SessionRootHandler):
+    """``/api/sessions``."""
+
+    acts: ClassVar[dict[str, str]] = {"POST": "start notebook session"}
+
+    def record_act(self, act: str, **details: Any) -> None:
+        """Write down *act*, done to the kernel of the notebook session that was started or found."""
+        manager: Any = self.session_manager
+        self.acted_on = manager.kernel_of(self._headers.get("Location", "").rpartition("/")[2])
+        super().record_act(act, **details)
+
+
+class NotebookSessionHandler(ReadsNotebookSession, Audited, sessions.SessionHandler):
+    """``/api/sessions/ID``."""
+
+    acts: ClassVar[dict[str, str]] = {"PATCH": "change notebook session", "DELETE": "end notebook session"}
+
+    async def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Note which kernel it has: afterwards it may be gone."""
+        self.acted_on = self._kernel()
+        await super().prepare(*args, **kwargs)
+
+    def record_act(self, act: str, **details: Any) -> None:
+        """Write down *act*, done to the notebook session's kernel: the one it has now, should it be another one."""
+        if (kernel := self._kernel()) not in (None, self.acted_on):
+            details["replaced"] = self.acted_on
+            self.acted_on, self._owner = kernel, None
+        super().record_act(act, **details)
+
+    def _kernel(self) -> str | None:
+        manager: Any = self.session_manager
+        kernel: str | None = manager.kernel_of(self.path_kwargs["session_id"])
+        return kernel
+
+
+class GatewayHandler(AnswersRefusals, Audited, APIHandler):
+    """Base of the gateway's own routes."""
+
+    auth_resource = "sharedkernel"
+
+
+class StatusHandler(GatewayHandler):
+    """``/sharedkernel/api/status``: who uses what of the devices, and who waits for what."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the status document, as this user may see it."""
+        status = await self.kernel_manager.status()  # type: ignore[attr-defined]
+        user = self.current_user
+        self.finish(json.dumps(status if user.admin else visible_to(status, user.username)))
+
+
+class OffloadHandler(GatewayHandler):
+    """``/sharedkernel/api/sessions/ID/offload``: move an idle session's memory away until its next cell."""
+
+    acts: ClassVar[dict[str, str]] = {"POST": "offload session"}
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Offload, and answer once the memory is free."""
+        manager: Any = self.kernel_manager
+        manager.check_visible(kernel_id, self.current_user)
+        await manager.get_kernel(kernel_id).offload()
+        self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class QuotasHandler(GatewayHandler):
+    """``/sharedkernel/api/quotas``: what each user may use, and where each value comes from."""
+
+    acts: ClassVar[dict[str, str]] = {"PUT": "change quotas"}
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the requesting user's limits; an admin gets everybody's."""
+        manager: Any = self.kernel_manager
+        user = self.current_user
+        users = {user.username}
+        if user.admin:
+            users |= manager.quotas.known_users() | manager.owners()
+        self.finish(json.dumps({"users": {name: manager.quotas.explain(name) for name in sorted(users)}}))
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Lay quotas over the configuration's, until it is read again; for admins."""
+        if not self.current_user.admin:
+            raise Refused("only admins may change quotas.", reason="not_admin")
+        manager: Any = self.kernel_manager
+        try:
+            manager.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
+        except QuotaError as error:
+            raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
+        self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
+        await manager.configure_users()
+        await cast("Awaitable[None]", self.get())
+
+
+class PolicyHandler(GatewayHandler):
+    """``/sharedkernel/api/policy``: who is served before whom."""
+
+    acts: ClassVar[dict[str, str]] = {"PUT": "change policy"}
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the policy (null where devices differ), that of each device, and what policies there are."""
+        manager: Any = self.kernel_manager
+        devices = await manager.policies()
+        common = next(iter(devices.values())) if len(set(devices.values())) == 1 else None
+        self.finish(json.dumps({"policy": common, "devices": devices, "policies": list(POLICIES)}))
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Let another policy rank, until the executors end; for admins."""
+        if not self.current_user.admin:
+            raise Refused("only admins may change the policy.", reason="not_admin")
+        policy = read_body(self, {"policy": str}).get("policy")
+        if policy is None:
+            raise Refused('no `policy` is named; send one such as {"policy": "fair"}.', reason="bad_request")
+        manager: Any = self.kernel_manager
+        await manager.set_policy(policy)
+        self.log.info("%s set the policy to %s", self.current_user.username, policy)
+        await cast("Awaitable[None]", self.get())
+
+
+def read_body(handler: APIHandler, kinds: dict[str, type]) -> dict[str, Any]:
+    """Return the request's JSON object, seen to hold values of these kinds where it has these names.
+
+    Raises
+    ------
+    Refused
+        When it does not.
+    """
+    body = handler.get_json_body()
+    return {} if body is None else checked(body, kinds)
+
+
+def is_text(value: Any) -> bool:
+    """Whether *value* is text that can be passed on; JSON can write halves of characters, which cannot."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+
+
+def checked(value: Any, kinds: dict[str, type]) -> dict[str, Any]:
+    """Return *value* without what is null in it, if it is a JSON object with values of these kinds.
+
+    Raises
+    ------
+    Refused
+        When it is not.
+    """
+    if not isinstance(value, dict):
+        raise Refused("the request's body is no JSON object, or one in it is none.", reason="bad_request")
+    found = {name: part for name, part in value.items() if part is not None}
+    for name, kind in kinds.items():
+        part = found.get(name, kind())
+        if not isinstance(part, kind) or (isinstance(part, str) and not is_text(part)):
+            raise Refused(
+                f"`{name}` is {part!r}; it should be {'text' if kind is str else 'a JSON object'}.",
+                reason="bad_request",
+            )
+    return found
+
+
+_KERNEL = kernels._kernel_id_regex
+default_handlers = [
+    (r"/api/kernels", KernelsHandler),
+    (rf"/api/kernels/{_KERNEL}", KernelHandler),
+    (rf"/api/kernels/{_KERNEL}/{kernels._kernel_action_regex}", KernelActionHandler),
+    (rf"/api/kernels/{_KERNEL}/channels", KernelChannelsHandler),
+    (r"/api/sessions", NotebookSessionsHandler),
+    (rf"/api/sessions/{sessions._session_id_regex}", NotebookSessionHandler),
+    (r"/sharedkernel/api/status", StatusHandler),
+    (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", OffloadHandler),
+    (r"/sharedkernel/api/quotas", QuotasHandler),
+    (r"/sharedkernel/api/policy", PolicyHandler),
+    (r"/sharedkernel/api/events", EventsHandler),
+    *shelf_handlers.default_handlers,
+    *health.default_handlers,
+]

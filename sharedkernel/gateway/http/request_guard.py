@@ -1,0 +1,94 @@
+"""What happens to each request before anything else sees it.
+
+A token in the address is moved to the headers: addresses are logged, by us, by Jupyter and by tornado, and no log shall
+hold a token, however it was spelt. And a request for a host that this gateway is not is turned away, so that a web page
+cannot reach it under a name of its own (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
+from tornado.routing import Router
+from tornado.web import Application, RequestHandler
+
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.http.errors import finish_refused
+from sharedkernel.gateway.http.tls import is_loopback
+
+_TOKEN = "token"
+
+
+class Entrance(Router):
+    """Passes requests on to an application.
+
+    Parameters
+    ----------
+    application
+        Where they go.
+    hosts
+        Names by which clients may address this gateway, beside this machine's own; None: any.
+    remote
+        Whether it listens beyond this machine, so that clients may address it by the machine's name or a number.
+    """
+
+    def __init__(self, application: Application, *, hosts: Collection[str] | None, remote: bool) -> None:
+        self._application = application
+        self._remote = remote
+        self._hosts = None if hosts is None else {host.lower() for host in (*hosts, "localhost")}
+        if self._hosts is not None and remote:
+            self._hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
+        """Return who reads the rest of *request* and answers it."""
+        hide_token(request)
+        if not self._is_here(request.host_name):
+            return self._application.get_handler_delegate(request, _WrongHost)
+        return self._application.find_handler(request, **kwargs)
+
+    def _is_here(self, host: str) -> bool:
+        if self._hosts is None or host in self._hosts:
+            return True
+        try:
+            # A number is no name that somebody else could lead here.
+            address = ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return False
+        return self._remote or is_loopback(str(address))
+
+
+def hide_token(request: HTTPServerRequest) -> None:
+    """Move a token in the address of *request* to its headers, and drop what leads there from a page's address."""
+    if request.query:
+        parameters = parse_qsl(request.query, keep_blank_values=True)
+        tokens = [value for name, value in parameters if name == _TOKEN]
+        if tokens:
+            request.query = urlencode([(name, value) for name, value in parameters if name != _TOKEN])
+            request.uri = f"{request.path}?{request.query}" if request.query else request.path
+            for arguments in (request.arguments, request.query_arguments):
+                arguments.pop(_TOKEN, None)
+            request.headers["Authorization"] = f"token {tokens[-1]}"
+    if referrer := request.headers.get("Referer"):
+        try:
+            request.headers["Referer"] = urlsplit(referrer)._replace(query="", fragment="").geturl()
+        except ValueError:  # such as "http://[": no page's address, and nobody else needs to stumble over it
+            del request.headers["Referer"]
+
+
+class _WrongHost(RequestHandler):
+    """Answers a request that is for another host."""
+
+    def prepare(self) -> None:
+        name = self.request.host_name
+        finish_refused(
+            self,
+            Refused(
+                f"this gateway is not {name!r}; if it should be, its admin adds that to c.ServerApp.local_hostnames.",
+                reason="not_allowed",
+            ),
+        )

@@ -1,0 +1,62 @@
+"""What listens for requests: a server that is patient with nobody for ever, on a port that nobody else has."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from tornado.httpserver import HTTPServer
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.http.tls import Certificate
+
+#: longest headers of a request
+_MAX_HEADER_BYTES = 64 * 1024
+
+
+def make_http_server(
+    application: Any, certificate: Certificate | None, *, patience: float, **options: Any
+) -> HTTPServer:
+    """Return a server of *application*, which does not listen yet.
+
+    Parameters
+    ----------
+    application
+        Answers requests.
+    certificate
+        Encrypts; None: nothing does.
+    patience
+        Seconds that a client may take to send a request, or leave a connection idle.
+    options
+        Of tornado's server.
+    """
+    return HTTPServer(
+        application,
+        ssl_options=None if certificate is None else certificate.context,
+        max_header_size=_MAX_HEADER_BYTES,
+        idle_connection_timeout=patience,
+        body_timeout=patience,
+        **options,
+    )
+
+
+def check_port(ip: str, port: int) -> None:
+    """See that *port* of *ip* (empty: any address) can be listened on.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot.
+    """
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            ip or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve on {ip or 'any address'}, port {port} ({error.strerror}); "
+            "name another with --port, or stop what uses it."
+        ) from None

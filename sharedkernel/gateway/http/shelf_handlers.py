@@ -1,0 +1,187 @@
+"""Users' shelves for those who have no notebook of theirs: what is on them, and taking it off.
+
+What is on a shelf stays charged to its user, also when they have left. Everybody may look at and empty their own, an
+admin everybody's. Each device has shelves of its own; a session that uses what is taken off keeps it until it lets go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Iterator
+from typing import Any, ClassVar
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
+from sharedkernel.gateway.auth.audit import Audited
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.http.errors import AnswersRefusals
+from sharedkernel.protocol import TakenOffShelf, UserShelf
+
+#: seconds that an executor may take to answer
+_PATIENCE = 5.0
+
+
+async def list_shelves(executors: Executors, user: str | None) -> dict[str, Any]:
+    """Return what is on the shelf of *user*, or on everybody's (None), on each device that answers.
+
+    Raises
+    ------
+    SharedKernelError
+        When none answers.
+    """
+    answers = await asyncio.gather(*(_list(executors, device, user) for device in executors), return_exceptions=True)
+    found: dict[str, list[UserShelf]] = {}
+    away: dict[str, SharedKernelError] = {}
+    for device, answer in zip(executors, answers, strict=True):
+        if isinstance(answer, SharedKernelError):
+            away[device] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[device] = answer
+    if not found:
+        raise next(iter(away.values()))
+    shelves = [{**msgspec.to_builtins(shelf), "device": device or None} for device in found for shelf in found[device]]
+    shelves.sort(key=lambda shelf: shelf["user"])
+    return {"shelves": shelves, "away": {device: str(error) for device, error in away.items()}}
+
+
+async def _list(executors: Executors, device: str, user: str | None) -> list[UserShelf]:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await executors[device].shelves(user)
+    except TimeoutError:
+        raise _silent(executors, device) from None
+
+
+async def take_off(
+    executors: Executors, user: str, name: str | None, devices: Collection[str], taken: dict[str, TakenOffShelf]
+) -> None:
+    """Take *name*, or everything (None), off the shelf of *user* on *devices*.
+
+    Parameters
+    ----------
+    taken
+        Gets what was taken off, by device; also when it fails on a later one.
+
+    Raises
+    ------
+    Refused
+        When there is nothing of that name on any of them.
+    ExecutorUnavailable
+        When an executor is away that might have it; if that is known from the start, nothing is taken off.
+    """
+    for device in devices:
+        if not executors[device].connected:
+            others = " (`device` names one of several to do it there)" if executors.several else ""
+            raise ExecutorUnavailable(f"nothing was taken off{others}: {executors[device].unavailable()}")
+    missing: Refused | None = None
+    for device in devices:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                taken[device] = await executors[device].take_off_shelf(user, name)
+        except TimeoutError:
+            raise _silent(executors, device, "does not answer, and may still do it") from None
+        except Refused as refusal:
+            if refusal.reason != "not_shelved":
+                raise
+            missing = refusal
+    if missing is not None and not taken:
+        raise missing
+
+
+def _silent(executors: Executors, device: str, what: str = "does not answer") -> ExecutorUnavailable:
+    return ExecutorUnavailable(f"{executors.describe([device])} {what}; its log may say why.")
+
+
+class ShelvesHandler(AnswersRefusals, Audited, APIHandler):
+    """``/sharedkernel/api/shelves``: what is on shelves."""
+
+    auth_resource = "sharedkernel"
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the requesting user's shelf; an admin gets everybody's."""
+        user = self.current_user
+        manager: Any = self.kernel_manager
+        self.finish(json.dumps(await list_shelves(manager.executors, None if user.admin else user.username)))
+
+
+class ShelfHandler(AnswersRefusals, Audited, APIHandler):
+    """``/sharedkernel/api/shelves/USER``: what is on one user's shelf."""
+
+    auth_resource = "sharedkernel"
+    acts: ClassVar[dict[str, str]] = {"DELETE": "take off shelf"}
+
+    #: what was taken off, by device
+    _taken: dict[str, TakenOffShelf]
+
+    def initialize(self) -> None:
+        """Begin with nothing taken off."""
+        self._taken = {}
+
+    @web.authenticated
+    @authorized
+    async def get(self, user: str) -> None:
+        """Answer what is on it."""
+        self._check_may_see(user)
+        manager: Any = self.kernel_manager
+        self.finish(json.dumps(await list_shelves(manager.executors, user)))
+
+    @web.authenticated
+    @authorized
+    async def delete(self, user: str, name: str | None = None) -> None:
+        """Take everything off it, or *name* alone; with ``?device=NAME`` on that device only."""
+        self._check_may_see(user)
+        manager: Any = self.kernel_manager
+        await take_off(manager.executors, user, name, self._devices(manager.executors), self._taken)
+        removed = list(self._removed())
+        self.log.info("%s took %d names off the shelf of %s", self.current_user.username, len(removed), user)
+        used = sum(taken.used_bytes for taken in self._taken.values())
+        self.finish(json.dumps({"user": user, "removed": removed, "used_bytes": used}))
+
+    def _check_may_see(self, user: str) -> None:
+        if not self.current_user.may_see(user):
+            raise Refused("only admins may see and empty other users' shelves.", reason="not_admin")
+
+    def _devices(self, executors: Executors) -> list[str]:
+        device = self.get_query_argument("device", None)
+        if device is None:
+            return list(executors)
+        if not device or device not in executors:
+            known = ", ".join(filter(None, executors)) or "none, since there is only one"
+            raise Refused(f"there is no device {device!r} here; name {known}.", reason="bad_request")
+        return [device]
+
+    def _removed(self) -> Iterator[dict[str, Any]]:
+        for device, taken in self._taken.items():
+            for entry in taken.entries:
+                yield {**msgspec.to_builtins(entry), "device": device or None}
+
+    def record_act(self, act: str, **details: Any) -> None:
+        """Write down each name that was taken off, or that none was."""
+        self._owner = self.path_kwargs["user"]
+        removed = [
+            {"name": entry["name"], "bytes": entry["bytes"], "device": entry["device"]} for entry in self._removed()
+        ]
+        for entry in removed or [{"name": self.path_kwargs.get("name")}]:
+            super().record_act(act, **entry, **details)
+
+
+class ShelvedHandler(ShelfHandler):
+    """``/sharedkernel/api/shelves/USER/NAME``: one thing on a user's shelf, to be taken off."""
+
+    SUPPORTED_METHODS = ("DELETE", "OPTIONS")
+
+
+default_handlers = [
+    (r"/sharedkernel/api/shelves", ShelvesHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)", ShelfHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)/(?P<name>[^/]+)", ShelvedHandler),
+]

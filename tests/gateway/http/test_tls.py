@@ -1,0 +1,194 @@
+"""Encrypted gateways: what they refuse to be without, and how the notebook's side comes to trust them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.http.tls import Certificate, check_exposure
+from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
+from sharedkernel.local_stack import Service, free_port
+from sharedkernel.relay.credentials import Credentials
+from sharedkernel.relay.gateway import Gateway, GatewayRefused
+from tests.gateway.conftest import run
+from tests.gateway.test_command import in_process
+
+
+@dataclass(frozen=True)
+class Files:
+    """An authority's certificate, and a key with its certificate for 127.0.0.1."""
+
+    ca: str
+    certificate: str
+    key: str
+
+
+def issue(directory: Path, name: str = "127.0.0.1") -> Files:
+    """Write what a new authority signs for a host called *name*."""
+    directory.mkdir(exist_ok=True)
+    authority = trustme.CA()
+    issued = authority.issue_cert(name)
+    files = Files(*(str(directory / part) for part in ("ca.pem", "gpu.crt", "gpu.key")))
+    authority.cert_pem.write_to_path(files.ca)
+    issued.private_key_pem.write_to_path(files.key)
+    Path(files.certificate).write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    return files
+
+
+@pytest.mark.parametrize(
+    ("ip", "encrypted", "allowed"),
+    [("127.0.0.1", False, False), ("::1", False, False), ("localhost", False, False), ("0.0.0.0", True, False),
+     ("", True, False), ("10.0.0.1", False, True)],
+)  # fmt: skip
+def test_an_address_that_is_safe_or_was_allowed_is_served(ip: str, encrypted: bool, allowed: bool) -> None:
+    """On this machine, encrypted, or told so in so many words."""
+    check_exposure(ip, encrypted=encrypted, allowed=allowed)
+
+
+@pytest.mark.parametrize("ip", ["0.0.0.0", "::", "", "10.0.0.1", "gpu.example.org"])
+def test_no_other_address_is_served_without_encryption(ip: str) -> None:
+    """The sentence says what to do."""
+    with pytest.raises(ConfigError, match=r"--certfile.*allow_insecure_remote"):
+        check_exposure(ip, encrypted=False, allowed=False)
+
+
+def test_the_gateway_refuses_before_it_listens(tmp_path: Path) -> None:
+    """One sentence, for an address without encryption as for files that are no certificate."""
+    (tmp_path / "empty").touch()
+    for options, sentence in (
+        (["--ip", "0.0.0.0"], "serving on 0.0.0.0 without encryption would show tokens"),
+        (["--certfile", str(tmp_path / "missing")], "No such file or directory"),
+        (["--certfile", str(tmp_path / "empty")], "cannot be used as certificate and key"),
+    ):
+        with pytest.raises(ConfigError, match=sentence), in_process(*options, directory=tmp_path):
+            pass
+
+
+def test_a_certificate_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
+    """Half a renewal is refused, and connections are served as before."""
+    files, other = issue(tmp_path / "a"), issue(tmp_path / "b")
+    certificate = Certificate(files.certificate, files.key)
+    Path(files.key).write_bytes(Path(other.key).read_bytes())
+    with pytest.raises(ConfigError, match="cannot be used as certificate and key"):
+        certificate.load()
+    Path(files.certificate).write_bytes(Path(other.certificate).read_bytes())
+    certificate.load()
+
+
+class Encrypted:
+    """A gateway of its own that shows a certificate; no executor."""
+
+    def __init__(self, directory: Path) -> None:
+        self.files = issue(directory)
+        self.directory = directory
+        self.url = f"https://127.0.0.1:{(port := free_port())}"
+        self.token = "a-token-of-the-test"
+        (directory / "config.py").write_text(f"c.IdentityProvider.token = {self.token!r}\n")
+        (directory / "tmp").mkdir()
+        self.service = Service(
+            ["gateway", "--port", str(port), "--runtime-dir", str(directory / "run"),
+             "--config", str(directory / "config.py"),
+             "--certfile", self.files.certificate, "--keyfile", self.files.key],
+            log_path=directory / "log", is_ready=lambda: "Serving on" in (directory / "log").read_text(),
+            scratch=directory / "tmp",
+        )  # fmt: skip
+
+    def check(self, ca_file: str | None) -> None:
+        """Ask as the relay does."""
+
+        async def ask() -> None:
+            gateway = Gateway(Credentials(url=self.url, token=self.token, ca_file=ca_file))
+            try:
+                await gateway.check()
+            finally:
+                gateway.close()
+
+        run(ask())
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
+    gateway = Encrypted(tmp_path_factory.mktemp("tls"))
+    gateway.service.start()
+    try:
+        gateway.service.wait_until_ready()
+        yield gateway
+    finally:
+        gateway.service.stop()
+
+
+def test_the_notebooks_side_trusts_the_authority_that_it_was_told(encrypted: Encrypted) -> None:
+    """Without it the sentence says how to tell it."""
+    encrypted.check(encrypted.files.ca)
+    with pytest.raises(GatewayRefused, match="--ca FILE") as refused:
+        encrypted.check(None)
+    assert not refused.value.is_passing
+    with pytest.raises(GatewayUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch_status(encrypted.url, encrypted.token)
+
+
+def test_who_speaks_without_encryption_is_told_of_https(encrypted: Encrypted) -> None:
+    """The network's word for it, a reset connection, would not say so."""
+    with pytest.raises(GatewayUnavailable, match=r"hung up .*; if the gateway encrypts, its address begins with https"):
+        fetch_status(encrypted.url.replace("https:", "http:"), encrypted.token)
+
+
+def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_path: Path) -> None:
+    """`install --ca` checks and keeps it; `status` uses it."""
+    environment = os.environ | {"JUPYTER_CONFIG_DIR": str(tmp_path / "config"), "HOME": str(tmp_path)}
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "sharedkernel", *arguments],
+            capture_output=True, text=True, check=False, timeout=60, env=environment,
+        )  # fmt: skip
+
+    install = ["install", "--gateway-url", encrypted.url, "--token", encrypted.token, "--prefix", str(tmp_path)]
+    distrusted = command(*install).stderr
+    assert distrusted.startswith("sharedkernel: nothing was installed: the certificate of the gateway at")
+    assert "cannot be trusted" in distrusted
+    assert distrusted.count("\n") == 1
+    plain = encrypted.url.replace("https:", "http:")
+    unencrypted = command("install", "--gateway-url", plain, "--token", "x", "--prefix", str(tmp_path / "other")).stderr
+    assert f"what answers at {plain} hung up" in unencrypted
+    assert "its address begins with https://." in unencrypted
+    assert "cannot be read as certificates" in command(*install, "--ca", str(tmp_path / "missing")).stderr
+    assert command(*install, "--ca", encrypted.files.ca).returncode == 0
+    kept = json.loads((tmp_path / "config" / "sharedkernel" / "shared-gpu.json").read_text())
+    assert kept["ca_file"] == encrypted.files.ca
+    # It got as far as the gateway's own sentence: there is no executor here.
+    assert "no executor answers" in command("status").stderr
+
+
+def test_a_renewed_certificate_is_shown_after_a_reload(encrypted: Encrypted, tmp_path: Path) -> None:
+    """SIGHUP reads it; nothing is restarted."""
+    renewed = issue(tmp_path / "renewed")
+    process = encrypted.service.process
+    assert process is not None
+    for kind in ("certificate", "key"):
+        Path(getattr(encrypted.files, kind)).write_bytes(Path(getattr(renewed, kind)).read_bytes())
+    os.kill(process.pid, signal.SIGHUP)
+
+    async def until_shown() -> None:
+        while True:
+            try:
+                await asyncio.to_thread(encrypted.check, renewed.ca)
+            except GatewayRefused:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+    run(until_shown())
+    Path(encrypted.files.ca).write_bytes(Path(renewed.ca).read_bytes())
+    assert process.poll() is None
