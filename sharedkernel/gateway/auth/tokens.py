@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, ClassVar
 from jupyter_core.paths import jupyter_config_dir
 from traitlets import Bool, Unicode
 
+from sharedkernel.atomic_file import Owner, replace_file
 from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
 
@@ -168,13 +168,14 @@ class TokenFile:
             tokens, old = self._read_own()
             yield tokens
             content = json.dumps({"version": 1, "tokens": {name: asdict(token) for name, token in tokens.items()}})
-            _replace(self.path, content + "\n", *(old or _of_directory(directory)))
+            owner, mode = old or (_owner(os.fstat(directory)), 0o600)
+            replace_file(self.path, content + "\n", mode=mode, owner=owner)
         except OSError as error:
             raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
         finally:
             os.close(directory)
 
-    def _read_own(self) -> tuple[dict[str, StoredToken], tuple[int, int, int] | None]:
+    def _read_own(self) -> tuple[dict[str, StoredToken], tuple[Owner, int] | None]:
         """Return the tokens to change, and owner, group and mode of their file; None: there is none.
 
         From one descriptor, and through no link at the end of the path: root may do this in another account's
@@ -197,37 +198,15 @@ class TokenFile:
                 tokens = _parse(file.read())
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error}).") from None
-        return tokens, (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+        return tokens, (_owner(found), stat.S_IMODE(found.st_mode))
 
 
 def _parse(content: str) -> dict[str, StoredToken]:
     return {name: StoredToken(**token) for name, token in json.loads(content)["tokens"].items()}
 
 
-def _of_directory(directory: int) -> tuple[int, int, int]:
-    """Return owner, group and mode of the first file of tokens in *directory*."""
-    found = os.fstat(directory)
-    return found.st_uid, found.st_gid, 0o600
-
-
-def _replace(path: Path, content: str, uid: int, gid: int, mode: int) -> None:
-    """Put *content* in the place of the file *path*, whole at any moment."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".tokens-", delete=False) as new:
-        try:
-            new.write(content)
-            new.flush()
-            try:
-                os.fchown(new.fileno(), uid, gid)
-            except PermissionError:
-                if os.geteuid() == 0:
-                    raise  # as on another machine's disk: the gateway's account could not read it
-                # Who is not root has read the old file, or makes the first one: it is theirs already.
-            os.fchmod(new.fileno(), mode)
-            os.fsync(new.fileno())
-            os.replace(new.name, path)
-        except BaseException:
-            os.unlink(new.name)
-            raise
+def _owner(found: os.stat_result) -> Owner:
+    return found.st_uid, found.st_gid
 
 
 def token_id(name: str) -> str:

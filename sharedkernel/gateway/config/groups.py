@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from sharedkernel.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,7 @@ class Memberships(dict[str, tuple[str, ...]]):
 
     def _store(self) -> None:
         try:
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".groups-", delete=False) as new:
-                json.dump({"version": 1, "groups": self}, new)
-            os.replace(new.name, self._path)
+            replace_file(self._path, json.dumps({"version": 1, "groups": self}), durable=False)
         except OSError as error:
             if self._is_kept:
                 log.warning(
