@@ -25,20 +25,20 @@ _TAKE_PLACE = """if True:
     import logging, os, sys
     from pathlib import Path
     from sharedkernel.errors import ConfigError
-    from sharedkernel.gateway.lock import Presence
+    from sharedkernel.gateway.lock import GatewayLock
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
     os.setgid(int(sys.argv[2]))
     os.setuid(int(sys.argv[2]))
     try:
-        presence = Presence(Path(sys.argv[1]), patience=0.0)
+        lock = GatewayLock(Path(sys.argv[1]), patience=0.0)
     except ConfigError as error:
         sys.exit(str(error))
     print("here", flush=True)
     if sys.stdin.readline():
-        presence.begin_end()
+        lock.announce_end()
         print("ending", flush=True)
         sys.stdin.readline()
-        presence.end()
+        lock.release()
 """
 
 
@@ -201,11 +201,11 @@ def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
         directory = Path(name)
         directory.chmod(0o711)
         assert complaints(directory) == [
-            f"{directory / GATEWAY_LOCK} cannot be locked: this gateway cannot be drained and keeps no other out",
+            f"{directory / GATEWAY_LOCK} cannot be locked: this gateway cannot be drained, and another one could start",
             f"the groups of users cannot be kept in {directory}/groups.json (Permission denied): after a restart, "
             "quotas by group hold for nobody before their next request.",
-            f"nothing that is done can be written down in {directory}/audit.jsonl (Permission denied); name another "
-            "file with --audit-file.",
+            f"the audit log {directory}/audit.jsonl cannot be written (Permission denied); name another file "
+            "with --audit-file.",
         ]
         own = make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
         lend_gateway_lock(directory, account.pw_uid, account.pw_gid)

@@ -1,9 +1,8 @@
-"""Who is asking, and what is theirs.
+"""Identity and authorization: which user a request comes from, and which kernels it may name.
 
-The user comes from the token alone. No cookie is set or read: a token that is taken away stops working with the next
-request, and a page on another site cannot act in anybody's name. Whose a kernel is, the kernel manager knows; this
-module turns that into yes or "there is no such kernel" for every route. Ids are no secrets, since the status lists
-everybody's sessions; they open nothing.
+The user follows from the token alone. No cookie is set or read: a removed token stops working with the next request,
+and a page on another site cannot act for a user. The kernel manager knows the owners of kernels; this module answers
+404 on every route for a kernel of another user. Kernel ids are no secrets, since the status lists all sessions.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from __future__ import annotations
 import getpass
 import hmac
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, cast
 
 from jupyter_server.auth import Authorizer, IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
@@ -31,50 +31,63 @@ _TOKENS_RETRY = 10.0
 
 
 class IdentityUnavailable(Refused):
-    """Who knows the users cannot be asked."""
+    """The users' tokens cannot be checked now."""
 
     reason = "identity_unavailable"
 
 
 @dataclass
 class GatewayUser(User):
-    """A user of the gateway; `username` is who owns sessions and has quotas."""
+    """A user of the gateway; `username` is the owner of sessions and the name in quotas."""
 
-    #: sees everybody's sessions, may act on them and change quotas
+    #: whether they see all sessions, may act on them and change quotas
     admin: bool = False
 
     def may_see(self, owner: str) -> bool:
-        """Whether what belongs to *owner* exists for this user."""
+        """Whether this user may see and use sessions of *owner*."""
         return self.admin or self.username == owner
 
 
 def requesting_user() -> GatewayUser | None:
-    """Return whose request runs right now; None outside of requests (a timer, the executor's news)."""
+    """Return the user of the current request; None outside of requests (a timer, a report of an executor)."""
     handler = CallContext.get(CallContext.JUPYTER_HANDLER)
     user = None if handler is None else handler.current_user
     return user if isinstance(user, GatewayUser) else None
 
 
+class IdentityOwner(Protocol):
+    """The application, as far as identities need it."""
+
+    admins: set[str]
+    max_failed_logins: int
+    failed_login_seconds: float
+    tokens_file: str
+    hub_cache_seconds: int
+    hub_admin_scope: str
+
+    def record_groups(self, user: str, groups: Iterable[str]) -> None:
+        """Record the groups of *user* as the identity reports them."""
+
+
 class TokenOnlyIdentity(IdentityProvider):
-    """Base of the gateway's identities: one token, one user, nothing else."""
+    """Base of the gateway's identities: a token identifies a user, and nothing else does."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
 
     @property
-    def _gateway(self) -> Any:
-        """The application: users are set there, and may be set anew."""
-        return self.parent
+    def _gateway(self) -> IdentityOwner:
+        return cast("IdentityOwner", self.parent)
 
     @property
     def login_available(self) -> bool:
-        """There are no login pages: clients bring their token."""
+        """Return False: there are no login pages, clients send their token."""
         return False
 
     @property
     def logout_available(self) -> bool:
-        """Nobody is logged in, so nobody can log out."""
+        """Return False: nobody is logged in."""
         return False
 
     async def _get_user(self, handler: RequestHandler) -> User | None:
@@ -97,7 +110,7 @@ class TokenOnlyIdentity(IdentityProvider):
                 handler.settings["audit_log"].record("refuse token", user=None, address=address)
         else:
             self._limit.succeeded(address, token)
-            # jupyter_server reads this: such a request needs no protection against other sites' forms.
+            # For jupyter_server: such a request needs no protection against other sites' forms.
             handler._token_authenticated = True  # type: ignore[attr-defined]
         return user
 
@@ -106,23 +119,23 @@ class TokenOnlyIdentity(IdentityProvider):
         finish_refused(handler, refusal)
 
     async def identify(self, token: str) -> GatewayUser | None:
-        """Return whose *token* this is; None when it is nobody's.
+        """Return the user of *token*; None for an unknown token.
 
         Raises
         ------
         IdentityUnavailable
-            When that cannot be known now.
+            When the token cannot be checked now.
         """
         name = self.name_for(token)
         return None if name is None else GatewayUser(name, admin=self.is_admin(name))
 
     def name_for(self, token: str) -> str | None:
-        """Return the name of the user whose *token* this is, for identities that know at once; None: nobody's.
+        """Return the name of *token*'s user, for identities that know it at once; None for an unknown token.
 
         Raises
         ------
         IdentityUnavailable
-            When that cannot be known now.
+            When the token cannot be checked now.
         """
         raise NotImplementedError
 
@@ -145,7 +158,7 @@ class SingleUser(TokenOnlyIdentity):
         return self.user_name if hmac.compare_digest(token.encode(), self.token.encode()) else None
 
     def is_admin(self, name: str) -> bool:
-        """Return True: there is nobody else."""
+        """Return True: there is no other user."""
         return True
 
     def validate_security(self, app: Any, ssl_options: dict[str, Any] | None = None) -> None:
@@ -154,7 +167,7 @@ class SingleUser(TokenOnlyIdentity):
         Raises
         ------
         ConfigError
-            When the token is set to nothing.
+            When the token is empty.
         """
         if not self.token:
             raise ConfigError(
@@ -172,20 +185,20 @@ class TokenUsers(TokenOnlyIdentity):
 
     @default("token")
     def _token_default(self) -> str:
-        return ""  # there is no token for everybody
+        return ""  # there is no common token
 
     def name_for(self, token: str) -> str | None:
-        """Return whose token the file says this is.
+        """Return the name of *token*'s user in the file.
 
         Raises
         ------
         IdentityUnavailable
-            When the file cannot be read: what it does not say is no guess at anybody's token.
+            When the file cannot be read; the token does not count as a wrong one.
         """
         try:
             return self._file.user_for(token)
         except ConfigError as error:
-            self.log.error("nobody can be let in: %s", error)
+            self.log.error("no token can be checked: %s", error)
             raise IdentityUnavailable(
                 "the gateway cannot read its users' tokens, so it cannot check yours; your sessions run on, tell its "
                 "admin.",
@@ -197,9 +210,18 @@ class OwnerAuthorizer(Authorizer):
     """Lets users act on their own kernels and sessions, admins on all."""
 
     def is_authorized(self, handler: JupyterHandler, user: User, action: str, resource: str) -> bool:
-        """Return True, unless the request names a kernel of somebody else, in its route or its body.
+        """Return True, unless the request names a kernel of another user, in its route or its body.
 
-        Notebook sessions (``/api/sessions``) are looked after by their manager, which knows whose each is.
+        The manager of notebook sessions (``/api/sessions``) checks their owners itself.
+
+        Parameters
+        ----------
+        handler
+            Handles the request.
+        user
+            The user of the request.
+        action, resource
+            What Jupyter's handlers declare; only the resource "sessions" matters here.
 
         Raises
         ------

@@ -1,7 +1,7 @@
-"""Users' tokens: a private file of salted hashes, and the command that keeps it.
+"""Users' tokens: a private file of salted hashes, and the command that manages it.
 
-A token is shown once, when it is made; the file cannot give it back. Tokens are random (256 bits), so one round of a
-salted hash is enough: there is nothing to guess, and a request costs microseconds.
+A token is shown once, when it is made, and cannot be recovered from the file. Tokens are random (256 bits), so one
+round of a salted hash is enough, and a check takes microseconds.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _PREFIX = "sk"
 
 
 def default_tokens_file() -> Path:
-    """Return where tokens are kept when no file is named."""
+    """Return the default path of the file of tokens."""
     return Path(jupyter_config_dir()) / "sharedkernel_tokens.json"
 
 
 def is_user_name(name: str) -> bool:
-    """Whether *name* can be a user's: short and plain, since it stands in logs, status and metrics."""
+    """Whether *name* is a valid user name: short and plain, since logs, status and metrics contain it."""
     return _USER.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredToken:
-    """What the file knows of one token."""
+    """A token in the file."""
 
     user: str
     salt: str
@@ -60,12 +60,12 @@ class StoredToken:
 
 
 class TokenFile:
-    """The file of tokens; read again whenever it changes, so that a removed token stops working at once.
+    """The file of tokens, read again when it changes, so that a removed token stops working at once.
 
     Parameters
     ----------
     path
-        The file; made (0600) by the first :meth:`add`.
+        The file; the first :meth:`add` makes it with mode 0600.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class TokenFile:
         self._tokens: dict[str, StoredToken] = {}
 
     def user_for(self, token: str) -> str | None:
-        """Return whose *token* this is; None when it is nobody's.
+        """Return the name of *token*'s user; None for an unknown token.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class TokenFile:
         return stored.user if stored is not None and stored.matches(secret) else None
 
     def tokens(self) -> dict[str, StoredToken]:
-        """Return what the file holds now, by token id.
+        """Return the file's current tokens by id.
 
         Raises
         ------
@@ -99,8 +99,8 @@ class TokenFile:
         try:
             found = self.path.stat()
         except OSError as error:
-            # Before the first token there is no file. One that goes, as with the file system it is on, took nobody's
-            # rights away: tokens are removed from it.
+            # Before the first token there is no file. But a file that disappears, perhaps with its file system, does
+            # not revoke tokens: removing them from it does.
             if isinstance(error, FileNotFoundError) and self._seen is None:
                 return {}
             raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error.strerror}).") from None
@@ -119,7 +119,7 @@ class TokenFile:
             raise ConfigError(f"{self.path} is open to other users; run `chmod 600 {self.path}`.")
 
     def add(self, user: str) -> str:
-        """Make a token for *user* and return it: the only time that it can be seen.
+        """Make a token for *user* and return it; it cannot be read later.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class TokenFile:
         return f"{token_id(name)}-{secret}"
 
     def remove(self, what: str) -> int:
-        """Remove every token of the user *what*, or the one that begins with *what*, and return how many there were.
+        """Remove all tokens of the user *what*, or the token with the id *what*, and return their number.
 
         Raises
         ------
@@ -153,10 +153,10 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, StoredToken]]:
-        """Yield the tokens to change; others that change them wait, readers see the old file or the new one.
+        """Yield the tokens to change, under a lock; readers see the old file or the new one.
 
-        The new file belongs to whom the old one did, or the directory where there was none: what root changes is still
-        the gateway's account's to read.
+        The new file gets the old one's owner, or the directory's if there was none: the gateway's account can still
+        read what root has changed.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -176,10 +176,10 @@ class TokenFile:
             os.close(directory)
 
     def _read_own(self) -> tuple[dict[str, StoredToken], tuple[Owner, int] | None]:
-        """Return the tokens to change, and owner, group and mode of their file; None: there is none.
+        """Return the tokens to change, and owner and mode of their file; None: there is no file.
 
-        From one descriptor, and through no link at the end of the path: root may do this in another account's
-        directory, and what that account may not read must not become its own.
+        All from one descriptor, and not through a symbolic link: root may do this in another account's directory, and
+        must not give that account a copy of a file that it may not read.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -210,7 +210,7 @@ def _owner(found: os.stat_result) -> Owner:
 
 
 def token_id(name: str) -> str:
-    """Return what tells a token from others: how it begins, which is no secret."""
+    """Return the public beginning of a token, which identifies it."""
     return f"{_PREFIX}-{name}"
 
 
@@ -222,7 +222,7 @@ class TokenApp(CommandApp):
     """Adds, lists and removes users' tokens."""
 
     name = "token"
-    description = 'Keep the tokens by which a gateway with `identity = "tokens"` knows its users.'
+    description = 'Manage the tokens by which a gateway with `identity = "tokens"` knows its users.'
     examples = """
         sharedkernel token add ada        # prints a new token for ada, once
         sharedkernel token list
@@ -240,12 +240,12 @@ class TokenApp(CommandApp):
     }
 
     def start(self) -> None:
-        """Do what the line says.
+        """Run the subcommand.
 
         Raises
         ------
         SystemExit
-            With 2 for wrong use, 1 when the file cannot be used or there was nothing to remove.
+            With 2 for wrong use, 1 if the file cannot be used or there was nothing to remove.
         """
         file = TokenFile(Path(self.tokens_file) if self.tokens_file else default_tokens_file())
         try:
@@ -270,7 +270,7 @@ class TokenApp(CommandApp):
         if self.json:
             self._print([{"user": user, "created": created, "id": id} for user, created, id in rows], "")
             return
-        from rich.console import Console  # which gateways, that read the file too, do without
+        from rich.console import Console  # here, since gateways import this module without rich
         from rich.table import Table
 
         table = Table("user", "created (UTC)", "begins with")

@@ -1,7 +1,7 @@
-"""What a session said while nobody listened, kept for the client that comes back.
+"""The backlog: a session's messages while no client is connected, kept for the client that comes back.
 
-Widgets say the most while nobody looks: the same few values, over and over. An update of which a later one sets every
-value again is not kept, so that what is said once (a line that was printed) is not pushed out by it.
+Widgets send most of them: the same few values, over and over. A widget's update is dropped when later ones set all of
+its values again, so that it does not push out a message that is sent only once, such as a printed line.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.relay.wire import read_object
 
-#: updates of one comm that are looked at for values that a later one sets again; earlier ones are kept as they are
+#: updates of one comm that are searched for values that a later one sets again; older ones are kept
 _MOST_UPDATES = 64
 
-#: the client is not known: the gateway found the session running, and whoever of its user comes first gets it all
+#: the client is not known, since the gateway found the session running: the first client of its user gets everything
 ANYBODY = ""
 
 
 class Backlog:
-    """Holds messages up to a limit; beyond it the oldest outputs go and are counted, and replies are read no more.
+    """Messages up to a limit; beyond it the oldest outputs are dropped and counted, and no more replies are read.
 
     Parameters
     ----------
     session_key
-        Whom it is for (kernel id and message session id), or :data:`ANYBODY`.
+        Its client (kernel id and message session id), or :data:`ANYBODY`.
     channels
-        The client's own sockets: replies to what it asked arrive there. Closed by :meth:`close`.
+        The client's own sockets, on which replies to its requests arrive. Closed by :meth:`close`.
     limit_bytes
-        How much output is held, and how much of replies is read.
+        Most bytes of outputs kept, and of replies read.
     """
 
     def __init__(self, session_key: str, channels: Mapping[str, ZMQStream], *, limit_bytes: int) -> None:
@@ -41,16 +41,16 @@ class Backlog:
         self.channels = dict(channels)
         #: published messages by their number, oldest first, as zmq frames
         self.outputs: OrderedDict[int, list[bytes]] = OrderedDict()
-        #: (channel, zmq frames) of replies, oldest first; usually few and small. Those beyond the limit wait in the
-        #: channels, for the client or for nobody
+        #: (channel, zmq frames) of replies, oldest first; usually few and small. Those beyond the limit stay in the
+        #: channels
         self.replies: list[tuple[str, list[bytes]]] = []
         self.num_dropped = 0
         self._limit = limit_bytes
         self._bytes = 0
         self._reply_bytes = 0
         self._numbers = itertools.count()
-        #: by comm: the updates kept since it last said anything else, by their number, each with the names of the
-        #: values that no later one has set
+        #: by comm: the updates kept since its last other message, by their number, each with the names of the values
+        #: that no later one has set
         self._updates: dict[str, dict[int, set[str]]] = {}
         #: the comms of those updates, by their number
         self._comms: dict[int, str] = {}
@@ -58,7 +58,7 @@ class Backlog:
             stream.on_recv(partial(self._keep_reply, channel))
 
     def is_for(self, session_key: str) -> bool:
-        """Whether the client *session_key* may have it."""
+        """Whether the client *session_key* may get it."""
         return self.session_key in (ANYBODY, session_key)
 
     def add(self, frames: list[bytes], message_type: str, parts: list[bytes]) -> None:
@@ -91,7 +91,7 @@ class Backlog:
         comm = str(content.get("comm_id"))
         values = _values_set(content) if message_type == "comm_msg" and not has_buffers else None
         if values is None:
-            # What comes before it must not move behind it.
+            # Updates before this message must not be replaced by ones after it.
             for earlier in self._updates.pop(comm, {}):
                 del self._comms[earlier]
             return
@@ -116,7 +116,7 @@ class Backlog:
                 del self._updates[comm]
 
     def close(self) -> None:
-        """Let go of the sockets: nobody will come."""
+        """Close the sockets: the client will not come back."""
         for stream in self.channels.values():
             if not stream.closed():
                 stream.on_recv(None)
@@ -131,7 +131,7 @@ class Backlog:
 
 
 def _values_set(content: Mapping[str, Any]) -> set[str] | None:
-    """Return the names of the values that a comm's message sets; None when it is more than a widget's plain update."""
+    """Return the names of the values that a comm's message sets; None if it is not a widget's plain update."""
     data = content.get("data")
     if not isinstance(data, dict) or data.get("method") != "update" or data.get("buffer_paths"):
         return None

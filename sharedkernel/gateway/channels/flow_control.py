@@ -1,10 +1,9 @@
-"""When a session's outputs are read: not faster than its clients take them, and not faster than is fair to others.
+"""Flow control: a session's outputs are read no faster than its clients take them and its rate limit allows.
 
-What is not read waits in the session, which waits itself when its queue is full (`session/outputs.py`): nothing is
-lost, and a flood slows down the session that it comes from and fills nobody's memory.
+Unread outputs wait in the session, which itself waits when its queue is full (`session/outputs.py`). So nothing is
+lost, and a flood slows down its own session and fills no other process's memory.
 
-The other way there is nothing to slow down: what clients send to a session that does not read is counted, and refused
-when it is too much.
+Clients cannot be slowed down: messages to a session that does not read are counted, and refused when they are too many.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 
-class Allowance:
-    """So much per second, and a second's worth saved up; pure.
+class TokenBucket:
+    """A rate limit that allows a second's worth at once. Pure.
 
     Parameters
     ----------
     per_second
-        Of whatever is spent; 0: any amount.
+        Amount per second; 0: no limit.
     """
 
     def __init__(self, per_second: float) -> None:
@@ -30,7 +29,15 @@ class Allowance:
         self._then = 0.0
 
     def spend(self, amount: float, *, now: float) -> float:
-        """Spend *amount* at *now*, seconds; return how long to pause until it is made up for."""
+        """Take an amount, and return how many seconds to pause until the rate is kept again.
+
+        Parameters
+        ----------
+        amount
+            In the unit of the rate; may be more than is left.
+        now
+            Seconds on a monotonic clock.
+        """
         if not self._per_second:
             return 0.0
         self._left = min(self._per_second, self._left + (now - self._then) * self._per_second) - amount
@@ -39,37 +46,37 @@ class Allowance:
 
 
 class OutputFlow:
-    """Reads one session's outputs, or does not for a while; needs a running event loop.
+    """Reads one session's outputs, or pauses. Needs a running event loop.
 
     Parameters
     ----------
-    hear
+    handle
         Called with the zmq frames of each message.
     messages_per_second, bytes_per_second
-        How much is read at most; 0: any amount.
+        Most that is read; 0: no limit.
     """
 
     def __init__(
-        self, hear: Callable[[list[bytes]], None], *, messages_per_second: float, bytes_per_second: float
+        self, handle: Callable[[list[bytes]], None], *, messages_per_second: float, bytes_per_second: float
     ) -> None:
-        self._hear = hear
-        self._messages, self._bytes = Allowance(messages_per_second), Allowance(bytes_per_second)
+        self._handle = handle
+        self._messages, self._bytes = TokenBucket(messages_per_second), TokenBucket(bytes_per_second)
         self._stream: Any = None
         self._holding: set[Hashable] = set()
 
     def follow(self, stream: Any) -> None:
-        """Read the zmq stream *stream* from now on, and no longer the one before; None: nothing."""
+        """Read the zmq stream *stream* instead of the one before; None: read nothing."""
         self._stream = stream
         self._update()
 
     def hold(self, who: Hashable) -> None:
-        """Read nothing until *who* (each one who said so) takes it back."""
+        """Pause until *who*, and each other one that holds, releases."""
         if who not in self._holding:
             self._holding.add(who)
             self._update()
 
     def release(self, who: Hashable) -> None:
-        """Take back what *who* said, if anything."""
+        """End the pause of *who*, if any."""
         if who in self._holding:
             self._holding.discard(who)
             self._update()
@@ -89,16 +96,16 @@ class OutputFlow:
         if pause:
             self.hold(self)
             loop.call_later(pause, self.release, self)
-        self._hear(frames)
+        self._handle(frames)
 
 
-class Unread:
-    """Counts what was given to a zmq stream and is not taken by its session yet; needs a running event loop.
+class UnreadCounter:
+    """Counts the bytes in a zmq stream that its session has not read. Needs a running event loop.
 
     Parameters
     ----------
     stream
-        Its callback for what was sent is taken by this.
+        The stream; the counter takes its callback for sent messages.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -109,14 +116,14 @@ class Unread:
 
     @property
     def num_bytes(self) -> int:
-        """How much waits; less a few messages, which the system holds."""
+        """Number of unread bytes, less a few messages in the system's buffers."""
         if not self._stream.sending():
-            self._sizes.clear()  # not everything that is given is sent: Jupyter leaves some types of messages out
+            self._sizes.clear()  # not every counted message was sent: Jupyter drops some types
             self._bytes = 0
         return self._bytes
 
     def add(self, num_bytes: int) -> None:
-        """Count a message that the stream has just been given."""
+        """Count a message of *num_bytes* that was just sent on the stream."""
         self._sizes.append(num_bytes)
         self._bytes += num_bytes
 

@@ -1,12 +1,12 @@
 """A client's websocket to its session.
 
 Jupyter's own connection, with three differences. Outputs come from the kernel's one subscription instead of a socket
-per client, so that a cell can be sent as soon as the websocket is open: nothing has to be asked back and forth first.
-What does not understand binary frames (`jupyter lab --gateway-url`) is sent none. And what cannot be understood is
-answered, and disturbs nobody.
+per client, so a client can send a cell as soon as the websocket is open, without a handshake. A client that does not
+understand binary frames (`jupyter lab --gateway-url`) gets none. And an invalid message is answered, and affects no
+other.
 
-A client that comes back is told first what it has missed (`catching_up.py`). One that means a certain process is heard
-for that one only: what was asked of a process that is gone must not run in the next.
+A client that comes back first gets the messages that it has missed (`replay.py`). A client that names a process is
+served for that process only: a request to a process that is gone must not run in the next one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.channels.backlog import Backlog
-from sharedkernel.gateway.channels.flow_control import Unread
-from sharedkernel.gateway.channels.replay import Repeats, in_order, not_to_come, parse_seen
-from sharedkernel.relay.wire import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL, from_websocket, read_object
+from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse_frame, refusal_answers
+from sharedkernel.gateway.channels.flow_control import UnreadCounter
+from sharedkernel.gateway.channels.outputs import SessionOutputs
+from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
+from sharedkernel.relay.wire import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
 from sharedkernel.session.outbox import Missed
 from sharedkernel.units import format_bytes
 
-_CHANNELS = ("shell", "control", "stdin")
-#: seconds that a session may take to say what was missed while it says other things
-_CATCHING_UP_PATIENCE = 10.0
+#: seconds that a session may take to answer which messages were missed, while it sends others
+_REPLAY_PATIENCE = 10.0
 
 
 class SessionWebsocket(ZMQChannelsWebsocketConnection):
@@ -63,27 +64,27 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         "more are refused with an error in the notebook.",
     ).tag(config=True)
 
-    #: what its client means with all that it says; None: whichever process the session has
+    #: the process that the client's requests are for; None: whichever the session has
     _process: str | None = None
-    _told_of_restart = Bool(False)
+    _notified_of_restart = Bool(False)
     _closed = Bool(False)
     _unsent_bytes = 0
-    #: while the client is told what it has missed: what comes from the session meanwhile, with its stream
+    #: messages of the session that arrive during a replay, with their streams; None: there is no replay
     _held: list[tuple[Any, list[bytes]]] | None = None
     _held_bytes = 0
-    #: what it was told as missed
-    _repeats = Repeats([])
-    _told_of_buffers = Bool(False)
+    #: outputs that were replayed
+    _replayed = ReplayFilter([])
+    _notified_of_buffers = Bool(False)
 
     @default("limit_rate")
     def _default_limit_rate(self) -> bool:
-        return False  # sessions are slowed down, and lose nothing
+        return False  # a session that sends too fast is slowed down, and loses nothing
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Take this client's place, before the websocket is accepted; a stale connection of the same client goes."""
-        # Or up to 65,536 signatures of what the session says are kept, for each old client: some 10 MB.
+        """Register the client, before the websocket is accepted; a stale connection of the same client is closed."""
+        # Or up to 65,536 signatures of the session's messages are kept for each client: some 10 MB.
         self.session.digest_history_size = 0
         await self._register_session()
         await self.kernel_manager.wait_until_settled()
@@ -92,8 +93,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             self._process = self.kernel_manager.process
 
     def connect(self) -> asyncio.Future[None]:  # type: ignore[override]
-        """Attach to the session; no message of the client is read before the result is there."""
-        # A reply is several small frames: unasked, the network would hold the later ones back for 40 ms.
+        """Attach to the session; no message of the client is read before the result is done."""
+        # A reply is several small frames: by default the network delays the later ones by 40 ms.
         self.websocket_handler.set_nodelay(True)
         self.multi_kernel_manager.notify_connect(self.kernel_id)
         self.multi_kernel_manager.add_restart_callback(self.kernel_id, self.on_kernel_restarted)
@@ -105,22 +106,25 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         if self._closed:
             return
         if self.kernel_id not in self.multi_kernel_manager:
-            self.say_goodbye()
+            self.close_for_good()
             return
-        # From here on without a pause: no message falls between what was kept and what comes.
+        # No await from here on: no message is lost between the backlog and the live stream.
         seen = parse_seen(self.websocket_handler.get_query_argument(SEEN, None))
-        backlog = self.kernel_manager.take_backlog(self.session_key)
+        backlog = self._outputs.take_backlog(self.session_key)
         self.open_channels({} if backlog is None else backlog.channels)
-        if seen is not None or self.kernel_manager.unheard:
+        if seen is not None or self._outputs.has_unheard:
             self._held = []
-            self._catching_up = asyncio.ensure_future(self._catch_up(seen or []))
+            self._replaying = asyncio.ensure_future(self._replay_missed(seen or []))
         if backlog is not None:
-            self._replay(backlog)
-        self.kernel_manager.attached.add(self)
-        while self.kernel_manager.untold:
-            self.kernel_manager.tell(*self.kernel_manager.untold.pop(0))
+            self._send_backlog(backlog)
+        self._outputs.attach(self)
 
-    def _replay(self, backlog: Backlog) -> None:
+    @property
+    def _outputs(self) -> SessionOutputs:
+        outputs: SessionOutputs = self.kernel_manager.outputs
+        return outputs
+
+    def _send_backlog(self, backlog: Backlog) -> None:
         if backlog.num_dropped:
             kept = format_bytes(self.multi_kernel_manager.backlog_bytes)
             self.write_stderr(
@@ -129,12 +133,12 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 self.kernel_manager.activity.running_cell,
             )
         for frames in backlog.outputs.values():
-            self.handle_outgoing_message(self.kernel_manager.outputs, frames)
+            self.handle_outgoing_message(self._outputs.stream, frames)
         for channel, frames in backlog.replies:
             self.handle_outgoing_message(self.channels[channel], frames)
 
-    async def _catch_up(self, seen: list[str]) -> None:
-        """Tell the client what it has missed, then what was held back meanwhile."""
+    async def _replay_missed(self, seen: list[str]) -> None:
+        """Send the client the messages that it has missed, then those that were held back meanwhile."""
         missed = Missed([], is_cut=False)
         try:
             missed = await self._ask_for_missed(seen)
@@ -142,55 +146,54 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             self.log.info("a client of kernel %s may have missed something: %s", self.kernel_id, error)
         except Exception:
             self.log.exception("a client of kernel %s may have missed something", self.kernel_id)
-        kernel = self.kernel_manager
         held = [(stream.channel, frames) for stream, frames in self._held or ()]
         has_stopped = self._held_bytes > self.multi_kernel_manager.backlog_bytes
         self._held = None
-        self._read_on()
+        self._resume_reading()
         if self._closed:
             return
         if missed.is_cut:
             self.write_stderr(
                 "The oldest outputs of this session were dropped: it keeps a limited number of bytes while no gateway "
                 "listens.",
-                kernel.activity.running_cell,
+                self.kernel_manager.activity.running_cell,
             )
-        streams = {**self.channels, "iopub": kernel.outputs}
+        streams = {**self.channels, "iopub": self._outputs.stream}
         messages = not_to_come(missed.messages, held) if has_stopped else missed.messages
         for channel, frames in in_order(messages, held):
             try:
                 self.handle_outgoing_message(streams[channel], frames)
             except (ValueError, KeyError, TypeError, IndexError) as error:
-                self.log.info("session %s says to have said what is no message: %r", self.kernel_id, error)
-        self._repeats = Repeats(messages)
+                self.log.info("session %s reports an invalid message as missed: %r", self.kernel_id, error)
+        self._replayed = ReplayFilter(messages)
 
     async def _ask_for_missed(self, seen: list[str]) -> Missed:
-        """Return what the session says that its client has missed; nothing if it says other things instead.
+        """Return the messages that the client has missed; none if the session does not answer, but sends others.
 
         Raises
         ------
         SessionNotFound, ProtocolError
-            As :meth:`~sharedkernel.gateway.kernels.kernel.SessionKernel.missed` does.
+            As :meth:`~sharedkernel.gateway.channels.replay.MissedRequests.ask` does.
         """
         kernel = self.kernel_manager
-        asking = asyncio.ensure_future(kernel.missed(seen, self.session.session))
+        asking = asyncio.ensure_future(kernel.missed.ask(kernel.connect_control(), seen, self.session.session))
         try:
-            # A session in the middle of compiled code can neither answer nor say anything.
-            while not (await asyncio.wait([asking], timeout=_CATCHING_UP_PATIENCE))[0] and not self._held:
+            # A session in the middle of compiled code can neither answer nor send anything else.
+            while not (await asyncio.wait([asking], timeout=_REPLAY_PATIENCE))[0] and not self._held:
                 pass
             if not asking.done():
                 return Missed([], is_cut=False)
             missed: Missed = asking.result()
-            kernel.unheard = False
+            self._outputs.has_unheard = False
             return missed
         finally:
             asking.cancel()
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
-        """Pass a message of the session on to the client, or hold it back while the client is told of earlier ones."""
+        """Send a message of the session to the client, or hold it back during a replay of earlier ones."""
         if self._held is not None:
             self._hold_back(stream, outgoing_msg)
-        elif not (stream.channel == "iopub" and self._repeats.is_one(outgoing_msg)):
+        elif not (stream.channel == "iopub" and self._replayed.is_repeated(outgoing_msg)):
             super().handle_outgoing_message(stream, outgoing_msg)
 
     def _hold_back(self, stream: Any, frames: list[bytes]) -> None:
@@ -198,66 +201,65 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._held.append((stream, frames))
         self._held_bytes += sum(map(len, frames))
         if self._held_bytes > self.multi_kernel_manager.backlog_bytes:
-            # More than the session itself keeps of what was missed: its answer is on the way, or never comes.
-            self.kernel_manager.flow.hold(self._catching_up)
+            # More than the session itself keeps for its answer: that is on its way, or never comes.
+            self._outputs.flow.hold(self._replaying)
             for channel in self.channels.values():
                 channel.stop_on_recv()
 
-    def _read_on(self) -> None:
-        """Read again what was not read for what was held back."""
+    def _resume_reading(self) -> None:
+        """Read the session's messages again, after too many were held back."""
         self._held_bytes = 0
-        self.kernel_manager.flow.release(self._catching_up)
+        self._outputs.flow.release(self._replaying)
         if not self._closed:
             for channel in self.channels.values():
                 channel.on_recv_stream(self.handle_outgoing_message)
 
     def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
-        """Connect to the session's process (and no longer to the one before), over the sockets *kept* if any."""
+        """Connect to the session's current process, over the sockets *kept* if any."""
         if self._is_outdated:
             self.on_kernel_restarted()
         for stream in self.channels.values():
             stream.close()
         self.session.key = self.kernel_manager.session.key
         self.channels = dict(kept or {})
-        for channel in _CHANNELS:
+        for channel in CLIENT_CHANNELS:
             if channel not in self.channels:
-                # The identity is where the session's replies go: the same for a client that comes back.
+                # The session sends replies to this identity, which is the same for a client that comes back.
                 connect = getattr(self.kernel_manager, f"connect_{channel}")
                 self.channels[channel] = connect(identity=self.session.bsession)
                 self.channels[channel].channel = channel
-                self.channels[channel].unread = Unread(self.channels[channel])
+                self.channels[channel].unread = UnreadCounter(self.channels[channel])
             self.channels[channel].on_recv_stream(self.handle_outgoing_message)
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether what its client says is for a process that the session no longer has."""
+        """Whether the client's requests are for a process that the session no longer has."""
         return self._process not in (None, self.kernel_manager.process)
 
     def on_kernel_restarted(self) -> None:
-        """Tell the client; one that means a certain process once, as it connects anew for the next."""
-        if self._process is None or not self._told_of_restart:
+        """Notify the client; one that names a process only once, since it connects again for the next."""
+        if self._process is None or not self._notified_of_restart:
             super().on_kernel_restarted()  # type: ignore[no-untyped-call]
-        self._told_of_restart = True
+        self._notified_of_restart = True
 
-    def say_goodbye(self) -> None:
-        """Tell the client that the session is gone for good, and close."""
+    def close_for_good(self) -> None:
+        """Tell the client that the session is dead, and close."""
         self._send_status_message("dead")
         self.websocket_handler.close()
 
     def disconnect(self) -> None:  # type: ignore[override]
-        """Detach; the last client's channels are kept for when it comes back."""
+        """Detach; the last client's channels are kept until it comes back."""
         self._closed = True
-        self.kernel_manager.attached.discard(self)
-        self.kernel_manager.flow.release(self)
+        self._outputs.detach(self)
         super().disconnect()
 
     # --- from the client ----------------------------------------------------------------------------------------------
 
     def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
-        """Pass a message on to the session, or answer why not."""
+        """Pass a message to the session, or answer why it is refused."""
         try:
-            channel, header = self._check(incoming_msg)
-            if self._is_outdated:  # as the client has been told; it connects anew
+            channel, header = parse_frame(incoming_msg, self.subprotocol)
+            if self._is_outdated:  # the client was notified, and connects again
                 self.websocket_handler.close()
                 return
             if len(incoming_msg) > self.max_message_bytes:
@@ -289,49 +291,20 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 )
                 return
             if is_cell:
-                self.kernel_manager.activity.ask(header)
+                self.kernel_manager.activity.record_request(header)
             super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
             unread.add(len(incoming_msg))
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.log.info("a client of kernel %s sent what is no message: %r", self.kernel_id, error)
+            self.log.info("a client of kernel %s sent an invalid message: %r", self.kernel_id, error)
             self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})
 
-    def _check(self, incoming: str | bytes) -> tuple[str, dict[str, Any]]:
-        """Return the channel and the header of a frame that Jupyter's own code can safely take apart."""
-        header: Any
-        if self.subprotocol == WEBSOCKET_PROTOCOL:
-            if isinstance(incoming, str):
-                raise ProtocolError("a text frame, where this protocol has binary ones.")
-            channel, parts = from_websocket(incoming)
-            header = read_object(parts[0])
-        else:
-            if isinstance(incoming, bytes):
-                count = int.from_bytes(incoming[:4], "big")
-                if not 0 < count < len(incoming) // 4:
-                    raise ProtocolError("a binary frame that holds no message.")
-                start = int.from_bytes(incoming[4:8], "big")
-                end = int.from_bytes(incoming[8:12], "big") if count > 1 else len(incoming)
-                message = read_object(incoming[start:end])
-            else:
-                message = read_object(incoming.encode())
-            channel, header = message.get("channel", "shell"), message.get("header")
-        if channel not in _CHANNELS:
-            raise ProtocolError(f"a message for the channel {channel!r}; clients send on {', '.join(_CHANNELS)}.")
-        if not (isinstance(header, dict) and isinstance(header.get("msg_id"), str)):
-            raise ProtocolError("a message without an id.")
-        return channel, header
-
     def _refuse(self, channel: str, header: dict[str, Any], sentence: str) -> None:
-        """Answer a request with an error, as the session would have: a client must not wait for ever."""
+        """Answer a request with an error, or show why another message is refused."""
         self.log.info("refused a message for kernel %s: %s", self.kernel_id, sentence)
-        message_type = str(header.get("msg_type"))
-        error = {"ename": "MessageRefused", "evalue": sentence, "traceback": [f"MessageRefused: {sentence}"]}
-        if message_type == "execute_request":
-            self._send("iopub", "error", error, header)
-        if message_type.endswith("_request"):
-            self._send(channel, message_type.removesuffix("request") + "reply", {"status": "error", **error}, header)
-            self._send("iopub", "status", {"execution_state": "idle"}, header)
-        else:
+        answers = refusal_answers(channel, str(header.get("msg_type")), sentence)
+        for where, message_type, content in answers:
+            self._send(where, message_type, content, header)
+        if not answers:
             self.write_stderr(sentence, self.kernel_manager.activity.running_cell)
 
     # --- to the client ------------------------------------------------------------------------------------------------
@@ -354,14 +327,14 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._unsent_bytes += len(frame)
         sent.add_done_callback(partial(self._sent, len(frame)))
         if self._unsent_bytes > self.max_unsent_bytes and not self._closed:
-            self.kernel_manager.flow.hold(self)
+            self._outputs.flow.hold(self)
 
     def _sent(self, num_bytes: int, sent: asyncio.Future[None]) -> None:
         if not sent.cancelled():
-            sent.exception()  # that its client went away is heard elsewhere
+            sent.exception()  # that the client went away is noticed elsewhere
         self._unsent_bytes -= num_bytes
         if self._unsent_bytes <= self.max_unsent_bytes // 2:
-            self.kernel_manager.flow.release(self)
+            self._outputs.flow.release(self)
 
     def write_stderr(self, error_message: str, parent_header: dict[str, Any]) -> None:
         """Show a sentence in the notebook."""
@@ -372,7 +345,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._send("iopub", "stream", {"name": name, "text": sentence + "\n"}, parent_header)
 
     def _send_status_message(self, status: str) -> None:
-        # For our relay: why the process is no longer there, or that the user has asked for another one.
+        # For our relay: why the process is gone, or that the user has asked to reattach.
         content = {"execution_state": status, "message": self.kernel_manager.reason}
         if self.kernel_manager.is_attaching:
             content[ATTACHED] = True
@@ -387,9 +360,9 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._write(self._reserialize_reply(msg_list, channel=stream.channel))
 
     def _without_buffers(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return *message* without its binary buffers: the client's channel would break on them, for good."""
-        if not self._told_of_buffers:
-            self._told_of_buffers = True
+        """Return *message* without its binary buffers, which would break the client's channel for good."""
+        if not self._notified_of_buffers:
+            self._notified_of_buffers = True
             self.write_stderr(
                 "This client cannot receive binary data (images of widgets, arrays), so it was left out; "
                 "run `sharedkernel install` and choose the kernel it adds instead of `--gateway-url`.",

@@ -1,6 +1,6 @@
-"""Whose groups an identity told, kept in a file: a gateway that starts knows the groups of sessions that it finds.
+"""Users' groups as the identity reports them, kept in a file for the gateway's next start.
 
-Without it, everybody's quota would fall to the default between a restart and their next request.
+Without it, a user's quota would fall to the default between a restart and their next request.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ log = logging.getLogger(__name__)
 
 
 class Memberships(dict[str, tuple[str, ...]]):
-    """Groups by user, as the identity last told them.
+    """Groups by user, as the identity last reported them.
 
     Parameters
     ----------
     path
-        The file that keeps them; what is no such file is taken as empty, and written anew. That it cannot be written is
-        said at once, and again only when it could be meanwhile.
+        The file that keeps them; an invalid one is taken for empty and replaced. The first failure to write it is
+        logged, and the next one after a success.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._is_kept = True
+        self._is_writable = True
         try:
             stored = json.loads(path.read_text())["groups"]
             self.update({str(user): tuple(map(str, groups)) for user, groups in stored.items()})
@@ -38,12 +38,12 @@ class Memberships(dict[str, tuple[str, ...]]):
             log.warning("the groups kept in %s cannot be read (%s); each user's are learned again.", path, error)
         self._store()
 
-    def learn(self, user: str, groups: Iterable[str]) -> bool:
-        """Take note that *user* is in *groups*; return whether that is news."""
-        told = tuple(sorted(groups))
-        if self.get(user, ()) == told:
+    def record(self, user: str, groups: Iterable[str]) -> bool:
+        """Record that *user* is in *groups*, and return whether that has changed."""
+        reported = tuple(sorted(groups))
+        if self.get(user, ()) == reported:
             return False
-        self[user] = told
+        self[user] = reported
         self._store()
         return True
 
@@ -51,13 +51,13 @@ class Memberships(dict[str, tuple[str, ...]]):
         try:
             replace_file(self._path, json.dumps({"version": 1, "groups": self}), durable=False)
         except OSError as error:
-            if self._is_kept:
+            if self._is_writable:
                 log.warning(
                     "the groups of users cannot be kept in %s (%s): after a restart, quotas by group hold for nobody "
                     "before their next request.",
                     self._path,
                     error.strerror,
                 )
-            self._is_kept = False
+            self._is_writable = False
         else:
-            self._is_kept = True
+            self._is_writable = True

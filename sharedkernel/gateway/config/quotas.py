@@ -1,9 +1,10 @@
-"""What each user may use, and why: the configuration's quotas and what an admin has PUT over them.
+"""Quotas: what each user may use, from the configuration and from an admin's PUT requests. Pure.
 
-The most specific wins, key by key: the user's own entry, then their groups' (in the order in which the groups are
-listed; after them those that the identity tells, in the order of their quotas), then `default`, then what is built in;
-and at each level what was PUT wins over the configuration file. Pure: reading files and telling the executor is
-`app.py`'s and `kernels.py`'s business.
+The most specific value wins, key by key: the user's own entry, then their groups' (in the order in which the
+configuration lists them, then those that the identity reports, in the order of their quotas), then `default`, then the
+built-in value. At each level a PUT value wins over the configuration file's.
+
+`settings.py` reads the files, and `fleet/rules.py` sends the limits to the executors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sharedkernel.units import parse_bytes, parse_duration
 
 #: where a value came from, in the API's answers
 BUILT_IN = "built in"
-#: value of `offload_after` for sessions that keep their memory, whoever waits
+#: value of `offload_after` for sessions that are never offloaded
 NEVER = "never"
 
 
@@ -54,8 +55,7 @@ def _offload_after(value: Any) -> float | str:
     return NEVER if value == NEVER else parse_duration(value)
 
 
-#: how each key's value is checked and turned into what is kept; None in an entry stands for what is built in, and is
-#: kept only by keys for which there is no limit then
+#: function that checks and converts the value of each key; None in an entry means the built-in value
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "memory": _memory,
     "share": _share,
@@ -77,7 +77,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class QuotaError(ConfigError):
-    """A quota cannot be used; `path` names it, such as ``("users", "ada", "memory")``."""
+    """An invalid quota; `path` names it, such as ``("users", "ada", "memory")``."""
 
     def __init__(self, message: str, path: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class QuotaError(ConfigError):
 
 
 def _check(path: tuple[str, ...], entry: Any, faults: list[QuotaError]) -> dict[str, Any]:
-    """Return one entry's values that can be used, and add to *faults* those that cannot."""
+    """Return the valid values of one entry, and append an error to *faults* for each other one."""
     where = "".join(f"[{part!r}]" for part in path)
     if not isinstance(entry, Mapping):
         faults.append(QuotaError(f"quotas{where} is {entry!r}; write a dictionary such as {{'memory': '8GiB'}}.", path))
@@ -104,23 +104,30 @@ def _check(path: tuple[str, ...], entry: Any, faults: list[QuotaError]) -> dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """Checked quotas of one origin (the configuration, or what was PUT)."""
+class QuotaLevel:
+    """Checked quotas of one origin (the configuration, or PUT requests)."""
 
-    #: "config" or "put"; part of where a value came from
+    #: "config" or "put"; shown as part of a value's source
     origin: str
     default: dict[str, Any] = field(default_factory=dict)
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     users: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, origin: str, quotas: Any) -> Level:
-        """Check *quotas* as they are written in the configuration.
+    def parse(cls, origin: str, quotas: Any) -> QuotaLevel:
+        """Check quotas as written in the configuration.
+
+        Parameters
+        ----------
+        origin
+            "config" or "put".
+        quotas
+            A dictionary with default, groups and users.
 
         Raises
         ------
         QuotaError
-            With a sentence that says where and what is wrong first.
+            The first fault.
         """
         level, faults = cls.read(origin, quotas)
         if faults:
@@ -128,8 +135,16 @@ class Level:
         return level
 
     @classmethod
-    def read(cls, origin: str, quotas: Any) -> tuple[Level, list[QuotaError]]:
-        """Return what can be used of *quotas* as they are written, and everything that cannot."""
+    def read(cls, origin: str, quotas: Any) -> tuple[QuotaLevel, list[QuotaError]]:
+        """Return the valid quotas, and all faults.
+
+        Parameters
+        ----------
+        origin
+            "config" or "put".
+        quotas
+            A dictionary with default, groups and users.
+        """
         if not isinstance(quotas, Mapping):
             error = QuotaError(f"quotas is {quotas!r}; write a dictionary with default, groups and users.", ())
             return cls(origin=origin), [error]
@@ -148,13 +163,13 @@ class Level:
         default = _check(("default",), quotas.get("default", {}), faults)
         return cls(origin=origin, default=default, **named), faults
 
-    def merged(self, newer: Level) -> Level:
+    def merged(self, newer: QuotaLevel) -> QuotaLevel:
         """Return this level with *newer*'s values over its own, key by key."""
 
         def merge(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             return {name: old.get(name, {}) | new.get(name, {}) for name in old | new}
 
-        return Level(
+        return QuotaLevel(
             origin=self.origin,
             default=self.default | newer.default,
             groups=merge(self.groups, newer.groups),
@@ -168,7 +183,7 @@ def parse_groups(groups: Any) -> dict[str, list[str]]:
     Raises
     ------
     ConfigError
-        When it is no dictionary of lists of names.
+        When they are no dictionary of lists of names.
     """
     for sentence in find_group_faults(groups):
         raise ConfigError(sentence)
@@ -176,7 +191,7 @@ def parse_groups(groups: Any) -> dict[str, list[str]]:
 
 
 def find_group_faults(groups: Any) -> Iterator[str]:
-    """Yield a sentence for each thing in *groups* that cannot be used."""
+    """Yield a sentence for each invalid entry of *groups*."""
     if not isinstance(groups, Mapping):
         yield f"groups is {groups!r}; write a dictionary such as {{'students': ['ada']}}."
         return
@@ -186,14 +201,14 @@ def find_group_faults(groups: Any) -> Iterator[str]:
 
 
 class Quotas:
-    """Every user's limits, from the configuration and what was PUT.
+    """Every user's limits, from the configuration and from PUT requests.
 
     Parameters
     ----------
     quotas, groups
-        As in the configuration.
+        Values of the settings of these names.
     memberships
-        Groups by user as the identity tells them, if it does; may change.
+        Groups by user as the identity reports them, if it does; may change.
 
     Raises
     ------
@@ -205,22 +220,22 @@ class Quotas:
         self, quotas: Any = None, groups: Any = None, memberships: Mapping[str, Sequence[str]] | None = None
     ) -> None:
         self.groups = parse_groups(groups or {})
-        self.memberships = {} if memberships is None else memberships
-        self._config = Level.parse("config", quotas or {})
-        self._put = Level(origin="put")
+        self._memberships: Mapping[str, Sequence[str]] = {} if memberships is None else memberships
+        self._config = QuotaLevel.parse("config", quotas or {})
+        self._put = QuotaLevel(origin="put")
 
     def put(self, quotas: Any) -> None:
-        """Lay *quotas* over the configuration's, until a reload or restart.
+        """Override the configuration's quotas, until a reload or restart.
 
         Raises
         ------
         QuotaError
             When they cannot be used; nothing has changed then.
         """
-        self._put = self._put.merged(Level.parse("put", quotas))
+        self._put = self._put.merged(QuotaLevel.parse("put", quotas))
 
     def explain(self, user: str) -> dict[str, dict[str, Any]]:
-        """Return each key's value for *user* and where it came from, as the API shows it."""
+        """Return each key's value for *user* and its source, as the API shows it."""
         answer = {}
         for key, built_in in _DEFAULTS.items():
             found = ((entry[key], source) for entry, source in self._entries(user) if key in entry)
@@ -234,9 +249,9 @@ class Quotas:
         Parameters
         ----------
         user
-            Their name.
+            Name of the user.
         capacity_bytes
-            The device's, for percentages; None: not known yet, so percentages do not limit.
+            Capacity of the device, for percentages; None: not known yet, so that percentages do not limit.
         """
         values = {key: entry["value"] for key, entry in self.explain(user).items()}
         memory = values["memory"]
@@ -253,35 +268,35 @@ class Quotas:
         )
 
     def max_sessions(self, user: str) -> int | None:
-        """Return how many sessions *user* may have; None: any number."""
+        """Return the number of sessions that *user* may have; None: no limit."""
         value: int | None = self.explain(user)["sessions"]["value"]
         return value
 
     def cull_after(self, user: str) -> float | None:
-        """Return the seconds after which an idle session of *user* is shut down; None: never."""
+        """Return the seconds after which an idle session of *user* is ended; None: never."""
         value: float | None = self.explain(user)["cull_after"]["value"]
         return value
 
     def linger(self, user: str) -> float:
-        """Return the seconds for which a session of *user* stays after it was shut down."""
+        """Return the seconds for which a session of *user* stays detached after it was shut down."""
         value: float = self.explain(user)["linger"]["value"]
         return value
 
     def known_users(self) -> set[str]:
-        """Return everybody whom the configuration or a PUT names."""
+        """Return the names of all users in the configuration and in PUT requests."""
         members = {member for group in self.groups.values() for member in group}
         return members | set(self._config.users) | set(self._put.users)
 
     def _groups_of(self, user: str) -> Iterator[str]:
-        """Yield *user*'s groups: the configuration's in its order, then the identity's, first those with quotas."""
+        """Yield *user*'s groups: the configuration's in its order, then the identity's, those with quotas first."""
         own = [name for name, members in self.groups.items() if user in members]
         yield from own
-        told = self.memberships.get(user, ())
-        with_quotas = [name for name in self._config.groups if name in told]
-        yield from dict.fromkeys(name for name in (*with_quotas, *told) if name not in own)
+        reported = self._memberships.get(user, ())
+        with_quotas = [name for name in self._config.groups if name in reported]
+        yield from dict.fromkeys(name for name in (*with_quotas, *reported) if name not in own)
 
     def _entries(self, user: str) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield what applies to *user*, most specific first, with where it came from."""
+        """Yield the entries that apply to *user*, most specific first, with their source."""
         levels = (self._put, self._config)
         for level in levels:
             yield level.users.get(user, {}), f"{level.origin}: user {user}"

@@ -1,7 +1,7 @@
 """The configuration file `jupyter_sharedkernel_config.py`: read at the start and again on SIGHUP.
 
-Errors name the file and, where it can be found, the line: of the syntax, of the statement that failed, or of the very
-entry of `quotas` that cannot be used.
+Errors name the file and, where it can be found, the line: of the syntax error, of the failed statement, or of the entry
+of `quotas` that cannot be used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from traitlets.config.loader import (
 )
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.quotas import Level, QuotaError, Quotas, find_group_faults
+from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
 from sharedkernel.gateway.fleet.executors import parse_devices
 from sharedkernel.gateway.fleet.placement import check_rule
 from sharedkernel.scheduling.model import PolicyName
@@ -35,14 +35,14 @@ CONFIG_NAME = "jupyter_sharedkernel_config"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the configuration files say."""
+    """The settings of the configuration files."""
 
     config: Config
     #: the files that were read, most important last
     files: tuple[Path, ...]
 
     def under(self, command_line: Config) -> Settings:
-        """Return these settings with those of the *command_line* over them, which hold as long as a gateway runs."""
+        """Return these settings, overridden by those of the *command_line*."""
         config = deepcopy(self.config)
         config.merge(command_line)
         return Settings(config, self.files)
@@ -80,22 +80,22 @@ def value_at_start(app: Configurable, settings: Settings, name: str) -> Any:
     Parameters
     ----------
     app
-        Has the setting; the value that it has itself, which may be that of an earlier start, counts for nothing.
+        The application with the setting; its current value, which may be an earlier start's, is not used.
     settings
-        The command line's included; what is called a section has to be one.
+        Those of the files and of the command line.
     name
-        The setting's, of *app*'s own class or of those that it is made from.
+        Name of the setting, in *app*'s class or its bases.
 
     Raises
     ------
     ConfigError
-        When it cannot have the value that is written.
+        When its value is not acceptable.
     """
     trait, written = app.traits()[name], app._find_my_config(settings.config)
     value = written[name] if name in written else app.trait_defaults(name)
     if isinstance(value, LazyConfigValue):  # changed in place, as by `c.….admins.add(…)`
         value = value.get_value(app.trait_defaults(name))
-    elif isinstance(value, DeferredConfig):  # a word of the command line
+    elif isinstance(value, DeferredConfig):  # text of the command line
         value = value.get_value(trait)
     try:
         return trait._validate(app, value)
@@ -117,23 +117,34 @@ def _read(path: Path) -> Config:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
     except SyntaxError as error:
         raise ConfigError(f"{path}, line {error.lineno}: {error.msg}.") from None
-    except Exception as error:  # the file is a program: anything may come out of it
+    except Exception as error:  # the file is a program, and may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""
         raise ConfigError(f"{path}{where}: {type(error).__name__}: {error}.") from None
     return config
 
 
-def build_quotas(quotas: Any, groups: Any, files: Sequence[Path]) -> Quotas:
+def build_quotas(
+    quotas: Any, groups: Any, files: Sequence[Path], memberships: Mapping[str, Sequence[str]] | None = None
+) -> Quotas:
     """Return the quotas that the settings describe.
+
+    Parameters
+    ----------
+    quotas, groups
+        Values of the settings of these names.
+    files
+        The configuration files, for the line of a fault.
+    memberships
+        Groups by user as the identity reports them, if it does.
 
     Raises
     ------
     ConfigError
-        When they cannot be used, with the line of the first file that sets them.
+        When they cannot be used.
     """
     try:
-        return Quotas(quotas, groups)
+        return Quotas(quotas, groups, memberships)
     except QuotaError as error:
         raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
     except ConfigError as error:
@@ -141,22 +152,30 @@ def build_quotas(quotas: Any, groups: Any, files: Sequence[Path]) -> Quotas:
 
 
 def check_quotas(quotas: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each fault of the setting `quotas`, with its line."""
-    for error in Level.read("config", quotas or {})[1]:
+    """Yield one sentence for each fault of the setting `quotas`, with its line in *files*."""
+    for error in QuotaLevel.read("config", quotas or {})[1]:
         yield f"{_place(files, 'quotas', error.path)}{error}"
 
 
 def check_groups(groups: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each fault of the setting `groups`, with its line."""
+    """Yield one sentence for each fault of the setting `groups`, with its line in *files*."""
     for sentence in find_group_faults(groups or {}):
         yield f"{_place(files, 'groups', ())}{sentence}"
 
 
 def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each group with quotas in which nobody can be, unless the identity tells groups."""
+    """Yield one sentence for each group with quotas that nobody can be in, unless the identity reports groups.
+
+    Parameters
+    ----------
+    quotas, groups
+        Values of the settings of these names.
+    files
+        The configuration files, for the line of a fault.
+    """
     named = quotas.get("groups") if isinstance(quotas, Mapping) else None
     if not isinstance(named, Mapping) or not isinstance(groups or {}, Mapping):
-        return  # which is a fault of its own
+        return  # a fault that another check reports
     for name in named:
         if name not in (groups or {}):
             where = _place(files, "quotas", ("groups", str(name)))
@@ -169,10 +188,17 @@ def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterat
 def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:
     """Return the devices of the setting `executors`.
 
+    Parameters
+    ----------
+    executors
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+
     Raises
     ------
     ConfigError
-        When they cannot be used, with the line of the first file that names them.
+        When they cannot be used.
     """
     try:
         return parse_devices(executors)
@@ -183,10 +209,17 @@ def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:
 def build_placement(placement: Any, files: Sequence[Path]) -> str:
     """Return the rule of the setting `placement`.
 
+    Parameters
+    ----------
+    placement
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+
     Raises
     ------
     ConfigError
-        When there is none of that name, with the line of the first file that names it.
+        When there is no such rule.
     """
     try:
         return check_rule(placement)
@@ -195,12 +228,19 @@ def build_placement(placement: Any, files: Sequence[Path]) -> str:
 
 
 def build_policy(policy: Any, files: Sequence[Path]) -> str:
-    """Return the policy of the setting `policy`; "": the executors' own.
+    """Return the policy of the setting `policy`; "": each executor keeps its own.
+
+    Parameters
+    ----------
+    policy
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
 
     Raises
     ------
     ConfigError
-        When there is none of that name, with the line of the first file that names it.
+        When there is no such policy.
     """
     if policy in ("", None):
         return ""
@@ -225,11 +265,12 @@ def place(files: Sequence[Path], section: str, setting: str, path: tuple[str, ..
     section, setting
         The names in ``c.SECTION.SETTING``; an empty setting means the first one of the section.
     path
-        Keys that lead to the entry meant in the setting's value.
+        Keys of the entry in the setting's value.
 
     Returns
     -------
-    "FILE, line N: ", "FILE: " when the line cannot be told, "" when there is no file.
+    where
+        "FILE, line N: "; "FILE: " if the line is not known, "" if there is no file.
     """
     for file in reversed(files):
         if file.suffix == ".py" and (line := _find_line(file.read_bytes(), f"{section}.{setting}", path)) is not None:
@@ -238,7 +279,7 @@ def place(files: Sequence[Path], section: str, setting: str, path: tuple[str, ..
 
 
 def _find_line(source: bytes, name: str, path: tuple[str, ...]) -> int | None:
-    # Bytes, as Python itself read them: a file may name its encoding, and have anything in its comments.
+    # Bytes, as Python itself reads them: a file may name its encoding.
     for statement in ast.walk(ast.parse(source)):
         if isinstance(statement, ast.Assign):
             target = ast.unparse(statement.targets[0]).partition(".")[2]
@@ -248,7 +289,7 @@ def _find_line(source: bytes, name: str, path: tuple[str, ...]) -> int | None:
 
 
 def _descend(node: ast.expr, path: tuple[str, ...]) -> int:
-    """Return the line of the innermost entry of *path* that is written as a literal."""
+    """Return the line of the innermost entry of *path* that is a literal."""
     line = node.lineno
     for part in path:
         if not isinstance(node, ast.Dict):

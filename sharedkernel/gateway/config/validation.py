@@ -1,8 +1,7 @@
-"""``sharedkernel gateway --check-config``: every fault of the configuration at once, one sentence each, with its line.
+"""Checks of the configuration; ``sharedkernel gateway --check-config`` prints all faults, one sentence each.
 
-A gateway that starts stops at the first fault, and only warns of names that nothing knows; here those are faults too.
-What makes sense and holds for nobody is no fault: it is left over when people go, and must not keep a gateway from
-starting.
+A gateway that starts stops at the first fault, and only warns of unknown names; a check reports those as faults too. A
+setting that applies to nobody is no fault: it remains when people leave, and must not keep a gateway from starting.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traitlets import Enum, TraitError
-from traitlets.config import Config
+from traitlets.config import Application, Config, Configurable
 from traitlets.config.loader import LazyConfigValue
 
 from sharedkernel.errors import ConfigError
@@ -34,37 +33,34 @@ from sharedkernel.gateway.config.settings import (
 )
 from sharedkernel.gateway.http.tls import Certificate, check_exposure
 
-if TYPE_CHECKING:
-    from sharedkernel.gateway.app import SharedKernelGateway
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something in a configuration file that no trait takes."""
+class ConfigFault:
+    """A setting in a configuration file that no trait accepts."""
 
     #: what is wrong, and where
     sentence: str
     #: the names in ``c.SECTION.NAME``; an empty name means the whole section
     section: str
     name: str = ""
-    #: whether a gateway does not start with it; else it warns at most
+    #: whether a gateway refuses to start with it; else it only warns
     is_refused: bool = False
 
 
-def report_faults(app: SharedKernelGateway, settings: Settings) -> int:
+def report_faults(app: Application, settings: Settings) -> int:
     """Print what is wrong with *settings*, and return the command's exit code.
 
     Parameters
     ----------
     app
-        Would be started with them.
+        The application to start with them.
     settings
-        What the files say.
+        The settings of the files.
     """
-    unusable = list(find_unusable(app, settings))
-    usable = leave_out(unusable, settings).under(app.cli_config)
-    faults = [*(fault.sentence for fault in unusable), *find_senseless(app, usable)]
-    for sentence in (*faults, *(f"warning: {sentence}" for sentence in find_ineffective(app, usable))):
+    unusable = list(unusable_settings(app, settings))
+    usable = without_faults(unusable, settings).under(app.cli_config)
+    faults = [*(fault.sentence for fault in unusable), *invalid_values(app, usable)]
+    for sentence in (*faults, *(f"warning: {sentence}" for sentence in ineffective_settings(app, usable))):
         print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
     if not faults:
         files = ", ".join(map(str, settings.files)) or "no configuration file; every setting has its default"
@@ -72,15 +68,15 @@ def report_faults(app: SharedKernelGateway, settings: Settings) -> int:
     return 1 if faults else 0
 
 
-def find_senseless(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each value that its trait takes and that makes no sense all the same.
+def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each value that its trait accepts, but that is invalid.
 
     Parameters
     ----------
     app
-        Would be started with *settings*, and would stop at the first of these.
+        The application to start with *settings*; it would stop at the first of these.
     settings
-        What can be used of the files, and the command line's.
+        The usable settings of the files, and those of the command line.
     """
     files = settings.files
     value = partial(value_at_start, app, settings)
@@ -105,54 +101,64 @@ def find_senseless(app: SharedKernelGateway, settings: Settings) -> Iterator[str
             yield str(error)
 
 
-def find_ineffective(app: SharedKernelGateway, settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each thing that is set and holds for nobody, with which a gateway serves all the same.
+def ineffective_settings(app: Application, settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each setting that applies to nobody; a gateway serves all the same.
 
     Parameters
     ----------
     app
-        Would be started with *settings*.
+        The application to start with *settings*.
     settings
-        What can be used of the files, and the command line's.
+        The usable settings of the files, and those of the command line.
     """
     value = partial(value_at_start, app, settings)
-    if value("identity") != "jupyterhub":  # whose groups nobody else knows
+    if value("identity") != "jupyterhub":  # only the hub knows its groups
         yield from check_group_names(value("quotas"), value("groups"), settings.files)
 
 
-def find_unusable(app: SharedKernelGateway, settings: Settings) -> Iterator[Fault]:
-    """Yield what is set and known to nothing, and what has a value that it cannot have."""
-    classes = {cls.__name__: cls for known in (type(app), *app.classes) for cls in known.__mro__}
+def unusable_settings(app: Application, settings: Settings) -> Iterator[ConfigFault]:
+    """Yield a fault for each setting with an unknown name or an unacceptable value.
+
+    Parameters
+    ----------
+    app
+        The application to start with *settings*.
+    settings
+        The settings of the files.
+    """
+    bases = (cls for known in (type(app), *app.classes) for cls in known.__mro__)
+    classes = {cls.__name__: cls for cls in bases if issubclass(cls, Configurable)}
     for section, values in settings.config.items():
         where = place(settings.files, section, "")
         if not isinstance(values, Config):
             text = f"c.{section} is no section; write c.SECTION.NAME = VALUE."
-            yield Fault(sentence=f"{where}{text}", section=section, is_refused=section in classes)
+            yield ConfigFault(sentence=f"{where}{text}", section=section, is_refused=section in classes)
         elif section in classes:
-            traits = getattr(classes[section], "class_traits", dict)(config=True)
-            yield from _unusable_values(app, settings, section, traits)
+            yield from _unusable_values(app, settings, section, classes[section].class_traits(config=True))
         elif section != "HubAuth":  # the jupyterhub package's, which need not be there
-            yield Fault(sentence=f"{where}there is nothing called {section} here; check the name.", section=section)
+            yield ConfigFault(
+                sentence=f"{where}there is nothing called {section} here; check the name.", section=section
+            )
 
 
 def _unusable_values(
-    app: SharedKernelGateway, settings: Settings, section: str, traits: dict[str, Any]
-) -> Iterator[Fault]:
+    app: Application, settings: Settings, section: str, traits: dict[str, Any]
+) -> Iterator[ConfigFault]:
     for name, value in settings.config[section].items():
         where = place(settings.files, section, name)
         if name not in traits:
             text = f"{section} has no setting {name!r}; see the administrator's guide for those there are."
-            yield Fault(sentence=f"{where}{text}", section=section, name=name)
+            yield ConfigFault(sentence=f"{where}{text}", section=section, name=name)
         elif not isinstance(value, LazyConfigValue):
             try:
                 traits[name]._validate(app, value)
             except TraitError as error:
                 text = _wanted(app, traits[name], value) or f"{str(error).rstrip('.')}."
-                yield Fault(sentence=f"{where}{text}", section=section, name=name, is_refused=True)
+                yield ConfigFault(sentence=f"{where}{text}", section=section, name=name, is_refused=True)
 
 
-def _wanted(app: SharedKernelGateway, trait: Any, value: Any) -> str | None:
-    """Return what a trait takes instead of *value*; None where it is a validator that does not take it."""
+def _wanted(app: Application, trait: Any, value: Any) -> str | None:
+    """Return what a trait accepts instead of *value*; None if only its validator refuses it."""
     if isinstance(trait, Enum):
         return f"{trait.name} is {value!r}; write one of {', '.join(map(repr, trait.values or ()))}."
     least = getattr(trait, "min", None)
@@ -165,10 +171,10 @@ def _wanted(app: SharedKernelGateway, trait: Any, value: Any) -> str | None:
     return None
 
 
-def leave_out(faults: Iterable[Fault], settings: Settings) -> Settings:
-    """Return *settings* without what has *faults*."""
+def without_faults(faults: Iterable[ConfigFault], settings: Settings) -> Settings:
+    """Return *settings* without those that have *faults*."""
     left_out = {(fault.section, fault.name) for fault in faults}
-    # Section by section: a section that is none, as JSON may have it, cannot be copied.
+    # Section by section: a value in the place of a section, as in a JSON file, cannot be copied.
     return Settings(
         Config(
             {

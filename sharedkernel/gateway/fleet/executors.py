@@ -1,11 +1,11 @@
-"""The executors that a gateway serves: one, or one for each of several devices of this host.
+"""Connections to the executors: one, or one for each of several devices of this host.
 
-Without names in the configuration there is one executor, whichever device it serves, and everything is as it says.
-With names, each has a runtime directory that follows from its device's name (`paths.py`), a session stays on the
-executor that it was started by, and one that is away is nobody's business but its own sessions'.
+If the configuration names no devices, there is one executor, of any device, and its status document is used as it is.
+Otherwise each executor has a runtime directory that follows from its device's name (`paths.py`), a session stays on the
+executor that started it, and an executor that is away affects its own sessions only.
 
-Covers which executors there are, what they say, and which one gets a new session. Which sessions live where,
-`kernels.py` knows.
+Covers which executors there are, their status, and which one gets a new session; `kernels/registry.py` has the
+sessions.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from typing import Any
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelError
 from sharedkernel.executor.client import ELSEWHERE, ExecutorClient
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
-from sharedkernel.gateway.fleet.placement import Experience, choose, shelf_owners
+from sharedkernel.gateway.fleet.placement import NotebookHistory, choose, shelf_owners
 from sharedkernel.paths import FIRST_DEVICES, LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.protocol import SessionDied
 
 #: name of the only executor, where the configuration names none
 ONLY = ""
-#: seconds that one of several executors may take to say how it is; the others are not kept waiting any longer
-_PATIENCE = 2.0
-#: seconds that a new session waits for one whose place no other can take: the first to answer where none does, as when
-#: the whole machine is busy, or the one with its user's shelf
-_PLACING_PATIENCE = 20.0
+#: seconds to wait for the status of each of several executors
+_STATUS_TIMEOUT = 2.0
+#: seconds that a new session waits for an executor that no other can replace: the first one to answer if none does, as
+#: on a busy machine, or the one with its user's shelf
+_PLACEMENT_TIMEOUT = 20.0
 
 _DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
 
 
 def parse_devices(value: Any) -> tuple[str, ...]:
-    """Return the devices of the setting `executors`, seen to be usable together.
+    """Return the devices of the setting `executors`, if they can be used together.
 
     Raises
     ------
     ConfigError
-        When they are not.
+        When they cannot.
     """
     if not isinstance(value, list | tuple):
         raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
@@ -68,13 +68,13 @@ class Executors:
     Parameters
     ----------
     runtime_directory
-        Where they and the gateway meet.
+        Directory in which the gateway meets the executors.
     devices
-        Their names, as :func:`parse_devices` returns them; none: the only executor is called :data:`ONLY`.
+        Names of their devices, from :func:`parse_devices`; none: the only executor is called :data:`ONLY`.
     placement
-        The rule for new sessions; may be set anew.
+        Rule that chooses the device of a new session; may be replaced.
     on_died, on_connected, on_earlier_wanted
-        Called with the device's name (and the news), on the event loop; see
+        Called on the event loop with the device's name and the report; see
         :class:`~sharedkernel.executor.client.ExecutorClient`.
 
     Raises
@@ -107,17 +107,17 @@ class Executors:
             )
             for name in devices or (ONLY,)
         }
-        self._experience = Experience()
-        #: who has something on which device's shelf, as far as it has said
+        self._history = NotebookHistory()
+        #: names of users with entries on each device's shelf, at its last answer
         self._shelf_owners: dict[str, set[str]] = {}
-        #: what was asked and is not answered yet, by device, with the time when
+        #: unanswered requests for the status by device, with the time of each
         self._asked: dict[str, dict[asyncio.Task[dict[str, Any]], float]] = {name: {} for name in self._clients}
-        #: what is done at the next change, by device
+        #: tasks that end at the next change, by device
         self._changes: dict[str, asyncio.Task[None]] = {}
 
     @property
     def several(self) -> bool:
-        """Whether there is something to choose."""
+        """Whether there is more than one executor."""
         return len(self._clients) > 1
 
     def __getitem__(self, name: str) -> ExecutorClient:
@@ -127,30 +127,30 @@ class Executors:
         return iter(self._clients)
 
     def connected(self) -> list[str]:
-        """Return the devices whose executors are there right now."""
+        """Return the devices whose executors are connected."""
         return [name for name, client in self._clients.items() if client.connected]
 
     def absences(self) -> list[str]:
-        """Return a sentence for each executor that is not there right now, for those who run this machine."""
+        """Return a sentence for each executor that is not connected, for administrators."""
         return [client.absence() for client in self._clients.values() if not client.connected]
 
     def environments(self) -> list[str]:
-        """Return the Python environments that sessions can have on any device, besides the executors' own."""
+        """Return the Python environments of all executors, besides their own."""
         return sorted({name for client in self._clients.values() for name in client.environments})
 
     def describe(self, names: Collection[str]) -> str:
-        """Return which executors these are, for a sentence."""
+        """Return a phrase for the executors of these devices."""
         if not self.several:
             return f"the executor ({next(iter(self._clients.values())).path})"
         return f"the executor{'s' * (len(names) != 1)} of {', '.join(names)}"
 
     def keep_connected(self) -> None:
-        """Connect to all, again whenever one comes back."""
+        """Connect to all executors, and again whenever one comes back."""
         for client in self._clients.values():
             client.keep_connected()
 
     async def close(self) -> None:
-        """Leave all of them."""
+        """Disconnect from all executors."""
         for client in self._clients.values():
             await client.close()
         for tasks in self._asked.values():
@@ -159,7 +159,7 @@ class Executors:
         for change in self._changes.values():
             change.cancel()
 
-    # --- what they say ------------------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------------
 
     async def status(self, count_sessions: Callable[[str], int]) -> dict[str, Any]:
         """Return the status document of all devices, nothing hidden.
@@ -167,12 +167,12 @@ class Executors:
         Parameters
         ----------
         count_sessions
-            Returns how many sessions are known to be on a device; asked for those whose executor does not answer.
+            Returns the number of known sessions on a device; called for devices whose executor does not answer.
 
         Raises
         ------
         ExecutorUnavailable
-            When none of them answers.
+            When no executor answers.
         """
         if not self.several:
             return await next(iter(self._clients.values())).status()
@@ -187,24 +187,24 @@ class Executors:
         return merge(documents, away, list(self._clients), self.placement)
 
     async def documents(self) -> dict[str, dict[str, Any]]:
-        """Return the status document of each executor that answers soon, by device, in the configuration's order."""
-        # Nobody shares an answer: who asks after having done something must see it done.
+        """Return the status document of each executor that answers in time, by device, in the configuration's order."""
+        # Callers never share an answer: a caller that has changed something must see the change.
         asked = {name: self._ask(name) for name in self.connected() if self._is_answering(name)}
         if asked:
-            await asyncio.wait(asked.values(), timeout=_PATIENCE)
+            await asyncio.wait(asked.values(), timeout=_STATUS_TIMEOUT)
         return self._answers(asked)
 
     def _answers(self, asked: Mapping[str, asyncio.Task[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
         documents = {name: asked[name].result() for name in self._clients if name in asked and _succeeded(asked[name])}
         for name, document in documents.items():
-            self._experience.observe(name, document)
+            self._history.observe(name, document)
             self._shelf_owners[name] = shelf_owners(document)
         return documents
 
     async def wait_for_change(self, seconds: float) -> None:
         """Return at the first change since the last call, on any device, and no later than after *seconds*.
 
-        A change is one of sessions' states, lanes or limits, or of who answers; figures alone are none.
+        Sessions' states, lanes, limits and the executors that answer count as changes; figures alone do not.
         """
         self._listen()
         if not self._changes:
@@ -213,7 +213,7 @@ class Executors:
         await asyncio.wait(self._changes.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for name in [name for name, change in self._changes.items() if change.done()]:
             _succeeded(self._changes.pop(name))
-        self._listen()  # now: what changes while the caller asks for the status counts as a change after it
+        self._listen()  # now, so that a change while the caller asks for the status is a change after it
 
     def _listen(self) -> None:
         for name in self.connected():
@@ -229,12 +229,12 @@ class Executors:
     def _answered(self, name: str, task: asyncio.Task[dict[str, Any]]) -> None:
         del self._asked[name][task]
         if not task.cancelled():
-            task.exception()  # or it would be complained of, when nobody waited for it any longer
+            task.exception()  # or asyncio would log it, if no caller waits any longer
 
     def _is_answering(self, name: str) -> bool:
-        """Whether no question has waited for so long that others should not have to."""
+        """Whether no request has been unanswered for longer than the timeout."""
         oldest = min(self._asked[name].values(), default=math.inf)
-        return asyncio.get_running_loop().time() < oldest + _PATIENCE
+        return asyncio.get_running_loop().time() < oldest + _STATUS_TIMEOUT
 
     def _why_away(self, name: str) -> str:
         client = self._clients[name]
@@ -243,7 +243,7 @@ class Executors:
         return str(client.unavailable())
 
     def unavailable(self) -> ExecutorUnavailable:
-        """Return the error that says that no executor answers."""
+        """Return an error that says that no executor answers."""
         return self._none_answers(self._clients) if self.several else next(iter(self._clients.values())).unavailable()
 
     def _none_answers(self, names: Collection[str]) -> ExecutorUnavailable:
@@ -252,21 +252,21 @@ class Executors:
             f"or wait for them; {ELSEWHERE}."
         )
 
-    # --- where to -----------------------------------------------------------------------------------------------------
+    # --- placement ----------------------------------------------------------------------------------------------------
 
     async def place(
         self, user: str, notebook: str | None, *, count_in_use: Callable[[str], int], without: Collection[str]
     ) -> str:
-        """Return the device that a new session gets.
+        """Return the device for a new session.
 
         Parameters
         ----------
         user, notebook
-            Whose it is, and its path if there is one.
+            The session's user, and the path of its notebook if there is one.
         count_in_use
-            Returns how many sessions on a device are in use or being started; called at the very moment of choosing.
+            Returns the number of sessions in use or starting on a device; called after the last await.
         without
-            Devices that were tried.
+            Devices that have refused.
 
         Raises
         ------
@@ -284,24 +284,24 @@ class Executors:
             documents |= await self._wait_for_any(has_shelf or late)
         if not documents:
             raise self._none_answers(self._clients)
-        # What is on a shelf can be had on its device only, and matters more than load.
+        # A shelf's entries can be used on its device only, which matters more than load.
         documents = {name: found for name, found in documents.items() if user in shelf_owners(found)} or documents
-        demand = self._experience.demand(user, notebook, documents)
+        demand = self._history.demand(user, notebook, documents)
         return choose(self.placement, demand, documents, {name: count_in_use(name) for name in documents})
 
     async def _wait_for_any(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return the status documents of those of *names* that answer first; none if that takes too long."""
+        """Return the status documents of those of *names* that answer first; none after the timeout."""
         asked = {name: self._ask(name) for name in names}
         pending: set[asyncio.Task[dict[str, Any]]] = set(asked.values())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PLACING_PATIENCE):
+            async with asyncio.timeout(_PLACEMENT_TIMEOUT):
                 while pending and not any(map(_succeeded, asked.values())):
                     _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         return self._answers(asked)
 
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:
-    """Whether there is an answer; an error that is none of ours is raised."""
+    """Whether there is an answer; raises errors that are not of this package."""
     if not task.done() or task.cancelled():
         return False
     error = task.exception()

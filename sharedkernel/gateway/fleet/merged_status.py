@@ -1,17 +1,18 @@
-"""One status document for several devices, made of the one that each executor gives of its own. Pure.
+"""One status document for several devices, merged from the executors' documents. Pure.
 
-The names that a single device's document has mean the same here: `device` sums up the devices whose executors answer,
-`users` what each user has on all of those, `lanes` and `sessions` are everybody's. Beside them:
+Fields of a single device's document have the same meaning here: `device` is the sum of the devices whose executors
+answer, `users` have their sums over all of those, `lanes` and `sessions` are those of all. There are also:
 
-- ``devices``: one entry for each device of the configuration, like `device`, but ``name`` is the device's name there
-  (``cuda:1``), ``description`` what the executor calls it, ``available`` whether its executor answers, ``message`` why
-  not, ``num_sessions`` how many sessions are there. While it does not answer, what only it knows is null;
+- ``devices``: one entry for each device of the configuration, like `device`. Its ``name`` is the device's name in the
+  configuration (``cuda:1``), ``description`` the executor's name for it, ``available`` whether its executor answers,
+  ``message`` why not, ``num_sessions`` the number of its sessions. While its executor does not answer, other fields are
+  null;
 - ``device`` on each lane and session: the name of its device. A lane's ``id`` is unique over all devices; ``number`` is
-  what its own executor, and so the notebooks that it serves, call it;
-- ``devices`` on each user: memory and quota by device, because quotas are. Sums can hide that one device is full.
+  its id at its own executor, and so in the notebooks there;
+- ``devices`` on each user: memory and quota by device, since quotas are by device. A sum can hide that one is full.
 
-What cannot be summed is not made up: a user's waits are the longest of any device (those over all devices are no
-longer), `peak_bytes` is the largest of any device, and other fields are there if the devices agree on them.
+Fields that cannot be summed: a user's waits and `peak_bytes` are the largest of any device; other fields are there only
+if the devices agree on them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _SUMMED = frozenset(
         "framework_bytes", "shelf_bytes", "offloaded_bytes", "attained_service_seconds", "iterations",
     }
 )  # fmt: skip
-#: fields of which the largest of any device is told
+#: fields that are the largest of any device
 _LARGEST = frozenset({"quantum_seconds", "peak_bytes", "wait_p50_seconds", "wait_p95_seconds"})
-#: fields that are put together as words
+#: fields that are joined as text
 _JOINED = frozenset({"kind", "policy"})
-#: what a user's entry says of each device
+#: fields of a user's entry for each device
 _BY_DEVICE = ("quota_bytes", "persistent_bytes", "ephemeral_bytes", "framework_bytes", "shelf_bytes")
 
 
@@ -46,13 +47,13 @@ def merge(
     Parameters
     ----------
     documents
-        What the executors said, by device; at least one.
+        Documents of the executors that answer, by device; at least one.
     away
         Entries of the other devices, from :func:`away_entry`.
     order
-        All devices, as configured.
+        All devices, in the configuration's order.
     placement
-        The rule by which new sessions get their device.
+        Rule that chooses the device of a new session.
     """
     answering = [name for name in order if name in documents]
     entries = [_entry(name, documents[name]) if name in documents else away[name] for name in order]
@@ -77,7 +78,17 @@ def merge(
 
 
 def unique(lane: int | None, place: int, num_devices: int) -> int | None:
-    """Return a number for a lane of the device at *place* that no lane of another device has."""
+    """Return a number for a lane that is unique over all devices.
+
+    Parameters
+    ----------
+    lane
+        Its number on its own device; None: no lane.
+    place
+        Index of the device in the configuration.
+    num_devices
+        Number of all devices.
+    """
     return None if lane is None else lane * num_devices + place
 
 
@@ -87,13 +98,13 @@ def away_entry(name: str, last_seen: Device | None, num_sessions: int, message: 
     Parameters
     ----------
     name
-        In the configuration.
+        Its name in the configuration.
     last_seen
-        What it was when it answered last; None: it never did.
+        The device at the executor's last answer; None: it never answered.
     num_sessions
-        Sessions that are known to be there.
+        Number of its known sessions.
     message
-        What is wrong, and what to do.
+        Why it does not answer, and what to do.
     """
     return {
         "name": name,
@@ -123,7 +134,7 @@ def _entry(name: str, document: Document) -> dict[str, Any]:
 
 
 def _users(users: Mapping[str, Sequence[Document]]) -> list[dict[str, Any]]:
-    """Return everybody's entries; those whom some executors do not know have nothing there."""
+    """Return all users' entries; a user without an entry on some device uses nothing there."""
     found: dict[str, dict[str, Document]] = {}
     for device, entries in users.items():
         for entry in entries:
@@ -145,12 +156,12 @@ def _combine(entries: Sequence[Document]) -> dict[str, Any]:
     combined = {}
     for key in entries[0]:
         values = [entry[key] for entry in entries if key in entry]
-        if len(values) == len(entries) and (value := _one(key, values)) is not _UNSAID:
+        if len(values) == len(entries) and (value := _one(key, values)) is not _DIFFERS:
             combined[key] = value
     return combined
 
 
-_UNSAID = object()
+_DIFFERS = object()
 
 
 def _one(key: str, values: Sequence[Any]) -> Any:
@@ -161,7 +172,7 @@ def _one(key: str, values: Sequence[Any]) -> Any:
         return max(known, default=None)
     if key in _JOINED:
         return ", ".join(_distinct(str(value) for value in values))
-    return values[0] if all(value == values[0] for value in values) else _UNSAID
+    return values[0] if all(value == values[0] for value in values) else _DIFFERS
 
 
 def _distinct(words: Iterable[str]) -> list[str]:

@@ -1,20 +1,20 @@
-"""What the gateway knows of devices and notebooks when it has to say where a new session goes. Pure.
+"""Placement of new sessions: the demand of a notebook and the state of the devices. Pure.
 
-The rules are the core's (`scheduling/placement.py`); this module tells them what is wanted and how the devices are:
+The rules are the core's (`scheduling/placement.py`); this module provides their input:
 
-- a device's *load* is the sessions in use on it: with a cell running, or used in the last minutes. A notebook that was
-  just opened counts, since its cells are about to come, and one left open since yesterday does not;
-- its *free memory* is what no session, lane or shelf has; idle sessions can be offloaded, so that a full device is
-  a worse place, not an impossible one;
-- its *speed*, the *memory* and *utilisation* that a notebook will need are those of the notebook's earlier sessions
-  (:class:`Experience`), if there were any since the gateway started. Where it never ran, a device is taken to be as
-  fast as the fastest, so that it is tried;
-- how long a notebook goes on nobody knows, so each session in use is taken to need as long as the one to be placed.
+- a device's *load* is the number of sessions in use on it: with a running cell, or active in the last minutes. So a
+  notebook that was just opened counts, and one left open since yesterday does not;
+- its *free memory* is what no session, lane or shelf has. Idle sessions can be offloaded, so a full device is worse,
+  but possible;
+- its *speed*, and the *memory* and *utilisation* that a notebook will need, are those of its earlier sessions
+  (:class:`NotebookHistory`), if there were any since the gateway started. A device on which it never ran is taken to be
+  as fast as the fastest, so that it is tried;
+- the remaining time of a notebook is unknown, so each session in use is taken to need as long as the new one.
 
-Before all that, a user who has something on a device's shelf is placed there: it cannot be had elsewhere.
+A user with entries on a device's shelf is placed there first of all: they cannot be used elsewhere.
 
-A session must go somewhere, so when a rule has no device with the memory, or with nothing to do, it is asked as if
-little were wanted, and at last the least loaded device is taken: cells wait for memory there.
+A session must be placed. So if a rule finds no device, it is asked again with a small demand, and at last the least
+loaded device is taken, where cells wait for memory.
 """
 
 from __future__ import annotations
@@ -26,39 +26,47 @@ from typing import Any
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState
 
-#: notebooks remembered
-_MOST_NOTEBOOKS = 1000
+#: most notebooks remembered
+_MAX_NOTEBOOKS = 1000
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What a notebook's sessions showed."""
+class _Observed:
+    """Figures of a notebook's sessions."""
 
-    #: most bytes that one had
+    #: largest memory of one, bytes
     memory: int = 0
-    #: on its own, 0 to 1; None: not known
+    #: utilisation of its device when alone, 0 to 1; None: not known
     utilisation: float | None = None
     #: device time per iteration by device, seconds
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Experience:
-    """What users' notebooks needed until now, by user and path; the longest unseen are forgotten."""
+class NotebookHistory:
+    """The needs of users' notebooks until now, by user and path; the least recently seen are forgotten."""
 
     def __init__(self) -> None:
-        self._notebooks: dict[tuple[str, str], _Seen] = {}
+        self._notebooks: dict[tuple[str, str], _Observed] = {}
 
     def observe(self, device: str, status: Mapping[str, Any]) -> None:
-        """Take note of the sessions in *status*, the document of *device* with nothing hidden."""
+        """Record the sessions of a device.
+
+        Parameters
+        ----------
+        device
+            Its name in the configuration.
+        status
+            Its status document, nothing hidden.
+        """
         for session in status["sessions"]:
             if session["notebook"] is not None:
                 self._observe(device, session)
-        while len(self._notebooks) > _MOST_NOTEBOOKS:
+        while len(self._notebooks) > _MAX_NOTEBOOKS:
             del self._notebooks[next(iter(self._notebooks))]
 
     def _observe(self, device: str, session: Mapping[str, Any]) -> None:
         key = session["user"], session["notebook"]
-        seen = self._notebooks[key] = self._notebooks.pop(key, _Seen())
+        seen = self._notebooks[key] = self._notebooks.pop(key, _Observed())
         seen.memory = max(seen.memory, memory_of(session) + (session["ephemeral_bytes"] or 0))
         if (utilisation := utilisation_of(session)) is not None:
             seen.utilisation = utilisation
@@ -66,8 +74,16 @@ class Experience:
             seen.seconds[device] = session["iteration_seconds"]
 
     def demand(self, user: str, notebook: str | None, devices: Mapping[str, Any]) -> Demand:
-        """Return what a new session of *notebook* will need on *devices*."""
-        seen = self._notebooks.get((user, notebook or ""), _Seen())
+        """Return the demand of a new session.
+
+        Parameters
+        ----------
+        user, notebook
+            Its user, and the path of its notebook if there is one.
+        devices
+            The devices to choose from, by name.
+        """
+        seen = self._notebooks.get((user, notebook or ""), _Observed())
         known = {name: seconds for name, seconds in seen.seconds.items() if name in devices}
         fastest = min(known.values(), default=None)
         return Demand(
@@ -85,11 +101,11 @@ def choose(rule: str, demand: Demand, documents: Mapping[str, Mapping[str, Any]]
     rule
         A name of :data:`~sharedkernel.scheduling.placement.PLACEMENTS`.
     demand
-        What it will need.
+        Demand of the session.
     documents
-        The status documents of the devices to choose from, in the configuration's order; at least one.
+        Status documents of the devices to choose from, in the configuration's order; at least one.
     in_use
-        Sessions in use on each, those being started included.
+        Number of sessions in use or starting on each device.
     """
     states = [_state(name, documents[name], in_use[name], demand) for name in documents]
     little = Demand(utilisation=0.0, seconds=demand.seconds)
@@ -100,12 +116,12 @@ def choose(rule: str, demand: Demand, documents: Mapping[str, Mapping[str, Any]]
 
 
 def check_rule(name: Any) -> str:
-    """Return *name* if there is such a rule.
+    """Return *name* if it is a placement rule.
 
     Raises
     ------
     ConfigError
-        If not.
+        If it is none.
     """
     if name not in list(PLACEMENTS):
         raise ConfigError(f"placement is {name!r}; write one of {', '.join(map(repr, map(str, PLACEMENTS)))}.")
@@ -133,16 +149,16 @@ def _state(name: str, document: Mapping[str, Any], in_use: int, demand: Demand) 
 
 
 def shelf_owners(document: Mapping[str, Any]) -> set[str]:
-    """Return who has something on the shelf of the device of *document*."""
+    """Return the names of users with entries on the shelf of a device, from its status document."""
     return {entry["name"] for entry in document["users"] if entry.get("shelf_bytes")}
 
 
 def utilisation_of(session: Mapping[str, Any]) -> float | None:
-    """Return how busy (0 to 1) a session of a status document keeps its device alone, seen or else predicted."""
+    """Return how busy (0 to 1) a session of a status document keeps its device alone, measured or else predicted."""
     seen: float | None = session.get("utilisation")
     return session.get("utilisation_predicted") if seen is None else seen
 
 
 def memory_of(session: Mapping[str, Any]) -> int:
-    """Return the bytes that a session of a status document keeps between iterations."""
+    """Return the bytes that a session of a status document holds between iterations."""
     return int(session["persistent_bytes"] + session["framework_bytes"])

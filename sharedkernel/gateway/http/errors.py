@@ -1,4 +1,4 @@
-"""How an error of ours is answered: one JSON sentence with a proper status, logged without a traceback."""
+"""Error responses: one JSON sentence with an HTTP status, logged without a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tornado import web
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway.http.metrics import REFUSALS
 
-#: statuses of errors, by reason; other refusals are conflicts, other errors the gateway's fault
+#: HTTP status by the error's reason; other refusals are conflicts, other errors the gateway's fault
 _STATUSES = {
     "config": HTTPStatus.BAD_REQUEST,
     "bad_request": HTTPStatus.BAD_REQUEST,
@@ -34,13 +34,13 @@ _STATUSES = {
 
 
 def http_status(error: SharedKernelError) -> HTTPStatus:
-    """Return the HTTP status of *error*: the one place that knows."""
+    """Return the HTTP status of *error*; only this function decides it."""
     other = HTTPStatus.CONFLICT if isinstance(error, Refused) else HTTPStatus.INTERNAL_SERVER_ERROR
     return _STATUSES.get(error.reason, other)
 
 
 def refusal_in(error: BaseException | None) -> SharedKernelError | None:
-    """Return the error of ours that *error* is, or that one of Jupyter's handlers has wrapped."""
+    """Return *error*, or the error that a handler of Jupyter's has wrapped, if it is one of this package's."""
     for candidate in (error, getattr(error, "__cause__", None)):
         if isinstance(candidate, SharedKernelError):
             return candidate
@@ -48,7 +48,7 @@ def refusal_in(error: BaseException | None) -> SharedKernelError | None:
 
 
 def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
-    """Set status and headers for *refusal* and return the body."""
+    """Set status and headers for *refusal*, and return the body."""
     REFUSALS.labels(reason=refusal.reason).inc()
     handler.set_status(http_status(refusal))
     handler.set_header("Content-Type", "application/json")
@@ -58,28 +58,35 @@ def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
 
 
 def finish_refused(handler: web.RequestHandler, refusal: SharedKernelError) -> NoReturn:
-    """End the request of *handler*, be it Jupyter's or ours, with *refusal*.
+    """End a request with an error response.
+
+    Parameters
+    ----------
+    handler
+        Handles the request; one of Jupyter's or of this package.
+    refusal
+        The error.
 
     Raises
     ------
     Finish
-        Always: by it tornado ends a request.
+        Always: tornado ends the request with it.
     """
     raise web.Finish(_write(handler, refusal))
 
 
-class AnswersRefusals(web.RequestHandler):
-    """Answers an error of ours as ``{"message", "reason"}``."""
+class ErrorResponseMixin(web.RequestHandler):
+    """Answers a :class:`~sharedkernel.errors.SharedKernelError` with ``{"message", "reason"}``."""
 
     _refused = False
 
     def get_json_body(self) -> Any:
-        """Return the request's body as Jupyter does, which forgets that it may be no text.
+        """Return the request's JSON body; Jupyter's own method fails on a body that is not UTF-8.
 
         Raises
         ------
         Refused
-            When it is none.
+            When it is not UTF-8.
         """
         try:
             return super().get_json_body()  # type: ignore[misc]
@@ -95,7 +102,7 @@ class AnswersRefusals(web.RequestHandler):
             self.log.info("refused %s %s (%s): %s", self.request.method, self.request.path, refusal.reason, refusal)  # type: ignore[attr-defined]
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Write the answer."""
+        """Write the response."""
         refusal = refusal_in(kwargs.get("exc_info", (None, None))[1])
         if refusal is None:
             super().write_error(status_code, **kwargs)
@@ -105,6 +112,6 @@ class AnswersRefusals(web.RequestHandler):
 
     def _log(self) -> None:
         if self._refused:
-            prometheus_log_method(self)  # it is in the log already, in fewer words
+            prometheus_log_method(self)  # log_exception has logged it
         else:
             super()._log()

@@ -1,7 +1,7 @@
-"""The gateway's routes: Jupyter's for kernels and notebook sessions, and our own for status and quotas.
+"""The gateway's routes: Jupyter's for kernels and notebook sessions, and its own for status, quotas and policy.
 
-Jupyter's handlers are used as they are, but for two things: a refusal is answered as one JSON sentence with a proper
-status and logged without a traceback, and starting a kernel takes the client's environment.
+Jupyter's handlers are used with two changes: a refusal is answered with one JSON sentence and an HTTP status, and
+logged without a traceback; and starting a kernel uses the client's environment.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from tornado import web
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.status import visible_to
-from sharedkernel.gateway.auth.audit import Audited
+from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.config.quotas import QuotaError
 from sharedkernel.gateway.http import health, shelf_handlers
-from sharedkernel.gateway.http.errors import AnswersRefusals
-from sharedkernel.gateway.http.status_feed import EventsHandler
-from sharedkernel.gateway.http.websocket_registry import PingedByJupyter
+from sharedkernel.gateway.http.errors import ErrorResponseMixin
+from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.scheduling.policies import POLICIES
 from sharedkernel.units import parse_duration
 
 
-class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
+class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandler):
     """``/api/kernels``."""
 
-    acts: ClassVar[dict[str, str]] = {"POST": "start session"}
+    actions: ClassVar[dict[str, str]] = {"POST": "start session"}
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """List the kernels, once those that outlived an earlier gateway are known: nobody takes them for gone."""
+        """List the kernels, once those that outlived an earlier gateway are known."""
         manager: Any = self.kernel_manager
-        await manager.adoption.gathered()
+        await manager.recovery.gathered()
         await cast("Awaitable[None]", super().get())
 
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """Start a session, or return the one that this client's place has already."""
+        """Start a session, or return the one that this client has already."""
         body = read_body(self, {"name": str, "path": str, "env": dict})
         env = body.get("env", {})
         if not all(map(is_text, (*env, *env.values()))):
@@ -60,15 +60,15 @@ class KernelsHandler(AnswersRefusals, Audited, kernels.MainKernelHandler):
         self.finish(json.dumps(self.kernel_manager.kernel_model(kernel_id), default=json_default))
 
 
-class KernelHandler(AnswersRefusals, Audited, kernels.KernelHandler):
+class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):
     """``/api/kernels/ID``."""
 
-    acts: ClassVar[dict[str, str]] = {"DELETE": "end session"}
+    actions: ClassVar[dict[str, str]] = {"DELETE": "end session"}
 
     @web.authenticated
     @authorized
     async def delete(self, kernel_id: str) -> None:
-        """Shut a session down; with ``?linger=0`` it ends at once, also where it lingers already."""
+        """Shut a session down; with ``?linger=0`` it ends at once, even if it is detached already."""
         try:
             linger = self.get_query_argument("linger", None)
             seconds = None if linger is None else parse_duration(float(linger) if linger.isdecimal() else linger)
@@ -80,14 +80,14 @@ class KernelHandler(AnswersRefusals, Audited, kernels.KernelHandler):
         self.finish()
 
 
-class KernelActionHandler(AnswersRefusals, Audited, kernels.KernelActionHandler):
+class KernelActionHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelActionHandler):
     """``/api/kernels/ID/interrupt`` and ``/restart``."""
 
-    acts: ClassVar[dict[str, str]] = {"POST": "{action} session"}
+    actions: ClassVar[dict[str, str]] = {"POST": "{action} session"}
 
 
-class KernelChannelsHandler(AnswersRefusals, Audited, PingedByJupyter, KernelWebsocketHandler):
-    """``/api/kernels/ID/channels``: the websocket that carries a session's messages."""
+class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin, KernelWebsocketHandler):
+    """``/api/kernels/ID/channels``: the websocket for a session's messages."""
 
     @ws_authenticated
     async def get(self, kernel_id: str) -> None:
@@ -97,20 +97,20 @@ class KernelChannelsHandler(AnswersRefusals, Audited, PingedByJupyter, KernelWeb
 
     async def open(self, kernel_id: str) -> None:  # type: ignore[override]
         """Attach to the session."""
-        self.record_act("attach to session")
+        self.record_action("attach to session")
         await super().open(kernel_id)
 
 
-class ReadsNotebookSession(AnswersRefusals):
-    """Takes a notebook session's body, which Jupyter's handlers then rely on, only as it should be."""
+class NotebookSessionBodyMixin(ErrorResponseMixin):
+    """Checks the request body of a notebook session, on which Jupyter's handlers rely."""
 
     def get_json_body(self) -> dict[str, Any] | None:
-        """Return the body without what is null in it; None where there is none.
+        """Return the body without its null values; None if there is no body.
 
         Raises
         ------
         Refused
-            When there is something else in it than there should be.
+            When a value has the wrong type.
         """
         body = super().get_json_body()
         if body is None:
@@ -121,34 +121,34 @@ class ReadsNotebookSession(AnswersRefusals):
         return body
 
 
-class NotebookSessionsHandler(ReadsNotebookSession, Audited, sessions.SessionRootHandler):
+class NotebookSessionsHandler(NotebookSessionBodyMixin, AuditedHandler, sessions.SessionRootHandler):
     """``/api/sessions``."""
 
-    acts: ClassVar[dict[str, str]] = {"POST": "start notebook session"}
+    actions: ClassVar[dict[str, str]] = {"POST": "start notebook session"}
 
-    def record_act(self, act: str, **details: Any) -> None:
-        """Write down *act*, done to the kernel of the notebook session that was started or found."""
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* on the kernel of the notebook session that was started or found, with *details*."""
         manager: Any = self.session_manager
         self.acted_on = manager.kernel_of(self._headers.get("Location", "").rpartition("/")[2])
-        super().record_act(act, **details)
+        super().record_action(action, **details)
 
 
-class NotebookSessionHandler(ReadsNotebookSession, Audited, sessions.SessionHandler):
+class NotebookSessionHandler(NotebookSessionBodyMixin, AuditedHandler, sessions.SessionHandler):
     """``/api/sessions/ID``."""
 
-    acts: ClassVar[dict[str, str]] = {"PATCH": "change notebook session", "DELETE": "end notebook session"}
+    actions: ClassVar[dict[str, str]] = {"PATCH": "change notebook session", "DELETE": "end notebook session"}
 
     async def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """Note which kernel it has: afterwards it may be gone."""
+        """Look up the notebook session's kernel: afterwards it may be gone."""
         self.acted_on = self._kernel()
         await super().prepare(*args, **kwargs)
 
-    def record_act(self, act: str, **details: Any) -> None:
-        """Write down *act*, done to the notebook session's kernel: the one it has now, should it be another one."""
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* on the notebook session's current kernel, with *details*."""
         if (kernel := self._kernel()) not in (None, self.acted_on):
             details["replaced"] = self.acted_on
             self.acted_on, self._owner = kernel, None
-        super().record_act(act, **details)
+        super().record_action(action, **details)
 
     def _kernel(self) -> str | None:
         manager: Any = self.session_manager
@@ -156,33 +156,33 @@ class NotebookSessionHandler(ReadsNotebookSession, Audited, sessions.SessionHand
         return kernel
 
 
-class GatewayHandler(AnswersRefusals, Audited, APIHandler):
+class GatewayHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
     """Base of the gateway's own routes."""
 
     auth_resource = "sharedkernel"
 
 
 class StatusHandler(GatewayHandler):
-    """``/sharedkernel/api/status``: who uses what of the devices, and who waits for what."""
+    """``/sharedkernel/api/status``: who uses and who waits for which resources."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer the status document, as this user may see it."""
+        """Return the status document, as this user may see it."""
         status = await self.kernel_manager.status()  # type: ignore[attr-defined]
         user = self.current_user
         self.finish(json.dumps(status if user.admin else visible_to(status, user.username)))
 
 
 class OffloadHandler(GatewayHandler):
-    """``/sharedkernel/api/sessions/ID/offload``: move an idle session's memory away until its next cell."""
+    """``/sharedkernel/api/sessions/ID/offload``: offload an idle session's memory until its next cell."""
 
-    acts: ClassVar[dict[str, str]] = {"POST": "offload session"}
+    actions: ClassVar[dict[str, str]] = {"POST": "offload session"}
 
     @web.authenticated
     @authorized
     async def post(self, kernel_id: str) -> None:
-        """Offload, and answer once the memory is free."""
+        """Offload the session, and return once the memory is free."""
         manager: Any = self.kernel_manager
         manager.check_visible(kernel_id, self.current_user)
         await manager.get_kernel(kernel_id).offload()
@@ -192,90 +192,104 @@ class OffloadHandler(GatewayHandler):
 
 
 class QuotasHandler(GatewayHandler):
-    """``/sharedkernel/api/quotas``: what each user may use, and where each value comes from."""
+    """``/sharedkernel/api/quotas``: each user's limits, and the source of each value."""
 
-    acts: ClassVar[dict[str, str]] = {"PUT": "change quotas"}
+    actions: ClassVar[dict[str, str]] = {"PUT": "change quotas"}
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer the requesting user's limits; an admin gets everybody's."""
+        """Return the requesting user's limits; an admin gets all users'."""
         manager: Any = self.kernel_manager
         user = self.current_user
         users = {user.username}
         if user.admin:
-            users |= manager.quotas.known_users() | manager.owners()
-        self.finish(json.dumps({"users": {name: manager.quotas.explain(name) for name in sorted(users)}}))
+            users |= manager.rules.users()
+        self.finish(json.dumps({"users": {name: manager.rules.quotas.explain(name) for name in sorted(users)}}))
 
     @web.authenticated
     @authorized
     async def put(self) -> None:
-        """Lay quotas over the configuration's, until it is read again; for admins."""
+        """Override the configuration's quotas until it is read again; for admins."""
         if not self.current_user.admin:
             raise Refused("only admins may change quotas.", reason="not_admin")
         manager: Any = self.kernel_manager
         try:
-            manager.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
+            manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
         except QuotaError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
-        await manager.configure_users()
+        await manager.rules.send_all_limits()
         await cast("Awaitable[None]", self.get())
 
 
 class PolicyHandler(GatewayHandler):
-    """``/sharedkernel/api/policy``: who is served before whom."""
+    """``/sharedkernel/api/policy``: the policy that ranks sessions."""
 
-    acts: ClassVar[dict[str, str]] = {"PUT": "change policy"}
+    actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer the policy (null where devices differ), that of each device, and what policies there are."""
+        """Return the policy (null if devices differ), that of each device, and the names of all policies."""
         manager: Any = self.kernel_manager
-        devices = await manager.policies()
+        devices = await manager.rules.policies()
         common = next(iter(devices.values())) if len(set(devices.values())) == 1 else None
         self.finish(json.dumps({"policy": common, "devices": devices, "policies": list(POLICIES)}))
 
     @web.authenticated
     @authorized
     async def put(self) -> None:
-        """Let another policy rank, until the executors end; for admins."""
+        """Apply another policy until the executors end; for admins."""
         if not self.current_user.admin:
             raise Refused("only admins may change the policy.", reason="not_admin")
         policy = read_body(self, {"policy": str}).get("policy")
         if policy is None:
             raise Refused('no `policy` is named; send one such as {"policy": "fair"}.', reason="bad_request")
         manager: Any = self.kernel_manager
-        await manager.set_policy(policy)
+        await manager.rules.set_policy(policy)
         self.log.info("%s set the policy to %s", self.current_user.username, policy)
         await cast("Awaitable[None]", self.get())
 
 
 def read_body(handler: APIHandler, kinds: dict[str, type]) -> dict[str, Any]:
-    """Return the request's JSON object, seen to hold values of these kinds where it has these names.
+    """Return the request's JSON object without its null values; {} if there is no body.
+
+    Parameters
+    ----------
+    handler
+        Handles the request.
+    kinds
+        Types of values by name; other names may have any value.
 
     Raises
     ------
     Refused
-        When it does not.
+        When the body is no JSON object, or a value has the wrong type.
     """
     body = handler.get_json_body()
     return {} if body is None else checked(body, kinds)
 
 
 def is_text(value: Any) -> bool:
-    """Whether *value* is text that can be passed on; JSON can write halves of characters, which cannot."""
+    """Whether *value* is text that can be encoded; JSON can contain lone surrogates, which cannot."""
     return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 
 def checked(value: Any, kinds: dict[str, type]) -> dict[str, Any]:
-    """Return *value* without what is null in it, if it is a JSON object with values of these kinds.
+    """Return a JSON object without its null values.
+
+    Parameters
+    ----------
+    value
+        The object.
+    kinds
+        Types of values by name; other names may have any value.
 
     Raises
     ------
     Refused
-        When it is not.
+        When it is no JSON object, or a value has the wrong type.
     """
     if not isinstance(value, dict):
         raise Refused("the request's body is no JSON object, or one in it is none.", reason="bad_request")
@@ -302,7 +316,7 @@ default_handlers = [
     (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", OffloadHandler),
     (r"/sharedkernel/api/quotas", QuotasHandler),
     (r"/sharedkernel/api/policy", PolicyHandler),
-    (r"/sharedkernel/api/events", EventsHandler),
+    (r"/sharedkernel/api/events", StatusFeedHandler),
     *shelf_handlers.default_handlers,
     *health.default_handlers,
 ]

@@ -1,6 +1,6 @@
-"""Routes for whoever operates the gateway: is it alive, is it ready, how does it do.
+"""Routes for operators: health, readiness and metrics.
 
-``/healthz`` and ``/readyz`` need no token, since what asks them has none; they tell nothing but that.
+``/healthz`` and ``/readyz`` need no token, since probes have none; they reveal nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jupyter_server.auth.decorator import allow_unauthenticated, authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
-from sharedkernel.gateway.http.errors import AnswersRefusals
+from sharedkernel.gateway.http.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.metrics import DeviceMetrics
 from sharedkernel.protocol import Counts, Device
 
@@ -23,11 +23,11 @@ class HealthHandler(web.RequestHandler):
 
     @allow_unauthenticated
     def get(self) -> None:
-        """Answer that it does."""
+        """Return "ok"."""
         self.finish("ok\n")
 
     def _log(self) -> None:
-        pass  # it is asked every few seconds
+        pass  # probes ask every few seconds
 
 
 class ReadyHandler(web.RequestHandler):
@@ -35,10 +35,10 @@ class ReadyHandler(web.RequestHandler):
 
     @allow_unauthenticated
     def get(self) -> None:
-        """Answer 200 if every executor is connected and the gateway is not draining; else 503 and why, in a word."""
+        """Return 200 if every executor is connected and the gateway is not draining; else 503 and the reason."""
         manager: Any = self.settings["kernel_manager"]
         reason = "ok"
-        if manager.draining:
+        if manager.is_draining:
             reason = "draining"
         elif set(manager.executors.connected()) != set(manager.executors):
             reason = "no executor" if not manager.executors.connected() else "an executor is away"
@@ -50,7 +50,7 @@ class ReadyHandler(web.RequestHandler):
         pass
 
 
-class MetricsHandler(AnswersRefusals, APIHandler):
+class MetricsHandler(ErrorResponseMixin, APIHandler):
     """``/metrics``, for Prometheus: Jupyter's own figures, the gateway's, and those of the devices."""
 
     auth_resource = "sharedkernel"
@@ -58,7 +58,7 @@ class MetricsHandler(AnswersRefusals, APIHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer all figures; those of devices that do not answer are left out."""
+        """Return all metrics; those of devices that do not answer are left out."""
         manager: Any = self.kernel_manager
         executors = manager.executors
         documents = await executors.documents()
@@ -76,7 +76,7 @@ class MetricsHandler(AnswersRefusals, APIHandler):
 
 
 def _label(name: str, device: Device | None) -> str:
-    """Return what a device is called: its name in the configuration, or, where there is none, its kind."""
+    """Return a device's label: its name in the configuration, or its kind if it has none."""
     return name or (device.kind if device is not None else "unknown")
 
 

@@ -1,4 +1,4 @@
-"""Logs that machines read: one line of JSON each, with whose request it was and about which session."""
+"""Log format for machines: lines of JSON, with the user and the session of the request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharedkernel.gateway.auth.audit import user_of
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as JSON: time, level, logger, message, and user and session where they are known."""
+    """Formats a record as JSON: time, level, logger, message, and user and session if they are known."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return *record* as one line."""
@@ -36,7 +36,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(log: logging.Logger, style: str) -> None:
-    """Have all of the package's messages go where *log*'s go, in this style (``"text"`` or ``"json"``)."""
+    """Send all log messages of this package to one logger's handlers.
+
+    Parameters
+    ----------
+    log
+        The application's logger.
+    style
+        ``"text"`` or ``"json"``.
+    """
     ours = logging.getLogger("sharedkernel")
     ours.parent = log
     ours.setLevel(log.level)

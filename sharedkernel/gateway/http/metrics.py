@@ -1,8 +1,8 @@
-"""What Prometheus reads at ``/metrics``: the gateway's own figures, and those of its executors.
+"""Metrics for Prometheus: the gateway's own, and those of its executors.
 
-The status document and the executors' counts are asked for when somebody reads, so that nothing is kept twice; a device
-whose executor does not answer is there with ``sharedkernel_device_up`` 0 and nothing else. Figures by user are what the
-status document tells everybody; nothing here names a notebook.
+The executors' figures are collected when Prometheus reads, so nothing is stored twice. A device whose executor does not
+answer has ``sharedkernel_device_up`` 0 and no other metric. Metrics by user are those of the status document, which all
+users see; no metric contains a notebook's name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from sharedkernel.protocol import Counts
 
-#: seconds between looks at how late the event loop is
+#: seconds between measurements of the event loop's lag
 _LAG_INTERVAL = 0.5
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
@@ -35,7 +35,7 @@ _KINDS = {
     "shelf_bytes": "shelf",
     "offloaded_bytes": "offloaded",
 }
-#: help for each of the executors' counts
+#: help text of each counter of the executors
 _ACTIONS = {
     "grants": "Grants of the device.",
     "preemptions": "Grants that were asked back at the next iteration boundary.",
@@ -46,7 +46,7 @@ _ACTIONS = {
 
 
 async def watch_loop_lag() -> None:
-    """Observe how late this event loop is, for ever."""
+    """Measure the event loop's lag, for ever."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + _LAG_INTERVAL
@@ -55,16 +55,16 @@ async def watch_loop_lag() -> None:
 
 
 class DeviceMetrics:
-    """What the executors say at one moment, for a registry of its own.
+    """The executors' metrics at one moment, in a registry of their own.
 
     Parameters
     ----------
     documents
         Status documents of the devices that answer, by name.
     counts
-        Their counts, by name.
+        Their counters, by name.
     devices
-        All devices' names.
+        Names of all devices.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DeviceMetrics:
         self._documents = documents
         self._counts = counts
         self._devices = list(devices)
-        #: made once: a registry asks for names and again for values
+        #: collects these metrics alone; describing them by itself it would collect twice
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)  # type: ignore[arg-type]
 

@@ -1,8 +1,7 @@
-"""What happens to each request before anything else sees it.
+"""The request guard: it hides tokens from logs, and refuses requests for other hosts, before any handler runs.
 
-A token in the address is moved to the headers: addresses are logged, by us, by Jupyter and by tornado, and no log shall
-hold a token, however it was spelt. And a request for a host that this gateway is not is turned away, so that a web page
-cannot reach it under a name of its own (DNS rebinding).
+A token in the address is moved to the headers, since the gateway, Jupyter and tornado log addresses. A request for
+another host is refused, so that a web page cannot reach the gateway under a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from sharedkernel.gateway.http.tls import is_loopback
 _TOKEN = "token"
 
 
-class Entrance(Router):
-    """Passes requests on to an application.
+class RequestGuard(Router):
+    """Checks requests for an application.
 
     Parameters
     ----------
     application
-        Where they go.
+        Handles the requests that pass.
     hosts
-        Names by which clients may address this gateway, beside this machine's own; None: any.
+        Host names by which clients may address this gateway, beside this machine's own; None: any.
     remote
-        Whether it listens beyond this machine, so that clients may address it by the machine's name or a number.
+        Whether it listens beyond this machine, so that clients may use the machine's name or an IP address.
     """
 
     def __init__(self, application: Application, *, hosts: Collection[str] | None, remote: bool) -> None:
@@ -45,17 +44,17 @@ class Entrance(Router):
             self._hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
-        """Return who reads the rest of *request* and answers it."""
+        """Return the handler of *request*; *kwargs* are for tornado."""
         hide_token(request)
-        if not self._is_here(request.host_name):
+        if not self._is_own_host(request.host_name):
             return self._application.get_handler_delegate(request, _WrongHost)
         return self._application.find_handler(request, **kwargs)
 
-    def _is_here(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         if self._hosts is None or host in self._hosts:
             return True
         try:
-            # A number is no name that somebody else could lead here.
+            # Another site's name can be made to lead here, an IP address cannot.
             address = ipaddress.ip_address(host.strip("[]"))
         except ValueError:
             return False
@@ -63,7 +62,7 @@ class Entrance(Router):
 
 
 def hide_token(request: HTTPServerRequest) -> None:
-    """Move a token in the address of *request* to its headers, and drop what leads there from a page's address."""
+    """Move a token in the address of *request* to its headers, and remove the query of the referring page."""
     if request.query:
         parameters = parse_qsl(request.query, keep_blank_values=True)
         tokens = [value for name, value in parameters if name == _TOKEN]
@@ -76,12 +75,12 @@ def hide_token(request: HTTPServerRequest) -> None:
     if referrer := request.headers.get("Referer"):
         try:
             request.headers["Referer"] = urlsplit(referrer)._replace(query="", fragment="").geturl()
-        except ValueError:  # such as "http://[": no page's address, and nobody else needs to stumble over it
+        except ValueError:  # not an address, such as "http://["
             del request.headers["Referer"]
 
 
 class _WrongHost(RequestHandler):
-    """Answers a request that is for another host."""
+    """Refuses a request for another host."""
 
     def prepare(self) -> None:
         name = self.request.host_name

@@ -1,4 +1,4 @@
-"""What listens for requests: a server that is patient with nobody for ever, on a port that nobody else has."""
+"""The HTTP server: timeouts for every client, and a check that its port is free."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from tornado.httpserver import HTTPServer
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.http.tls import Certificate
 
-#: longest headers of a request
+#: largest headers of a request
 _MAX_HEADER_BYTES = 64 * 1024
 
 
 def make_http_server(
     application: Any, certificate: Certificate | None, *, patience: float, **options: Any
 ) -> HTTPServer:
-    """Return a server of *application*, which does not listen yet.
+    """Return an HTTP server that does not listen yet.
 
     Parameters
     ----------
     application
-        Answers requests.
+        Handles the requests.
     certificate
-        Encrypts; None: nothing does.
+        For encryption; None: no encryption.
     patience
         Seconds that a client may take to send a request, or leave a connection idle.
     options
-        Of tornado's server.
+        Further options of tornado's server.
     """
     return HTTPServer(
         application,
@@ -41,12 +41,19 @@ def make_http_server(
 
 
 def check_port(ip: str, port: int) -> None:
-    """See that *port* of *ip* (empty: any address) can be listened on.
+    """Check that a port can be listened on.
+
+    Parameters
+    ----------
+    ip
+        Address to listen on; empty: all addresses.
+    port
+        The port.
 
     Raises
     ------
     ConfigError
-        When it cannot.
+        When it is in use, or not allowed.
     """
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(

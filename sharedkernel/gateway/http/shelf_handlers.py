@@ -1,7 +1,8 @@
-"""Users' shelves for those who have no notebook of theirs: what is on them, and taking it off.
+"""Routes for users' shelves: list and remove entries, without a notebook.
 
-What is on a shelf stays charged to its user, also when they have left. Everybody may look at and empty their own, an
-admin everybody's. Each device has shelves of its own; a session that uses what is taken off keeps it until it lets go.
+An entry is charged to its user until it is removed, even after they have left. Users may list and remove their own
+entries, admins those of all users. Each device has shelves of its own. A session that uses a removed entry keeps its
+memory until it releases it.
 """
 
 from __future__ import annotations
@@ -17,22 +18,29 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
 from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
-from sharedkernel.gateway.auth.audit import Audited
+from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.fleet.executors import Executors
-from sharedkernel.gateway.http.errors import AnswersRefusals
+from sharedkernel.gateway.http.errors import ErrorResponseMixin
 from sharedkernel.protocol import TakenOffShelf, UserShelf
 
 #: seconds that an executor may take to answer
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 
 
 async def list_shelves(executors: Executors, user: str | None) -> dict[str, Any]:
-    """Return what is on the shelf of *user*, or on everybody's (None), on each device that answers.
+    """Return the entries on the shelves of all devices that answer.
+
+    Parameters
+    ----------
+    executors
+        The devices.
+    user
+        Name of the shelves' user; None: all users.
 
     Raises
     ------
     SharedKernelError
-        When none answers.
+        When no executor answers.
     """
     answers = await asyncio.gather(*(_list(executors, device, user) for device in executors), return_exceptions=True)
     found: dict[str, list[UserShelf]] = {}
@@ -53,7 +61,7 @@ async def list_shelves(executors: Executors, user: str | None) -> dict[str, Any]
 
 async def _list(executors: Executors, device: str, user: str | None) -> list[UserShelf]:
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             return await executors[device].shelves(user)
     except TimeoutError:
         raise _silent(executors, device) from None
@@ -62,19 +70,27 @@ async def _list(executors: Executors, device: str, user: str | None) -> list[Use
 async def take_off(
     executors: Executors, user: str, name: str | None, devices: Collection[str], taken: dict[str, TakenOffShelf]
 ) -> None:
-    """Take *name*, or everything (None), off the shelf of *user* on *devices*.
+    """Remove entries from a user's shelves.
 
     Parameters
     ----------
+    executors
+        All devices.
+    user
+        Name of the shelves' user.
+    name
+        Name of the entry; None: all entries.
+    devices
+        The devices whose shelves are meant.
     taken
-        Gets what was taken off, by device; also when it fails on a later one.
+        Gets the removed entries by device, even if a later device fails.
 
     Raises
     ------
     Refused
-        When there is nothing of that name on any of them.
+        When no device has an entry of that name.
     ExecutorUnavailable
-        When an executor is away that might have it; if that is known from the start, nothing is taken off.
+        When the executor of one of the devices is away; if it is at the start, nothing is removed.
     """
     for device in devices:
         if not executors[device].connected:
@@ -83,7 +99,7 @@ async def take_off(
     missing: Refused | None = None
     for device in devices:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 taken[device] = await executors[device].take_off_shelf(user, name)
         except TimeoutError:
             raise _silent(executors, device, "does not answer, and may still do it") from None
@@ -99,37 +115,37 @@ def _silent(executors: Executors, device: str, what: str = "does not answer") ->
     return ExecutorUnavailable(f"{executors.describe([device])} {what}; its log may say why.")
 
 
-class ShelvesHandler(AnswersRefusals, Audited, APIHandler):
-    """``/sharedkernel/api/shelves``: what is on shelves."""
+class ShelvesHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+    """``/sharedkernel/api/shelves``: the entries on shelves."""
 
     auth_resource = "sharedkernel"
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer the requesting user's shelf; an admin gets everybody's."""
+        """Return the requesting user's entries; an admin gets all users'."""
         user = self.current_user
         manager: Any = self.kernel_manager
         self.finish(json.dumps(await list_shelves(manager.executors, None if user.admin else user.username)))
 
 
-class ShelfHandler(AnswersRefusals, Audited, APIHandler):
-    """``/sharedkernel/api/shelves/USER``: what is on one user's shelf."""
+class ShelfHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+    """``/sharedkernel/api/shelves/USER``: the entries of one user."""
 
     auth_resource = "sharedkernel"
-    acts: ClassVar[dict[str, str]] = {"DELETE": "take off shelf"}
+    actions: ClassVar[dict[str, str]] = {"DELETE": "take off shelf"}
 
-    #: what was taken off, by device
+    #: removed entries by device
     _taken: dict[str, TakenOffShelf]
 
     def initialize(self) -> None:
-        """Begin with nothing taken off."""
+        """Start without removed entries."""
         self._taken = {}
 
     @web.authenticated
     @authorized
     async def get(self, user: str) -> None:
-        """Answer what is on it."""
+        """Return the entries of *user*."""
         self._check_may_see(user)
         manager: Any = self.kernel_manager
         self.finish(json.dumps(await list_shelves(manager.executors, user)))
@@ -137,7 +153,15 @@ class ShelfHandler(AnswersRefusals, Audited, APIHandler):
     @web.authenticated
     @authorized
     async def delete(self, user: str, name: str | None = None) -> None:
-        """Take everything off it, or *name* alone; with ``?device=NAME`` on that device only."""
+        """Remove the user's entries; with ``?device=NAME`` on that device only.
+
+        Parameters
+        ----------
+        user
+            Name of the shelves' user.
+        name
+            Name of the entry; None: all entries.
+        """
         self._check_may_see(user)
         manager: Any = self.kernel_manager
         await take_off(manager.executors, user, name, self._devices(manager.executors), self._taken)
@@ -164,18 +188,18 @@ class ShelfHandler(AnswersRefusals, Audited, APIHandler):
             for entry in taken.entries:
                 yield {**msgspec.to_builtins(entry), "device": device or None}
 
-    def record_act(self, act: str, **details: Any) -> None:
-        """Write down each name that was taken off, or that none was."""
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* for each removed entry, or once if none was removed, with *details*."""
         self._owner = self.path_kwargs["user"]
         removed = [
             {"name": entry["name"], "bytes": entry["bytes"], "device": entry["device"]} for entry in self._removed()
         ]
         for entry in removed or [{"name": self.path_kwargs.get("name")}]:
-            super().record_act(act, **entry, **details)
+            super().record_action(action, **entry, **details)
 
 
 class ShelvedHandler(ShelfHandler):
-    """``/sharedkernel/api/shelves/USER/NAME``: one thing on a user's shelf, to be taken off."""
+    """``/sharedkernel/api/shelves/USER/NAME``: one entry of a user, which can be removed."""
 
     SUPPORTED_METHODS = ("DELETE", "OPTIONS")
 

@@ -1,8 +1,8 @@
-"""The status document as it changes, over a websocket.
+"""The status feed: the status document over a websocket, whenever it changes.
 
-A change of state is told soon, what is measured all the time once a second. The executors are asked once for everybody
-who watches, and each document is written out once for everybody who may see the same; a watcher that reads slowly
-misses documents, never delays others.
+A change of state is sent soon, changed figures once a second. The executors are asked once for all watchers, and each
+document is serialized once for all who may see the same. A watcher that reads slowly misses documents, and delays no
+other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
@@ -21,26 +21,36 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.http.errors import AnswersRefusals
-from sharedkernel.gateway.http.websocket_registry import PingedByJupyter
+from sharedkernel.gateway.http.errors import ErrorResponseMixin
+from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 
 log = logging.getLogger(__name__)
 
-#: what a watcher is told when its websocket is closed for an error of the gateway's own (RFC 6455: internal error)
+#: close code of a websocket after an unexpected error (RFC 6455: internal error)
 _CLOSE_CODE = 1011
-#: seconds between documents: the shortest, as while states change all the time, and the longest, while none does
+#: seconds between documents: at least, while states change, and at most
 _INTERVALS = (0.2, 1.0)
 
 
+class StatusWatcher(Protocol):
+    """A client of the status feed."""
+
+    def show(self, document: StatusDocument) -> None:
+        """Send *document*."""
+
+    def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """Close the connection."""
+
+
 class StatusFeed:
-    """Sends the status document to everybody who watches.
+    """Sends the status document to all watchers.
 
     Parameters
     ----------
     ask
-        Returns the document, nothing hidden; called only while somebody watches.
+        Returns the document, nothing hidden; called only while there are watchers.
     wait_for_change
-        Returns once more than figures has changed in it, and no later than after so many seconds.
+        Returns when more than figures has changed in it, at the latest after the given seconds.
     """
 
     def __init__(
@@ -50,13 +60,13 @@ class StatusFeed:
     ) -> None:
         self._ask = ask
         self._wait_for_change = wait_for_change
-        #: the last document; None while nobody watches
-        self._document: Document | None = None
-        self._watchers: set[EventsHandler] = set()
+        #: the last document; None while there are no watchers
+        self._document: StatusDocument | None = None
+        self._watchers: set[StatusWatcher] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, watcher: EventsHandler) -> None:
-        """Send to *watcher* from now on."""
+    def add(self, watcher: StatusWatcher) -> None:
+        """Send documents to *watcher* from now on."""
         self._watchers.add(watcher)
         if self._document is not None:
             watcher.show(self._document)
@@ -64,8 +74,8 @@ class StatusFeed:
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._on_done)
 
-    def remove(self, watcher: EventsHandler) -> None:
-        """Send to *watcher* no more."""
+    def remove(self, watcher: StatusWatcher) -> None:
+        """Send no more documents to *watcher*."""
         self._watchers.discard(watcher)
 
     async def _run(self) -> None:
@@ -75,7 +85,7 @@ class StatusFeed:
                 status = await self._ask()
             except SharedKernelError as error:
                 status = {"message": str(error), "reason": error.reason}
-            self._document = Document(status)
+            self._document = StatusDocument(status)
             for watcher in list(self._watchers):
                 watcher.show(self._document)
             await asyncio.sleep(shortest)
@@ -83,23 +93,23 @@ class StatusFeed:
         self._task = self._document = None
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        """Meet an error of ours: it is logged, and watchers are hung up on, so that who connects again begins anew."""
+        """Log an unexpected error, and close all websockets, so that clients connect again."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        log.error("telling of the status ended unexpectedly", exc_info=error)
+        log.error("the status feed ended unexpectedly", exc_info=error)
         self._task = self._document = None
         watchers, self._watchers = self._watchers, set()
         for watcher in watchers:
-            watcher.close(_CLOSE_CODE, "the gateway met an error, see its log")
+            watcher.close(_CLOSE_CODE, "the gateway had an error, see its log")
 
 
-class Document:
-    """A status document, or the sentence in its place, written out for those who see it.
+class StatusDocument:
+    """A status document, or an error in its place, serialized for those who see it.
 
     Parameters
     ----------
     status
-        Nothing hidden.
+        The document, nothing hidden.
     """
 
     def __init__(self, status: dict[str, Any]) -> None:
@@ -107,7 +117,7 @@ class Document:
         self._texts: dict[str | None, bytes] = {}
 
     def text_for(self, user: GatewayUser) -> bytes:
-        """Return it as *user* may see it, as JSON."""
+        """Return the JSON that *user* may see."""
         name = None if user.admin or "sessions" not in self._status else user.username
         if name not in self._texts:
             status = self._status if name is None else visible_to(self._status, name)
@@ -115,10 +125,10 @@ class Document:
         return self._texts[name]
 
 
-class EventsHandler(AnswersRefusals, PingedByJupyter, WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """``/sharedkernel/api/events``: pushes the status document, as its user may see it, whenever it has changed.
+class StatusFeedHandler(ErrorResponseMixin, JupyterPingMixin, WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """``/sharedkernel/api/events``: sends the status document, as its user may see it, whenever it has changed.
 
-    While no executor can be reached, or says how it is, it pushes ``{"message", "reason"}`` instead.
+    While no executor answers, it sends ``{"message", "reason"}`` instead.
     """
 
     auth_resource = "sharedkernel"
@@ -127,7 +137,7 @@ class EventsHandler(AnswersRefusals, PingedByJupyter, WebSocketMixin, WebSocketH
     _sending: Any = None
 
     def set_default_headers(self) -> None:
-        """Set none: they make no sense for a websocket."""
+        """Set none: a websocket needs none."""
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
@@ -141,15 +151,15 @@ class EventsHandler(AnswersRefusals, PingedByJupyter, WebSocketMixin, WebSocketH
         self.settings["status_feed"].add(self)
 
     def on_message(self, message: str | bytes) -> None:
-        """Ignore what is said: there is nothing to ask."""
+        """Ignore *message*: clients have nothing to ask."""
 
     def on_close(self) -> None:
         """Stop watching."""
         super().on_close()
         self.settings["status_feed"].remove(self)
 
-    def show(self, document: Document) -> None:
-        """Send *document*, unless this user saw the same last or is still receiving an earlier one."""
+    def show(self, document: StatusDocument) -> None:
+        """Send *document*, unless the last one was the same or is still being sent."""
         if self._sending is not None and not self._sending.done():
             return
         user = self.current_user

@@ -1,6 +1,6 @@
-"""How many websockets a user may have open, and that each is closed when its token no longer gives the right to it.
+"""The registry of open websockets: a limit for each user, and a check of their tokens while they are open.
 
-Also that their clients are asked for signs of life once, not twice.
+Also makes sure that clients are pinged by Jupyter alone, not by tornado as well.
 """
 
 from __future__ import annotations
@@ -15,68 +15,67 @@ from sharedkernel.errors import Refused
 
 log = logging.getLogger(__name__)
 
-#: what a client is told when its websocket is closed for its token (RFC 6455: policy violation)
+#: close code of a websocket whose token was revoked (RFC 6455: policy violation)
 _CLOSE_CODE = 1008
 
 
 class TooManyWebsockets(Refused):
-    """A user has as many websockets open as they may."""
+    """A user has as many open websockets as they may have."""
 
     reason = "too_many_websockets"
 
 
-class PingedByJupyter:
-    """Goes before a handler of a websocket: Jupyter pings its client every 30 s, and waits 90 s for an answer.
+class JupyterPingMixin:
+    """Leaves pings to Jupyter, which pings a client every 30 s and waits 90 s for an answer.
 
-    tornado would do the same with the same two numbers, but takes Jupyter's milliseconds for seconds, and complains of
-    a timeout above the interval.
+    tornado would ping as well, but takes Jupyter's milliseconds for seconds, and warns of a timeout above the interval.
     """
 
     ping_callback: Any
 
     def get_websocket_protocol(self) -> Any:
-        """Return what speaks with the client; it does not ping by itself."""
+        """Return the websocket protocol, which does not ping by itself."""
         protocol = super().get_websocket_protocol()  # type: ignore[misc]
         if protocol is not None:
             protocol.params.ping_interval = protocol.params.ping_timeout = None
         return protocol
 
     def on_close(self) -> None:
-        """Ping no more; Jupyter would notice at the next ping only, and keep all of this until then."""
+        """Stop pinging; Jupyter would stop at the next ping only, and keep this handler until then."""
         super().on_close()  # type: ignore[misc]
         if self.ping_callback is not None:
             self.ping_callback.stop()
             self.ping_callback = None
 
 
-class OpenWebsockets:
-    """Knows every websocket, from before it is accepted until it is closed.
+class WebsocketRegistry:
+    """All websockets, from before they are accepted until they are closed.
 
     Parameters
     ----------
-    most
-        How many a user may have.
+    limit
+        Most open websockets of a user.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._numbers: Counter[str] = Counter()
         self._handlers: set[Any] = set()
 
     @contextlib.contextmanager
     def place_for(self, handler: Any) -> Iterator[None]:
-        """Count *handler*, a websocket's of jupyter_server, while the context is open.
+        """Register *handler*, a websocket handler of Jupyter's, while the context is open.
 
         Raises
         ------
         TooManyWebsockets
-            When its user has as many as they may; counted before anything is awaited, so that requests in parallel
-            cannot slip through together.
+            When its user has as many as they may. Counted before the first await, so that parallel requests cannot
+            exceed the limit together.
         """
         user = handler.current_user.username
-        if self._numbers[user] >= self._most:
+        if self._numbers[user] >= self._limit:
             raise TooManyWebsockets(
-                f"{user} has {self._most} connections to this gateway open, which is the most; close notebooks that "
+                f"{user} has {self._limit} connections to this gateway open, which is the most; close notebooks that "
                 "are not used.",
                 retry_after=5.0,
             )
@@ -91,10 +90,10 @@ class OpenWebsockets:
                 del self._numbers[user]
 
     async def close_revoked(self) -> None:
-        """Look at the tokens of all open websockets again, and close those that their token would no longer open.
+        """Check the tokens of all open websockets again, and close those that the token would no longer open.
 
-        So it is when the token is nobody's or another user's by now, and when its user was an admin and is none.
-        Where the identity cannot be asked, they stay: nobody is thrown out on a guess.
+        That is so if the token is unknown or another user's by now, or its user is no admin any more. A websocket whose
+        token cannot be checked stays open.
         """
         for handler in list(self._handlers):
             user = handler.current_user

@@ -1,11 +1,13 @@
-"""Sessions that were shut down and are still there, and how their users get them back.
+"""Detached sessions: shut down but still running for a while, so that their users can reattach.
 
-A lingering session is no kernel any more: nobody sees it in the kernels API. Its executor keeps its time
-(`executor/lingering.py`), and tells a gateway that comes later. A new session of the same user and notebook starts
-clean and says what is there; ``%shared attach`` in it puts the earlier one in its place, under the same kernel id, so
-that its client notices no more than a restart. So it is with a session that is alive but was left by its client: when
-the user's Jupyter server was killed, or the notebook is opened on another machine. Of several, the last one started is
-brought back; one that a client still has stays with it.
+A detached session has no kernel: the kernels API does not show it. Its executor ends it when its time is over
+(`executor/lingering.py`), and reports it to a gateway that starts later. A new session of the same user and notebook
+starts clean and says that the earlier one exists; ``%shared attach`` in it puts the earlier session in its place, under
+the same kernel id, so that its client sees no more than a restart.
+
+The same holds for a session that is alive but whose client is gone: when the user's Jupyter server was killed, or the
+notebook is opened on another machine. Of several sessions the one started last is reattached; one that has a client
+stays with it.
 """
 
 from __future__ import annotations
@@ -14,29 +16,28 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharedkernel.errors import SessionNotFound, SharedKernelError
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.protocol import SessionRecord
 from sharedkernel.units import format_seconds
 
-if TYPE_CHECKING:
-    from sharedkernel.gateway.kernels.kernel import SessionKernel
-    from sharedkernel.gateway.kernels.manager import SessionKernels
-
 log = logging.getLogger(__name__)
 
-#: seconds between looks at whether the cell that asked for the earlier session has ended
+#: seconds between checks whether the cell that asked to reattach has ended
 _CELL_INTERVAL = 0.05
-#: seconds that an earlier session's client gets to go: the relay of a killed Jupyter server takes a moment to notice
+#: seconds that the client of an earlier session has to go: the relay of a killed Jupyter server needs a moment
 _CLIENT_PATIENCE = 5.0
 
 _NOT_BACK = "The earlier session could not be brought back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """A session that can be brought back."""
+class EarlierSession:
+    """A session that its user can reattach to."""
 
     session: str
     device: str
@@ -44,14 +45,14 @@ class Earlier:
     notebook: str | None
     #: of its process: a later one's is larger
     incarnation: int
-    #: the kernel that it still is; None: it was shut down
+    #: the kernel that it still has; None: it is detached
     kernel: SessionKernel | None = None
-    #: when it ends, on the event loop's axis; None: it does not by itself
+    #: when it ends, on the event loop's clock; None: never by itself
     until: float | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, kernel: SessionKernel) -> Earlier:
-        """Return what *kernel* is, which was not shut down."""
+    def of(cls, kernel: SessionKernel) -> EarlierSession:
+        """Return the session of *kernel*, which is not detached."""
         return cls(
             session=kernel.session_id,
             device=kernel.device,
@@ -63,37 +64,40 @@ class Earlier:
 
     @property
     def is_open(self) -> bool:
-        """Whether a client has it."""
-        return self.kernel is not None and bool(self.kernel.attached)
+        """Whether a client is attached to it."""
+        return self.kernel is not None and bool(self.kernel.outputs.clients)
 
 
-class Lingering:
-    """The sessions that linger, over all executors.
+class DetachedSessions:
+    """The detached sessions of all executors.
 
     Parameters
     ----------
-    kernels
-        All that do not.
+    registry
+        All sessions that are not detached.
+    executors
+        Those that have the sessions.
     """
 
-    def __init__(self, kernels: SessionKernels) -> None:
-        self._kernels = kernels
+    def __init__(self, registry: SessionRegistry, executors: Executors) -> None:
+        self._registry = registry
+        self._executors = executors
         #: by session, in the order in which they were shut down
-        self._sessions: dict[str, Earlier] = {}
-        #: sessions that are just being put in another one's place: nobody else gets them
-        self._promised: set[str] = set()
+        self._sessions: dict[str, EarlierSession] = {}
+        #: sessions that are taking another one's place right now, so that no other takes them
+        self._reserved: set[str] = set()
 
-    def add(self, found: Earlier, seconds: float) -> None:
-        """Take note that *found* was shut down, and stays for *seconds*."""
+    def add(self, found: EarlierSession, seconds: float) -> None:
+        """Record that *found* was shut down, and stays for *seconds*."""
         until = asyncio.get_running_loop().time() + seconds
         self._sessions[found.session] = replace(found, kernel=None, until=until)
 
-    def adopt(self, device: str, records: list[SessionRecord]) -> None:
-        """Take note of all that linger on *device*, as its executor says."""
+    def replace_all(self, device: str, records: list[SessionRecord]) -> None:
+        """Record all detached sessions of *device*, as its executor reports them."""
         for session in [session for session, found in self._sessions.items() if found.device == device]:
             del self._sessions[session]
         for record in sorted(records, key=lambda record: record.lingers or 0.0):
-            found = Earlier(
+            found = EarlierSession(
                 session=record.session,
                 device=device,
                 user=record.user,
@@ -102,34 +106,40 @@ class Lingering:
             )
             self.add(found, record.lingers or 0.0)
 
-    def forget(self, session: str) -> Earlier | None:
-        """Take note that a session lingers no more, and return what it was."""
-        return self._sessions.pop(session, None)
+    def forget(self, session: str) -> None:
+        """Record that the session of this name is not detached any more."""
+        self._sessions.pop(session, None)
 
-    def get(self, session: str) -> Earlier | None:
-        """Return a session that lingers; None if it does not."""
+    def get(self, session: str) -> EarlierSession | None:
+        """Return the detached session of this name; None if there is none."""
         return self._sessions.get(session)
 
-    def of_user(self, user: str) -> list[Earlier]:
-        """Return *user*'s lingering sessions, the earliest shut down first."""
+    def of_user(self, user: str) -> list[EarlierSession]:
+        """Return *user*'s detached sessions, the first that was shut down first."""
         return [found for found in self._sessions.values() if found.user == user]
 
-    # --- bringing back ------------------------------------------------------------------------------------------------
+    async def end(self, earlier: EarlierSession) -> None:
+        """End a detached session."""
+        self.forget(earlier.session)
+        with contextlib.suppress(SessionNotFound):
+            await self._executors[earlier.device].end_session(earlier.session)
 
-    def find(self, kernel: SessionKernel, *, open_too: bool = False) -> Earlier | None:
-        """Return the session of *kernel*'s user and notebook that was started last besides *kernel*.
+    # --- reattaching --------------------------------------------------------------------------------------------------
+
+    def find(self, kernel: SessionKernel, *, include_open: bool = False) -> EarlierSession | None:
+        """Return the last started session of *kernel*'s user and notebook, other than *kernel*.
 
         Parameters
         ----------
         kernel
-            The one in whose place it would be.
-        open_too
-            Whether it may be one that a client has.
+            The kernel whose place it would take.
+        include_open
+            Whether sessions count that have a client.
         """
         if kernel.notebook is None:
             return None
-        lingering = (found for found in self._sessions.values() if found.session not in self._promised)
-        candidates = [found for found in (*lingering, *self._alive(kernel)) if open_too or not found.is_open]
+        detached = (found for found in self._sessions.values() if found.session not in self._reserved)
+        candidates = [found for found in (*detached, *self._alive(kernel)) if include_open or not found.is_open]
         own = (kernel.user, kernel.notebook)
         return max(
             (found for found in candidates if (found.user, found.notebook) == own),
@@ -137,16 +147,16 @@ class Lingering:
             default=None,
         )
 
-    def _alive(self, besides: SessionKernel) -> list[Earlier]:
+    def _alive(self, other_than: SessionKernel) -> list[EarlierSession]:
         return [
-            Earlier.of(kernel)
-            for kernel in self._kernels.all()
-            if kernel is not besides and kernel.has_kernel and kernel.session_id not in self._promised
+            EarlierSession.of(kernel)
+            for kernel in self._registry.all()
+            if kernel is not other_than and kernel.has_kernel and kernel.session_id not in self._reserved
         ]
 
     def describe(self, kernel: SessionKernel) -> str | None:
-        """Return what *kernel*, which is about to be started, is to say of the earlier session of its notebook."""
-        earlier = self.find(kernel, open_too=True)
+        """Return the notice about an earlier session for *kernel*, which is about to start; None: there is none."""
+        earlier = self.find(kernel, include_open=True)
         if earlier is None:
             return None
         if earlier.is_open:
@@ -162,66 +172,78 @@ class Lingering:
             "run `%shared attach` to bring it back in place of this one."
         )
 
-    async def bring_back(self, kernel: SessionKernel, question: int = 0) -> None:
-        """Put what *kernel*'s user left of the same notebook in *kernel*'s place, once its cell has ended.
+    async def reattach(self, kernel: SessionKernel, question: int = 0) -> None:
+        """Put the earlier session of *kernel*'s notebook in *kernel*'s place, once its cell has ended.
 
-        What comes of it is told in the notebook: at first by the session, whose cell waits for it as the answer to its
-        *question*, then from here.
+        The notebook shows the outcome: first as the session's own output, whose cell waits for the answer to its
+        question, then from here.
+
+        Parameters
+        ----------
+        kernel
+            The kernel in which the user asked.
+        question
+            Number of its session's question; 0: none waits.
+
+        Raises
+        ------
+        SharedKernelError
+            When the earlier session or an executor is gone.
         """
         cell = kernel.activity.running_cell
-        earlier = self.find(kernel, open_too=True)
+        earlier = self.find(kernel, include_open=True)
         await kernel.notify(_outlook(earlier), question=question)
         if earlier is None:
             return
-        clean = kernel.session_id
+        own = kernel.session_id
         await self._wait_for_turn(kernel, cell)
-        if kernel.session_id != clean:
-            return  # it was asked for twice, and is there
-        # The cell may have taken long, and another page has the earlier session by now.
-        newest, earlier = self.find(kernel, open_too=True), self.find(kernel)
+        if kernel.session_id != own:
+            return  # the user asked twice
+        # The cell may have taken long, and another page may have the earlier session by now.
+        newest, earlier = self.find(kernel, include_open=True), self.find(kernel)
         if earlier is None:
-            kernel.tell(
+            kernel.outputs.show(
                 f"{_NOT_BACK}: another page or program has it open, or it has ended. Close it there, then run "
                 "`%shared attach` again.",
                 cell,
             )
             return
-        self._promised.add(earlier.session)
+        self._reserved.add(earlier.session)
         try:
-            end_clean = await kernel.become(earlier)
+            end_own = await kernel.take_over(earlier.session, earlier.device, is_detached=earlier.kernel is None)
         except SharedKernelError as error:
-            kernel.tell(f"{_NOT_BACK}: {error}", cell)
+            kernel.outputs.show(f"{_NOT_BACK}: {error}", cell)
             raise
         finally:
-            self._promised.discard(earlier.session)
+            self._reserved.discard(earlier.session)
         back = "The earlier session of this notebook is back, with its variables."
         if newest is not None and newest.session != earlier.session:
             back += " It is not the last one: that is open in another page or program, and stays there."
-        kernel.tell(back, cell, "stdout")
+        kernel.outputs.show(back, cell, "stdout")
         self.forget(earlier.session)
         if earlier.kernel is not None:
-            self._kernels.drop(earlier.kernel)
-        if end_clean is not None:
-            # Should its executor be away now, it is ended when it is back.
+            self._registry.drop(earlier.kernel)
+        if end_own is not None:
+            # If its executor is away now, the session ends when the executor is back.
             with contextlib.suppress(SessionNotFound):
-                await end_clean()
-            log.info("session %s of %s ended: %s is in its place", clean, kernel.user, earlier.session)
-            await kernel.learn_whether_it_rests()
+                await end_own()
+            log.info("session %s of %s ended: %s took its place", own, kernel.user, earlier.session)
+            await kernel.refresh_activity()
 
     async def _wait_for_turn(self, kernel: SessionKernel, cell: dict[str, Any]) -> None:
         """Return when *cell*, which asked, has ended, and the client of the last session has had its time to go."""
         clock = asyncio.get_running_loop().time
         patient_until = clock() + _CLIENT_PATIENCE
         while kernel.has_kernel:
-            newest = self.find(kernel, open_too=True)
+            newest = self.find(kernel, include_open=True)
             is_open = newest is not None and newest.is_open
-            if _rests(kernel, cell) and not (is_open and clock() < patient_until):
+            if _is_idle(kernel, cell) and not (is_open and clock() < patient_until):
                 return
             await asyncio.sleep(_CELL_INTERVAL)
 
 
-def _outlook(earlier: Earlier | None) -> str:
-    """Return what is to be expected by who asked for *earlier*."""
+def _outlook(earlier: EarlierSession | None) -> str:
+    """Return what the user who asks for *earlier* can expect."""
     if earlier is None:
         return "There is no earlier session of this notebook: it has ended, or there was none."
     if earlier.is_open:
@@ -232,6 +254,6 @@ def _outlook(earlier: Earlier | None) -> str:
     return "The earlier session takes the place of this one as soon as this cell has ended."
 
 
-def _rests(kernel: SessionKernel, cell: dict[str, Any]) -> bool:
-    """Whether *kernel* runs nothing, and *cell* has ended: that it has begun may not have been heard yet."""
+def _is_idle(kernel: SessionKernel, cell: dict[str, Any]) -> bool:
+    """Whether *kernel* runs nothing and *cell* has ended; the beginning of *cell* may not have been heard yet."""
     return kernel.execution_state != "busy" and kernel.activity.has_ended(cell)

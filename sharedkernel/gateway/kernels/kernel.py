@@ -1,9 +1,10 @@
-"""One session of the executor, as Jupyter's server sees a kernel.
+"""One session of an executor, as Jupyter's server sees a kernel.
 
-`jupyter_client.KernelManager` is about a process of its own: connection files, ports, polling, signals. Here the
-executor does all that, and its records say where the process listens; so the methods that touch the process are
-replaced, and a kernel just started is no different from one that a gateway found running. Covers one kernel; which
-ones there are and whose, `kernels.py` knows.
+`jupyter_client.KernelManager` manages a process of its own: connection files, ports, polling, signals. Here the
+executor does all that, and its records say where the process listens. So the methods that touch the process are
+replaced, and a kernel that was just started is no different from one that a gateway found running.
+
+Covers one kernel; :mod:`~sharedkernel.gateway.kernels.registry` has all of them.
 """
 
 from __future__ import annotations
@@ -11,48 +12,58 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import zmq
 from jupyter_client.connect import channel_socket_types, port_names
-from jupyter_client.session import DELIM
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 from traitlets import Dict, Unicode
 
-from sharedkernel.errors import ExecutorUnavailable, ProtocolError, SessionNotFound, SharedKernelError
-from sharedkernel.gateway.channels.activity import Activity
-from sharedkernel.gateway.channels.backlog import Backlog
-from sharedkernel.gateway.channels.flow_control import OutputFlow
-from sharedkernel.gateway.channels.replay import read_missed
-from sharedkernel.protocol import SessionRecord
-from sharedkernel.session.outbox import REQUEST, Missed
-
-if TYPE_CHECKING:
-    from sharedkernel.executor.client import ExecutorClient
-    from sharedkernel.gateway.channels.websocket import SessionWebsocket
-    from sharedkernel.gateway.kernels.detached import Earlier
-    from sharedkernel.gateway.kernels.manager import SessionKernels
+from sharedkernel.errors import ExecutorUnavailable, SessionNotFound, SharedKernelError
+from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.gateway.channels.activity import KernelActivity
+from sharedkernel.gateway.channels.outputs import SessionOutputs
+from sharedkernel.gateway.channels.replay import MissedRequests
+from sharedkernel.protocol import Limits, SessionRecord
 
 #: messages that wait in a socket's queue; each may be large
 _QUEUE = 16
 #: session states of the status document in which no cell is open
 IDLE_STATES = ("idle", "offloaded", "dead")
-#: seconds that a session may take to confirm the subscription to its outputs; a busy one may not, and needs not
-_SUBSCRIPTION_PATIENCE = 1.0
+
+
+class KernelOwner(Protocol):
+    """The manager of all kernels, as far as a kernel needs it."""
+
+    output_messages_per_second: float
+    output_bytes_per_second: float
+
+    def track_message_type(self, message_type: str) -> bool:
+        """Whether a message of this type counts as activity."""
+
+    def executor(self, device: str) -> ExecutorClient:
+        """Return the connection to the executor of *device*."""
+
+    def limits(self, user: str, device: str) -> Limits:
+        """Return *user*'s limits on *device*."""
+
+    def on_followed(self, kernel: SessionKernel) -> None:
+        """Handle that *kernel* follows another process now."""
 
 
 class SessionKernel(ServerKernelManager):
-    """A session: its process, its clients, and one subscription to its outputs for all of them.
+    """A session: its process and its clients.
 
-    Must be made on the event loop; :meth:`start_kernel` or :meth:`follow` gives it a process.
+    Must be made on the event loop; :meth:`start_kernel` or :meth:`follow` gives it a process. Methods that ask the
+    executor raise :class:`~sharedkernel.errors.SharedKernelError` if it refuses, is away or has no such session.
     """
 
-    user = Unicode(help="Whose it is.")
+    user = Unicode(help="Name of the owner.")
     session_id = Unicode(help="Its name at the executor: its kernel id, unless an earlier session took its place.")
-    notice = Unicode(None, allow_none=True, help="Said before its first cell's own output.")
-    device = Unicode(help="Whose executor has it, by its name in the configuration; it stays there.")
+    notice = Unicode(None, allow_none=True, help="Shown before its first cell's own output.")
+    device = Unicode(help="Device of its executor, by its name in the configuration; never changes.")
     notebook = Unicode(None, allow_none=True, help="Path of the notebook as its user names it.")
     client_key = Unicode(None, allow_none=True, help="Names the client's place for this session.")
     cwd = Unicode(None, allow_none=True, help="Working directory that the notebook would have.")
@@ -61,66 +72,57 @@ class SessionKernel(ServerKernelManager):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        #: the process it is now; None before there was one
+        #: its current process; None before the first
         self.record: SessionRecord | None = None
-        #: websockets of its clients
-        self.attached: set[SessionWebsocket] = set()
-        #: what the gateway has to say to the next client, as :meth:`tell` takes it
-        self.untold: list[tuple[str, dict[str, Any] | None, str]] = []
-        #: an earlier session is just taking this one's place: what clients take for a restart is none
+        #: whether an earlier session takes this one's place right now: clients see a restart that is none
         self.is_attaching = False
-        #: what nobody has heard yet
-        self.backlog: Backlog | None = None
-        self.activity = Activity(self._sessions.track_message_type)
+        self.activity = KernelActivity(self._owner.track_message_type)
         self.last_activity = self.activity.last
+        #: its published messages and its clients
+        self.outputs = SessionOutputs(
+            self.kernel_id,
+            self.activity,
+            self._publish_activity,
+            messages_per_second=self._owner.output_messages_per_second,
+            bytes_per_second=self._owner.output_bytes_per_second,
+        )
         self._alive = False
         self._changing = asyncio.Lock()
-        #: its outputs' stream, while it has a process
-        self.outputs: Any = None
-        #: when they are read
-        self.flow = OutputFlow(
-            self._hear,
-            messages_per_second=self._sessions.output_messages_per_second,
-            bytes_per_second=self._sessions.output_bytes_per_second,
-        )
-        self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: it ran when this gateway did not, and nobody has been told yet what it said meanwhile
-        self.unheard = False
-        self._asking: set[asyncio.Future[list[bytes]]] = set()
+        #: asks its process for missed messages
+        self.missed = MissedRequests(self.session)
 
     @property
-    def _sessions(self) -> SessionKernels:
-        """All sessions: who knows the executor and everybody's limits."""
-        return cast("SessionKernels", self.parent)
+    def _owner(self) -> KernelOwner:
+        return cast("KernelOwner", self.parent)
 
     @property
     def _executor(self) -> ExecutorClient:
-        return self._sessions.executors[self.device]
+        return self._owner.executor(self.device)
 
     # --- the process --------------------------------------------------------------------------------------------------
 
     @property
     def has_kernel(self) -> bool:
-        """Whether its process lives, as far as the executor has said."""
+        """Whether its process lives, as far as the executor has reported."""
         return self._alive
 
     @property
     def incarnation(self) -> int:
-        """Which of the session's processes it follows; 0: none yet."""
+        """Number of its process among the executor's; a later process has a larger one. 0: none yet."""
         return 0 if self.record is None else self.record.incarnation
 
     @property
     def process(self) -> str:
-        """Names its process among all that it may have."""
+        """A unique name of its process."""
         return "" if self.record is None else f"{self.record.pid}-{self.record.incarnation}"
 
     @property
     def is_changing(self) -> bool:
-        """Whether its process is being ended or replaced, so that news of its end is no surprise."""
+        """Whether its process is being ended or replaced right now, so that its end is no surprise."""
         return self._changing.locked()
 
     async def is_alive(self) -> bool:  # type: ignore[override]  # the base class's are made synchronous
-        """Whether its process lives; asked by Jupyter's restarter."""
+        """Whether its process lives; called by Jupyter's restarter."""
         return self._alive
 
     async def start_kernel(self, **_: Any) -> None:  # type: ignore[override]
@@ -129,11 +131,11 @@ class SessionKernel(ServerKernelManager):
         Raises
         ------
         SharedKernelError
-            When the executor refuses or is not there.
+            When the executor refuses or is away.
         """
         record = await self._executor.start_session(
             self.session_id,
-            self._sessions.limits(self.user, self.device),
+            self._owner.limits(self.user, self.device),
             notebook=self.notebook,
             cwd=self.cwd,
             env=self.env,
@@ -151,147 +153,140 @@ class SessionKernel(ServerKernelManager):
         Raises
         ------
         ExecutorUnavailable
-            When the executor is not there: the session runs on.
+            When the executor is away: the session runs on.
         """
         async with self._changing:
             await self._end()
 
     def retire(self) -> None:
-        """Let go of everything: the session is gone for good."""
+        """Release everything: the session is gone for good."""
         self._alive = False
         self.stop_restarter()
-        self._close_outputs()
-        self._stop_asking()
-        self.drop_backlog()
-        for websocket in list(self.attached):
-            websocket.say_goodbye()
+        self.outputs.unsubscribe()
+        self.missed.cancel()
+        self.outputs.drop_backlog()
+        for client in list(self.outputs.clients):
+            client.close_for_good()
 
     async def restart_kernel(  # type: ignore[override]
         self, now: bool = False, newports: bool = False, **_: Any
     ) -> None:
-        """Replace the session's process by a new one, and have the clients' websockets follow.
+        """Replace the session's process by a new one, which the clients' websockets follow.
 
         Raises
         ------
         SharedKernelError
-            When the executor refuses or is not there.
+            When the executor refuses or is away.
         """
         before = self.incarnation
         async with self._changing:
             if self.incarnation != before:
-                return  # somebody else has done it while this waited
+                return  # another caller has restarted it meanwhile
             await self._end()
             try:
                 await self.start_kernel()
             except ExecutorUnavailable:
                 raise  # it is started when the executor is back
             except SharedKernelError as refusal:
-                self.tell(str(refusal))
+                self.outputs.show(str(refusal))
                 self._restarter._fire_callbacks("dead")
                 raise
         await self.wait_until_subscribed()
 
     async def interrupt_kernel(self) -> None:  # type: ignore[override]
-        """Interrupt what runs."""
+        """Interrupt the running cell."""
         await self.signal_kernel(signal.SIGINT)
 
     async def signal_kernel(self, signum: int) -> None:  # type: ignore[override]
-        """Send a signal to the session's process.
-
-        Raises
-        ------
-        SharedKernelError
-            When there is no such session, or no executor.
-        """
+        """Send a signal to the session's process."""
         await self._executor.signal_session(self.session_id, signum)
 
     async def offload(self) -> None:
-        """Have its memory moved away until its next cell; returns once it is free.
-
-        Raises
-        ------
-        SharedKernelError
-            When it cannot be now, or there is no executor.
-        """
+        """Offload its memory until its next cell; returns once the memory is free."""
         await self._executor.offload_session(self.session_id)
 
     async def notify(self, sentence: str, *, question: int = 0) -> None:
-        """Show *sentence* below the cell that runs or ran last, as the answer to its *question* if not 0.
+        """Have the session show a sentence.
 
-        Raises
-        ------
-        SharedKernelError
-            When there is no such session, or no executor.
+        Parameters
+        ----------
+        sentence
+            Shown below the cell that runs or ran last.
+        question
+            Number of the session's question that this answers; 0: none.
         """
         await self._executor.notify_session(self.session_id, sentence, question=question)
 
     async def linger(self, seconds: float) -> None:
-        """Shut it down, but let its process stay for *seconds*.
-
-        Raises
-        ------
-        SharedKernelError
-            When there is no such session, or no executor: it runs on.
-        """
+        """Shut it down, but keep its process for *seconds*."""
         async with self._changing:
             await self._executor.linger_session(self.session_id, seconds)
             self._alive = False
             self.stop_restarter()
 
-    async def become(self, earlier: Earlier) -> Callable[[], Awaitable[None]] | None:
-        """Have *earlier*'s process in place of its own; clients take it for a restart.
+    async def take_over(self, session: str, device: str, *, is_detached: bool) -> Callable[[], Awaitable[None]] | None:
+        """Follow another session's process instead of its own; clients see a restart.
+
+        Parameters
+        ----------
+        session
+            The other session's name at its executor.
+        device
+            That executor's device.
+        is_detached
+            Whether the other session was shut down; else it still has a kernel.
 
         Returns
         -------
         end
-            Ends the process that it had; None if *earlier*'s is in its place already.
+            Ends the process that it had before; None if it follows *session* already.
 
         Raises
         ------
         SharedKernelError
-            When *earlier* is gone, or its executor is: all stays as it is.
+            When the other session or its executor is gone; nothing has changed then.
         """
         assert self.kernel_id is not None
         async with self._changing:
-            if self.session_id == earlier.session:
-                return None  # it was asked for twice, and is there
-            end_clean = partial(self._executor.end_session, self.session_id)
-            record = await self._sessions.executors[earlier.device].reclaim_session(
-                earlier.session,
+            if self.session_id == session:
+                return None  # the user asked twice
+            end_own = partial(self._executor.end_session, self.session_id)
+            record = await self._owner.executor(device).reclaim_session(
+                session,
                 kernel=self.kernel_id,
                 notebook=self.notebook,
                 client_key=self.client_key,
-                if_lingering=earlier.kernel is None,
+                if_lingering=is_detached,
             )
-            self.device, self.session_id = earlier.device, earlier.session
+            self.device, self.session_id = device, session
             self.stop_restarter()
             self.is_attaching = True
             try:
                 self.follow(record, busy=True)
-                self.unheard = True
-                # At once: a client that is told late has sent cells to the earlier session by then, and takes them for
-                # lost.
-                self.tell_of_restart()
+                self.outputs.has_unheard = True
+                # At once: a client that hears of it late has sent cells to the other session by then, and would take
+                # them for lost.
+                self.notify_restart()
             finally:
                 self.is_attaching = False
-        return end_clean
+        return end_own
 
-    async def learn_whether_it_rests(self) -> None:
-        """Ask the executor whether a cell is open; one that ends from now on is heard of.
+    async def refresh_activity(self) -> None:
+        """Ask the executor whether a cell is open; the end of a later one is heard.
 
         Raises
         ------
         ExecutorUnavailable
-            When it is not there; the next cell shows it then.
+            When the executor is away; the next cell shows it then.
         """
         process = self.process
         states = {session["id"]: session["state"] for session in (await self._executor.status())["sessions"]}
         if self.process == process and states.get(self.session_id) in IDLE_STATES:
-            self.activity.rest()
-            self._note_activity()
+            self.activity.mark_idle()
+            self._publish_activity()
 
-    def tell_of_restart(self) -> None:
-        """Have the clients know that there is another process now, which knows nothing of what they asked before."""
+    def notify_restart(self) -> None:
+        """Tell the clients that there is another process now, which knows nothing of their earlier requests."""
         if self._restarter is not None:
             self._restarter._fire_callbacks("restart")
 
@@ -303,9 +298,17 @@ class SessionKernel(ServerKernelManager):
         self.stop_restarter()
 
     def follow(self, record: SessionRecord, *, busy: bool = False) -> None:
-        """Speak to the process of *record* from now on (*busy*: it is in the middle of a cell)."""
+        """Connect to another process.
+
+        Parameters
+        ----------
+        record
+            The process, as its executor describes it.
+        busy
+            Whether it is in the middle of a cell.
+        """
         self.record = record
-        self._stop_asking()
+        self.missed.cancel()
         for name in port_names:
             setattr(self, name, 0)  # or the old process's ports would be kept
         self.load_connection_info(record.connection)  # type: ignore[arg-type]
@@ -313,52 +316,45 @@ class SessionKernel(ServerKernelManager):
         self.reason = ""
         if not self.ready.done():
             self.ready.set_result(None)
-        self.activity.start(busy=busy)
-        self._note_activity()
-        self._subscribe()
-        for websocket in self.attached:
-            websocket.open_channels()
-        self.drop_backlog()
+        self.activity.reset(busy=busy)
+        self._publish_activity()
+        self.outputs.subscribe(self.connect_iopub())
+        for client in self.outputs.clients:
+            client.open_channels()
+        self.outputs.drop_backlog()
         self.start_restarter()
-        self._sessions.on_followed(self)
+        self._owner.on_followed(self)
 
     def follows(self, record: SessionRecord) -> bool:
-        """Whether it speaks to the process of *record*, and has it for alive."""
+        """Whether it is connected to the process of *record*, and takes it for alive."""
         own = self.record
         return self._alive and own is not None and (own.pid, own.incarnation) == (record.pid, record.incarnation)
 
-    async def died(self, message: str) -> None:
-        """Meet the end of its process, which nobody asked for: tell the clients why and start another one.
+    async def handle_death(self, message: str) -> None:
+        """Handle the unexpected end of its process: tell the clients why, and start another one.
 
         Raises
         ------
         SharedKernelError
-            When no other one can be started (now).
+            When no other process can be started now.
         """
         self._alive = False
         self.reason = message
-        self.tell(message)
+        self.outputs.show(message)
         if self._restarter is not None:
-            # It would find out by itself within seconds. It also counts, and gives up on what dies at once.
+            # It would notice by itself within seconds. It also gives up on a process that keeps dying at once.
             await self._restarter.poll()
 
     def write_connection_file(self, **_: Any) -> None:
-        """Write nothing: who may speak to a session does so through its gateway."""
+        """Write nothing: clients reach a session through its gateway only."""
 
     def cleanup_ipc_files(self) -> None:
         """Remove nothing: the sockets are the executor's."""
 
-    # --- its outputs --------------------------------------------------------------------------------------------------
-
-    def _subscribe(self) -> None:
-        self._close_outputs()
-        self._subscribed = asyncio.get_running_loop().create_future()
-        self.outputs = self.connect_iopub()
-        self.outputs.channel = "iopub"
-        self.flow.follow(self.outputs)
+    # --- its messages -------------------------------------------------------------------------------------------------
 
     def _create_connected_socket(self, channel: str, identity: bytes | None = None) -> zmq.Socket[bytes]:
-        """Return a socket of the session's *channel*; what is not read, or not taken, waits elsewhere than here."""
+        """Return a socket of the session's *channel*, with short queues: messages wait at the sender instead."""
         connected = self.context.socket(channel_socket_types[channel])
         connected.linger = 1000
         connected.sndhwm = _QUEUE
@@ -369,113 +365,19 @@ class SessionKernel(ServerKernelManager):
         connected.connect(self._make_url(channel))
         return connected
 
-    def _close_outputs(self) -> None:
-        self.flow.follow(None)
-        if self.outputs is not None:
-            self.outputs.close()
-            self.outputs = None
-
-    async def missed(self, seen: Collection[str], client: str) -> Missed:
-        """Return what a client has missed, by the ids of the last messages it has seen; waits for a busy session.
-
-        Raises
-        ------
-        SessionNotFound
-            When the session's process is gone or replaced meanwhile.
-        ProtocolError
-            When the session answers something else.
-        """
-        channel = self.connect_control()
-        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        channel.on_recv(answer.set_result)
-        self._asking.add(answer)
-        try:
-            self.session.send(channel, REQUEST, {"seen": list(seen), "identity": client})
-            answered = await answer
-            try:
-                return read_missed(self.session.deserialize(self.session.feed_identities(answered)[1]))
-            except (ValueError, TypeError, KeyError) as error:
-                raise ProtocolError(f"what the session answered is no message: {error}.") from None
-        finally:
-            self._asking.discard(answer)
-            channel.close()
-
-    def _stop_asking(self) -> None:
-        for answer in self._asking:
-            if not answer.done():
-                answer.set_exception(SessionNotFound("the session's process is another one by now."))
-
     async def wait_until_settled(self) -> None:
-        """Return when its process is not just being replaced."""
+        """Return when its process is not being ended or replaced."""
         async with self._changing:
             pass
 
     async def wait_until_subscribed(self) -> None:
-        """Return when no output of what is asked from now on can be missed.
-
-        ipykernel greets its first subscriber; anything else that is heard says so as well. A session that is busy in
-        compiled code can say nothing, but has long received the subscription when it next publishes.
-        """
+        """Return when no output of a request sent from now on can be missed."""
         if self.is_changing:
-            # What is sent to a process that is being replaced would never be answered.
+            # A process that is being replaced would never answer.
             await self.wait_until_settled()
-        if not self._subscribed.done():
-            await asyncio.wait([self._subscribed], timeout=_SUBSCRIPTION_PATIENCE)
+        await self.outputs.wait_until_subscribed()
 
-    def _hear(self, frames: list[bytes]) -> None:
-        if not self._subscribed.done():
-            self._subscribed.set_result(None)
-        try:
-            parts = frames[frames.index(DELIM) + 2 :]
-            message_type = self.activity.hear(parts)
-            if message_type == "iopub_welcome":
-                return
-            if not self.attached and self.backlog is not None:
-                self.backlog.add(frames, message_type, parts)
-        except (ValueError, ProtocolError) as error:
-            self.log.warning("session %s published something that is no message: %s", self.kernel_id, error)
-            return
-        self._note_activity()
-        for websocket in list(self.attached):
-            websocket.handle_outgoing_message(self.outputs, frames)
-
-    def _note_activity(self) -> None:
+    def _publish_activity(self) -> None:
+        """Set the attributes that Jupyter's kernels API shows."""
         self.last_activity = self.activity.last
         self.execution_state = self.activity.state
-
-    def tell(self, sentence: str, cell: dict[str, Any] | None = None, stream: str = "stderr") -> None:
-        """Show *sentence* to its clients; while nobody is attached it waits for the next one.
-
-        Parameters
-        ----------
-        sentence
-            What to show.
-        cell
-            Header of the cell to show it in, which may have ended; None: the running one, or wherever clients show what
-            belongs to no cell.
-        stream
-            ``"stdout"`` for good news: what is on the other looks like an error.
-        """
-        for websocket in list(self.attached):
-            websocket.write_stream(stream, sentence, cell or self.activity.running_cell)
-        if not self.attached:
-            self.untold.append((sentence, cell, stream))
-
-    def keep_backlog(self, backlog: Backlog) -> None:
-        """Keep what is published from now on, while nobody is attached."""
-        self.drop_backlog()
-        self.backlog = backlog
-
-    def take_backlog(self, session_key: str) -> Backlog | None:
-        """Return what was kept for the client *session_key*; what was kept for another one is given up."""
-        if self.backlog is None or not self.backlog.is_for(session_key):
-            self.drop_backlog()
-            return None
-        backlog, self.backlog = self.backlog, None
-        return backlog
-
-    def drop_backlog(self) -> None:
-        """Give up what was kept."""
-        if self.backlog is not None:
-            self.backlog.close()
-            self.backlog = None

@@ -1,4 +1,4 @@
-"""The kernels that the gateway offers, and no files: nothing is read from disk, nothing else can be started."""
+"""The kernelspecs that the gateway offers, without any file: nothing else can be started."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RESOURCES = Path(relay.__path__[0]) / "kernelspec"
 
 
 class SharedKernelSpecs(KernelSpecManager):
-    """Knows ``shared-gpu``, and ``shared-gpu-NAME`` for each Python environment that an executor names."""
+    """``shared-gpu``, and ``shared-gpu-NAME`` for each Python environment of an executor."""
 
     def find_kernel_specs(self) -> dict[str, str]:
-        """Return the kernels' names and where their logos are."""
+        """Return the directory of logos for each kernel's name."""
         gateway: Any = self.parent
         environments = gateway.kernel_manager.executors.environments()
         return {kernel_of(environment): str(_RESOURCES) for environment in ("", *environments)}
@@ -37,7 +37,7 @@ class SharedKernelSpecs(KernelSpecManager):
         if environment is None or kernel_name not in self.find_kernel_specs():
             raise NoSuchKernel(kernel_name)
         return KernelSpec(
-            # Nothing is run from here: the executor starts sessions.
+            # The executor starts sessions, not this process.
             argv=[],
             display_name=f"Shared GPU ({environment})" if environment else DISPLAY_NAME,
             language="python",

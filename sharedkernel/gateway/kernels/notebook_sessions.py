@@ -1,4 +1,4 @@
-"""Jupyter's notebook sessions (``/api/sessions``: which notebook uses which kernel), each user's apart."""
+"""Jupyter's notebook sessions (``/api/sessions``: which notebook uses which kernel), separate for each user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OwnNotebookSessions(SessionManager):
     async def get_session(self, **kwargs: Any) -> dict[str, Any]:
         """Return the notebook session described by *kwargs* (its id, or its path).
 
-        By path only one's own is meant, for admins too: everybody may have an ``Untitled.ipynb``.
+        A path means the requesting user's own notebook, for admins too: every user may have an ``Untitled.ipynb``.
 
         Raises
         ------
@@ -43,12 +43,12 @@ class OwnNotebookSessions(SessionManager):
         return True
 
     async def row_to_model(self, row: Any, tolerate_culled: bool = False) -> dict[str, Any] | None:
-        """Return a row as the API shows it.
+        """Return the model of a row for the API.
 
         Raises
         ------
         KeyError
-            When its kernel is gone or another user's (None instead, if that is tolerated).
+            When its kernel is gone or another user's, unless that is tolerated; then None is returned.
         """
         owner = self._owner(row)
         if owner is not None and not _user().may_see(owner):
@@ -59,12 +59,12 @@ class OwnNotebookSessions(SessionManager):
         return model
 
     def kernel_of(self, session_id: str) -> str | None:
-        """Return the kernel of a notebook session, whosever it is; None when there is no such session."""
+        """Return the kernel id of any user's notebook session; None if there is no such session."""
         row = self.cursor.execute("SELECT kernel_id FROM session WHERE session_id=?", (session_id,)).fetchone()
         return None if row is None else str(row["kernel_id"])
 
     def get_kernel_env(self, path: str | None, name: str | None = None) -> dict[str, str]:
-        """Return what a new kernel's environment gets: the notebook's path, and nothing of the gateway's own."""
+        """Return environment variables for a new kernel: the notebook's path, and none of the gateway's own."""
         return {"KERNEL_NOTEBOOK": path} if path else {}
 
     def _owner(self, row: Any) -> str | None:

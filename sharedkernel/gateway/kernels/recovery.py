@@ -1,8 +1,8 @@
-"""How a gateway finds the sessions that live already: when it starts, and whenever an executor comes back.
+"""Recovery of running sessions: when a gateway starts, and whenever an executor comes back.
 
-Each executor is asked which sessions it has. They keep their kernel ids; what has ended meanwhile is taken note of. No
-id can be called unknown before, and no session be started that a client may have already: requests wait for the answer,
-or for as long as an executor that is there may take to give it.
+Each executor is asked for its sessions. They keep their kernel ids; sessions that have ended meanwhile are recorded.
+Until then no kernel id can be called unknown, and no session may start that a client may have already. So requests wait
+for the answer, at most as long as an executor that is there may take.
 """
 
 from __future__ import annotations
@@ -10,136 +10,167 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.channels.backlog import ANYBODY, Backlog
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.kernel import IDLE_STATES, SessionKernel
+from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
+from sharedkernel.gateway.tasks import BackgroundTasks
 from sharedkernel.protocol import SessionRecord
-
-if TYPE_CHECKING:
-    from sharedkernel.gateway.kernels.manager import SessionKernels
 
 log = logging.getLogger(__name__)
 
-#: seconds after this gateway's start in which requests wait for those of several executors that are not there yet
+#: seconds after the gateway's start in which requests wait for executors that are not there yet, if there are several
 _GATHERING_PATIENCE = 3.0
-#: seconds for which requests wait for what an executor that was just met has to say
-_ADOPTING_PATIENCE = 5.0
+#: seconds for which requests wait for the sessions of an executor that has just connected
+_RECOVERY_PATIENCE = 5.0
 
 
-class Adoption:
-    """Adopts the sessions of all executors.
+class SessionRecovery:
+    """Recovers the sessions of all executors.
 
     Parameters
     ----------
-    kernels
-        Where they become kernels.
+    registry, detached
+        Get the sessions.
+    executors
+        Asked for them.
+    rules
+        Sent to each executor first.
+    make_kernel
+        Makes a kernel for a session.
+    tasks
+        Runs what takes longer.
+    backlog_bytes
+        Output kept for each recovered session until its client comes back.
     """
 
-    def __init__(self, kernels: SessionKernels) -> None:
-        self._kernels = kernels
-        #: devices whose executors were reached since this gateway started
-        self._adopted: set[str] = set()
-        #: those whose sessions are being asked for
-        self._meeting: dict[str, asyncio.Future[None]] = {}
-        #: the same of those that were just reached: requests wait for that
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        detached: DetachedSessions,
+        executors: Executors,
+        rules: FleetRules,
+        make_kernel: KernelFactory,
+        tasks: BackgroundTasks,
+        *,
+        backlog_bytes: int,
+    ) -> None:
+        self._registry = registry
+        self._detached = detached
+        self._executors = executors
+        self._rules = rules
+        self._make_kernel = make_kernel
+        self._tasks = tasks
+        self._backlog_bytes = backlog_bytes
+        #: devices whose sessions are known
+        self._recovered: set[str] = set()
+        #: recoveries in progress, by device
+        self._recovering: dict[str, asyncio.Future[None]] = {}
+        #: the same while requests wait for them
         self._awaited: dict[str, asyncio.Future[Any]] = {}
-        #: set once all were reached, or they were waited for long enough
+        #: set when all executors were reached, or had their time
         self._gathered = asyncio.Event()
-        #: devices of sessions whose executor went away before it said whether they started, by id: they are nobody's
+        #: devices of sessions whose executor went away before it answered whether they started, by session: no kernel
+        #: will have them
         self._abandoned: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Let requests wait from now on for executors that are not there yet, for a while."""
+        """Start the time for which requests wait for executors that are not there yet."""
         asyncio.get_running_loop().call_later(_GATHERING_PATIENCE, self._gathered.set)
 
     def missing(self) -> list[str]:
         """Return the devices whose sessions are not known."""
-        return [device for device in self._kernels.executors if device not in self._adopted]
+        return [device for device in self._executors if device not in self._recovered]
 
-    def is_meeting(self, device: str) -> bool:
-        """Whether *device*'s executor is there and has not said yet which sessions it has."""
-        return device in self._meeting
+    def is_recovering(self, device: str) -> bool:
+        """Whether *device*'s executor is there and has not reported its sessions yet."""
+        return device in self._recovering
 
     async def gathered(self) -> None:
-        """Wait until all executors have told which sessions they have, or have had their time for it."""
+        """Wait until all executors have reported their sessions, or have had their time."""
         await self._gathered.wait()
 
     async def wait(self) -> None:
-        """Wait until it is known which sessions there are, as far as executors are there."""
+        """Wait until the sessions of all connected executors are known."""
         while self._awaited:
             await asyncio.wait(self._awaited.values())
-        if self._kernels.executors.several:
+        if self._executors.several:
             await self._gathered.wait()
 
     async def wait_for(self, device: str) -> None:
-        """Wait until it is known which sessions *device*'s executor has, if that was met just now."""
+        """Wait until the sessions of *device*'s executor are known, if it has just connected."""
         while device in self._awaited:
             await asyncio.wait([self._awaited[device]])
 
     def abandon(self, session: str, device: str) -> None:
-        """Have a session ended when *device*'s executor is back, should it have started: nobody waits for it."""
+        """End a session when *device*'s executor is back, if it did start: its request has failed."""
         self._abandoned[session] = device
 
-    def meet(self, device: str) -> None:
-        """Ask the executor of *device*, which was reached just now, which sessions it has."""
-        adoption = self._meeting[device] = self._kernels.spawn(self._adopt_all(device))
-        adoption.add_done_callback(partial(_forget, self._meeting, device))
-        # One that greets and then hangs is not waited for by requests that other executors can answer.
-        awaited = self._awaited[device] = asyncio.ensure_future(asyncio.wait([adoption], timeout=_ADOPTING_PATIENCE))
-        awaited.add_done_callback(partial(_forget, self._awaited, device))
+    def on_connected(self, device: str) -> None:
+        """Ask the executor of *device*, which has just connected, for its sessions."""
+        recovery = self._recovering[device] = self._tasks.spawn(self._recover_all(device))
+        recovery.add_done_callback(partial(_discard, self._recovering, device))
+        # One that connects and then hangs must not delay requests that other executors can answer.
+        awaited = self._awaited[device] = asyncio.ensure_future(asyncio.wait([recovery], timeout=_RECOVERY_PATIENCE))
+        awaited.add_done_callback(partial(_discard, self._awaited, device))
 
-    async def _adopt_all(self, device: str) -> None:
-        kernels, executor = self._kernels, self._kernels.executors[device]
+    async def _recover_all(self, device: str) -> None:
+        executor = self._executors[device]
         try:
-            await kernels.configure_users_of(device)
-            if kernels.policy:
-                await executor.set_policy(kernels.policy)
+            await self._rules.send_limits(device)
+            if self._rules.policy:
+                await executor.set_policy(self._rules.policy)
             states = {session["id"]: session["state"] for session in (await executor.status())["sessions"]}
             records = {record.session: record for record in await executor.sessions()}
         except SharedKernelError as error:
             log.warning("sessions could not be adopted: %s", error)
             return
-        # Without a pause from here: what the executor said is still true.
+        # No await from here on: the executor's answer is still true.
         for session in [session for session, where in self._abandoned.items() if where == device]:
             del self._abandoned[session]
             if records.pop(session, None) is not None:
-                log.info("ending session %s: it started when nobody waited for it any longer", session)
-                kernels.spawn(executor.end_session(session))
-        kernels.lingering.adopt(device, [record for record in records.values() if record.lingers is not None])
+                log.info("ending session %s: it started after its request had failed", session)
+                self._tasks.spawn(executor.end_session(session))
+        self._detached.replace_all(device, [record for record in records.values() if record.lingers is not None])
         for session, record in records.items():
             if record.lingers is None:
-                self._adopt(record, device, busy=states.get(session, "idle") not in IDLE_STATES)
-        own = {kernel.session_id: kernel for kernel in kernels.all() if kernel.device == device}
+                self._recover(record, device, busy=states.get(session, "idle") not in IDLE_STATES)
+        own = {kernel.session_id: kernel for kernel in self._registry.all() if kernel.device == device}
         for session, kernel in own.items():
             if kernel.is_changing:
                 continue
             if session not in records:
-                kernels.spawn(kernel.died("Your session ended while the gateway and the executor were apart."))
-            elif records[session].lingers is not None:  # it was shut down, though nobody heard that it was done
-                kernels.drop(kernel)
-        self._adopted.add(device)
+                message = "Your session ended while the gateway and the executor were apart."
+                self._tasks.spawn(kernel.handle_death(message))
+            elif records[session].lingers is not None:  # it was shut down, but the answer was lost
+                self._registry.drop(kernel)
+        self._recovered.add(device)
         if not self.missing():
             self._gathered.set()
-        log.info("connected to the executor (%s); %d sessions", executor.device.name, len(own.keys() | records))
+        device_name = device if executor.device is None else executor.device.name
+        log.info("connected to the executor (%s); %d sessions", device_name, len(own.keys() | records))
 
-    def _adopt(self, record: SessionRecord, device: str, *, busy: bool) -> None:
+    def _recover(self, record: SessionRecord, device: str, *, busy: bool) -> None:
         kernel_id = record.kernel or record.session
-        kernel = self._kernels.find(kernel_id)
+        kernel = self._registry.find(kernel_id)
         if kernel is not None and not kernel.is_changing and kernel.session_id != record.session:
-            self._settle(kernel, record, device, busy=busy)
+            self._choose(kernel, record, device, busy=busy)
             return
         if kernel is not None:
             if not kernel.is_changing and not kernel.follows(record):
-                # As when an executor ended between starting a process and saying so. Clients that came meanwhile have
-                # spoken to the one before.
+                # As when an executor ended after it started a process and before it answered. Clients that came
+                # meanwhile have used the process before.
                 kernel.follow(record, busy=busy)
-                kernel.tell_of_restart()
+                kernel.notify_restart()
             return
-        if self._kernels.starting.has(record.session):
+        if self._registry.is_starting(record.session):
             return
-        kernel = self._kernels.make_kernel(
+        kernel = self._make_kernel(
             kernel_id,
             session_id=record.session,
             user=record.user,
@@ -151,27 +182,26 @@ class Adoption:
             environment=record.environment,
         )
         kernel.follow(record, busy=busy)
-        kernel.unheard = True
-        self._kernels.register(kernel)
-        kernel.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self._kernels.backlog_bytes))
+        kernel.outputs.has_unheard = True
+        self._registry.register(kernel)
+        kernel.outputs.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self._backlog_bytes))
         log.info("adopted kernel %s of %s", kernel_id, record.user)
 
-    def _settle(self, kernel: SessionKernel, record: SessionRecord, device: str, *, busy: bool) -> None:
-        """Choose between two sessions of one kernel: whoever put an earlier one in its place did not end the other.
+    def _choose(self, kernel: SessionKernel, record: SessionRecord, device: str, *, busy: bool) -> None:
+        """Keep the later of two sessions of one kernel, and end the other: a reattachment did not get that far.
 
-        One that is brought back is counted anew, so it is the last of them.
+        A reattached session gets a new incarnation, so it is the later one.
         """
-        executors = self._kernels.executors
         if record.incarnation < kernel.incarnation:
-            self._kernels.spawn(executors[device].end_session(record.session))
+            self._tasks.spawn(self._executors[device].end_session(record.session))
             return
-        self._kernels.spawn(executors[kernel.device].end_session(kernel.session_id))
+        self._tasks.spawn(self._executors[kernel.device].end_session(kernel.session_id))
         kernel.device, kernel.session_id = device, record.session
         kernel.follow(record, busy=busy)
-        kernel.tell_of_restart()
+        kernel.notify_restart()
 
 
-def _forget(tasks: dict[str, asyncio.Future[Any]], device: str, done: asyncio.Future[Any]) -> None:
-    """Take *done* out of *tasks*, unless there is a later one of *device*."""
+def _discard(tasks: dict[str, asyncio.Future[Any]], device: str, done: asyncio.Future[Any]) -> None:
+    """Remove *done* from *tasks*, unless a later one of *device* has replaced it."""
     if tasks.get(device) is done:
         del tasks[device]

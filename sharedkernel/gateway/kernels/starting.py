@@ -1,11 +1,10 @@
-"""Starting sessions: one for a client's place, as many as their user may have, where the placement rule says.
+"""Starting sessions: one for each client, at most as many as their user may have, on the device that placement chooses.
 
-What is being started is no kernel yet, and counts all the same: for its user's number, for the next one to be placed,
-and for a client that asks twice. A device whose executor refuses or goes away meanwhile is followed by the next.
+A session that is starting has no kernel yet, but counts: towards its user's limit, for the placement of the next one,
+and for a client that asks twice. If an executor refuses or goes away meanwhile, the next device is tried.
 
-Sessions of one notebook count as one less to their user's number where one of them has no client or lingers: that one
-is there to be brought back, for which there has to be another to say so in. So a user may have twice their number at
-the very most, half of it without a client.
+A notebook with a detached session, or one without a client, may start one extra session, to reattach from. So a user
+may have at most twice their number of sessions, half of them without a client.
 """
 
 from __future__ import annotations
@@ -16,46 +15,64 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from jupyter_server._tz import utcnow
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SharedKernelError
-
-if TYPE_CHECKING:
-    from sharedkernel.gateway.kernels.detached import Earlier
-    from sharedkernel.gateway.kernels.manager import SessionKernels
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
+from sharedkernel.gateway.kernels.recovery import SessionRecovery
+from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
 
 log = logging.getLogger(__name__)
 
-#: time since its last activity for which an idle session still counts as in use when a new one is placed
-_LATELY = timedelta(minutes=10)
+#: an idle session counts as in use for this long after its last activity, when a new one is placed
+_RECENT = timedelta(minutes=10)
 
 
-class Starting:
-    """Starts sessions, and knows those that are just being started.
+class SessionStarter:
+    """Starts sessions, and counts those that are starting.
 
     Parameters
     ----------
-    kernels
-        Where they become kernels.
+    registry
+        Gets the new kernels.
+    detached
+        Sessions that a new one can reattach to; they end where a user has too many.
+    recovery
+        Waited for: an executor that has just connected may have the client's session already.
+    executors
+        Start the sessions.
+    rules
+        Limit the number of a user's sessions.
+    make_kernel
+        Makes a kernel for a new session.
     """
 
-    def __init__(self, kernels: SessionKernels) -> None:
-        self._kernels = kernels
-        #: sessions being started, by user and notebook
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        detached: DetachedSessions,
+        recovery: SessionRecovery,
+        executors: Executors,
+        rules: FleetRules,
+        make_kernel: KernelFactory,
+    ) -> None:
+        self._registry = registry
+        self._detached = detached
+        self._recovery = recovery
+        self._executors = executors
+        self._rules = rules
+        self._make_kernel = make_kernel
+        #: number of sessions that are starting, by user and notebook
         self._num: Counter[tuple[str, str | None]] = Counter()
         #: the same by device
         self._num_on: Counter[str] = Counter()
-        #: ids of those
-        self._ids: set[str] = set()
-        #: starts under way that name a client's place, by (user, client key)
-        self._places: dict[tuple[str, str], asyncio.Task[str]] = {}
-
-    def has(self, session: str) -> bool:
-        """Whether the session of this name is being started, and has no kernel yet."""
-        return session in self._ids
+        #: starts in progress for a client that names itself, by user and client key
+        self._by_client: dict[tuple[str, str], asyncio.Task[str]] = {}
 
     async def start(self, user: str, client_key: str | None, **session: Any) -> str:
         """Start a session and return its kernel id.
@@ -63,71 +80,69 @@ class Starting:
         Parameters
         ----------
         user
-            Whose it will be.
+            Name of its owner.
         client_key
-            Names the client's place: the session that is there already is returned. None: it has none.
+            Names the client, whose session is returned if it has one; None: the client does not name itself.
         session
-            What else its kernel has to know.
+            Other traits of its kernel.
 
         Raises
         ------
         SharedKernelError
-            When the user has as many sessions as they may, or the executor refuses or is not there.
+            When the user has as many sessions as they may, or the executor refuses or is away.
         """
         start = partial(self._start, user=user, client_key=client_key, **session)
         if client_key is None:
             return await start()
-        if (there := self._of_client(user, client_key)) is not None:
-            return there
-        place = (user, client_key)
-        if place not in self._places:
-            task = self._places[place] = asyncio.create_task(start())
-            task.add_done_callback(lambda _: self._places.pop(place))
-        # One client that gives up must not take the session from another that asked for the same.
-        return await asyncio.shield(self._places[place])
+        if (existing := self._of_client(user, client_key)) is not None:
+            return existing
+        key = (user, client_key)
+        if key not in self._by_client:
+            task = self._by_client[key] = asyncio.create_task(start())
+            task.add_done_callback(lambda _: self._by_client.pop(key))
+        # A request that is cancelled must not cancel the start for another request of the same client.
+        return await asyncio.shield(self._by_client[key])
 
     def _of_client(self, user: str, client_key: str | None) -> str | None:
-        """Return the id of the kernel that *user*'s client has; None if it has none, or does not say who it is."""
+        """Return the id of the kernel of *user*'s client; None if it has none, or does not name itself."""
         ids = (
             str(kernel.kernel_id)
-            for kernel in self._kernels.all()
+            for kernel in self._registry.all()
             if client_key is not None and (kernel.user, kernel.client_key) == (user, client_key)
         )
         return next(ids, None)
 
     async def _start(self, *, user: str, notebook: str | None, **session: Any) -> str:
-        # Counted before anything is awaited, so that requests in parallel cannot slip through together.
+        # Counted before the first await, so that parallel requests cannot exceed the limit together.
         self._num[user, notebook] += 1
         try:
             self._check_number(user)
-            await self._end_what_lingers_beyond(user)
+            await self._end_detached_beyond_limit(user)
             return await self._start_somewhere(user=user, notebook=notebook, **session)
         finally:
             self._num[user, notebook] -= 1
-            self._num = +self._num  # or it would keep the name of each notebook that there ever was
+            self._num = +self._num  # drops zeros, or it would keep the names of all notebooks ever started
 
     async def _start_somewhere(self, *, user: str, notebook: str | None, **session: Any) -> str:
-        """Start a session on the device that the placement rule chooses, or, if it refuses, on the next."""
+        """Start a session on the device that placement chooses; if it refuses, on the next."""
         refusals: dict[str, SharedKernelError] = {}
         while True:
             try:
-                device = await self._kernels.executors.place(
-                    user, notebook, count_in_use=self._count_in_use, without=refusals
-                )
+                device = await self._executors.place(user, notebook, count_in_use=self._count_in_use, without=refusals)
             except ExecutorUnavailable:
                 if refusals:
                     raise next(iter(refusals.values())) from None
                 raise
-            await self._kernels.adoption.wait_for(device)  # it may have this client's session
-            if (there := self._of_client(user, session["client_key"])) is not None:
-                return there
-            if self._kernels.adoption.is_meeting(device):
+            await self._recovery.wait_for(device)  # it may have this client's session
+            if (existing := self._of_client(user, session["client_key"])) is not None:
+                return existing
+            if self._recovery.is_recovering(device):
                 refusals[device] = ExecutorUnavailable(
-                    f"{self._kernels.executors.describe([device])} does not say which sessions it has; its log may say "
-                    "why, try again."
+                    f"{self._executors.describe([device])} does not say which sessions it has; its log may say why, "
+                    "try again."
                 )
                 continue
-            # Without a pause from here: the next one to be placed sees this one.
+            # No await before the session is counted, so that the next placement sees it.
             try:
                 return await self._start_on(device, user=user, notebook=notebook, **session)
             except (Refused, ExecutorUnavailable) as refusal:
@@ -137,71 +152,70 @@ class Starting:
     async def _start_on(self, device: str, *, user: str, **session: Any) -> str:
         kernel_id = str(uuid4())
         self._num_on[device] += 1
-        self._ids.add(kernel_id)
         try:
-            kernel = self._kernels.make_kernel(kernel_id, user=user, device=device, **session)
-            kernel.notice = self._kernels.lingering.describe(kernel)
-            await kernel.start_kernel()
-            self._kernels.register(kernel)
+            with self._registry.starting(kernel_id):
+                kernel = self._make_kernel(kernel_id, user=user, device=device, **session)
+                kernel.notice = self._detached.describe(kernel)
+                await kernel.start_kernel()
+                self._registry.register(kernel)
         except ExecutorUnavailable:
-            self._kernels.adoption.abandon(kernel_id, device)
+            self._recovery.abandon(kernel_id, device)
             raise
         finally:
             self._num_on[device] -= 1
-            self._ids.discard(kernel_id)
         log.info("kernel %s of %s started%s", kernel_id, user, device and f" on {device}")
         return kernel_id
 
     def _count_in_use(self, device: str) -> int:
-        """Return how many sessions on *device* have work or are likely to have some soon, those starting included."""
-        recent = utcnow() - _LATELY
-        kernels = [kernel for kernel in self._kernels.all() if kernel.device == device]
+        """Return the number of sessions on *device* that have work or will soon have some, starting ones included."""
+        recent = utcnow() - _RECENT
+        kernels = [kernel for kernel in self._registry.all() if kernel.device == device]
         in_use = sum(kernel.execution_state == "busy" or kernel.last_activity > recent for kernel in kernels)
         return in_use + self._num_on[device]
 
-    def _num_of(self, user: str, lingering: Iterable[Earlier] = ()) -> int:
-        """Return for how many *user*'s sessions count: kernels, those being started, and *lingering* ones."""
+    def _num_of(self, user: str, detached: Iterable[EarlierSession] = ()) -> int:
+        """Return how many sessions of *user* count: kernels, starting sessions and *detached* ones."""
         num: Counter[str | None] = Counter()
         without_client: set[str | None] = set()
         for (owner, notebook), starting in self._num.items():
             num[notebook] += starting * (owner == user)
-        for kernel in self._kernels.all():
+        for kernel in self._registry.all():
             num[kernel.notebook] += kernel.user == user
-            if kernel.user == user and not kernel.attached:
+            if kernel.user == user and not kernel.outputs.clients:
                 without_client.add(kernel.notebook)
-        for earlier in lingering:
+        for earlier in detached:
             num[earlier.notebook] += 1
             without_client.add(earlier.notebook)
-        left = sum(notebook is not None and num[notebook] > 1 for notebook in without_client)
-        return num.total() - left
+        extra = sum(notebook is not None and num[notebook] > 1 for notebook in without_client)
+        return num.total() - extra
 
     def _check_number(self, user: str) -> None:
-        """See that *user* may have what is there and starting.
+        """Check that *user* may have the existing and starting sessions.
 
         Raises
         ------
         QuotaExceeded
-            When it is too much.
+            When there are too many.
         """
-        allowed = self._kernels.quotas.max_sessions(user)
-        if allowed is not None and (there := self._num_of(user) - 1) >= allowed:
+        allowed = self._rules.quotas.max_sessions(user)
+        if allowed is not None and (existing := self._num_of(user) - 1) >= allowed:
             raise QuotaExceeded(
-                f"{user} may have {allowed} session{'s' * (allowed != 1)} at a time and has {there}; "
+                f"{user} may have {allowed} session{'s' * (allowed != 1)} at a time and has {existing}; "
                 "shut down one of them (in the panel Shared GPU, or its notebook's Kernel menu), or ask the admin for "
                 "more."
             )
 
-    async def _end_what_lingers_beyond(self, user: str) -> None:
-        """End lingering sessions of *user*, earliest first, until there are as many as allowed with those starting."""
-        allowed = self._kernels.quotas.max_sessions(user)
+    async def _end_detached_beyond_limit(self, user: str) -> None:
+        """End detached sessions of *user*, first shut down first, until no more are left than allowed."""
+        allowed = self._rules.quotas.max_sessions(user)
         if allowed is None:
             return
-        for earlier in self._kernels.lingering.of_user(user):
-            lingering = self._kernels.lingering.of_user(user)
-            num = self._num_of(user, lingering)
+        for earlier in self._detached.of_user(user):
+            detached = self._detached.of_user(user)
+            num = self._num_of(user, detached)
             if num <= allowed:
                 return
-            # The last of a notebook that is just opened counts for nothing, so that nothing would be gained by its end.
-            if earlier in lingering and self._num_of(user, [left for left in lingering if left != earlier]) < num:
+            # A notebook's extra session does not count, so ending it would gain nothing.
+            if earlier in detached and self._num_of(user, [other for other in detached if other != earlier]) < num:
                 log.info("session %s of %s gives way to a new one", earlier.session, user)
-                await self._kernels.end_lingering(earlier)
+                await self._detached.end(earlier)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.gateway.channels.activity import Activity
+from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import ANYBODY, Backlog
 from tests.gateway.conftest import run
 
@@ -23,8 +23,8 @@ def published(message_type: str, parent: dict[str, Any], **content: Any) -> list
     return [json.dumps(part).encode() for part in ({"msg_type": message_type}, parent, {}, content)]
 
 
-def new_activity() -> Activity:
-    return Activity(lambda message_type: message_type in ("execute_request", "comm_msg"))
+def new_activity() -> KernelActivity:
+    return KernelActivity(lambda message_type: message_type in ("execute_request", "comm_msg"))
 
 
 CELL = {"msg_id": "1", "msg_type": "execute_request"}
@@ -37,7 +37,7 @@ def test_busy_lasts_until_everything_begun_has_ended() -> None:
     activity = new_activity()
     states = []
     for parent, state in ((CELL, "busy"), (COMM, "busy"), (COMM, "idle"), (CELL, "idle")):
-        activity.hear(published("status", parent, execution_state=state))
+        activity.record_message(published("status", parent, execution_state=state))
         states.append((activity.state, activity.running_cell.get("msg_id")))
     assert states == [("busy", "1"), ("busy", "1"), ("busy", "1"), ("idle", None)]
 
@@ -45,13 +45,13 @@ def test_busy_lasts_until_everything_begun_has_ended() -> None:
 def test_a_cell_that_was_sent_is_the_one_when_nothing_was_heard_of_it() -> None:
     """A process may die of a cell before it says that it has begun; one that has ended is not it."""
     activity = new_activity()
-    activity.ask(CELL)
-    activity.ask({**CELL, "msg_id": "next"})
+    activity.record_request(CELL)
+    activity.record_request({**CELL, "msg_id": "next"})
     assert (activity.running_cell["msg_id"], activity.state) == ("1", "idle")
     for state in ("busy", "idle"):
-        activity.hear(published("status", CELL, execution_state=state))
+        activity.record_message(published("status", CELL, execution_state=state))
     assert activity.running_cell["msg_id"] == "next"
-    activity.start()
+    activity.reset()
     assert activity.running_cell == {}
 
 
@@ -59,17 +59,17 @@ def test_questions_of_clients_are_no_activity() -> None:
     """A client that only asks does not keep a session from being called idle."""
     activity = new_activity()
     before = activity.last
-    activity.hear(published("status", INFO, execution_state="busy"))
+    activity.record_message(published("status", INFO, execution_state="busy"))
     assert (activity.state, activity.last) == ("idle", before)
 
 
 def test_a_session_found_in_a_cell_is_busy_until_that_ends() -> None:
     """A gateway that did not hear the beginning hears the end."""
     activity = new_activity()
-    activity.start(busy=True)
-    activity.hear(published("stream", CELL, text="x"))
+    activity.reset(busy=True)
+    activity.record_message(published("stream", CELL, text="x"))
     assert activity.state == "busy"
-    activity.hear(published("status", CELL, execution_state="idle"))
+    activity.record_message(published("status", CELL, execution_state="idle"))
     assert activity.state == "idle"
 
 
@@ -77,7 +77,7 @@ def test_what_is_no_message_is_refused() -> None:
     """Too few parts, or parts that are no JSON objects."""
     for parts in ([b"{}"], [b"x", b"{}", b"{}", b"{}"], [b"[]"] * 4):
         with pytest.raises(ProtocolError):
-            new_activity().hear(parts)
+            new_activity().record_message(parts)
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(0, 200))
@@ -150,8 +150,8 @@ def test_requests_that_a_session_makes_up_are_forgotten() -> None:
     """The earliest beyond a thousand, and headers that are no header's length at once."""
     activity = new_activity()
     for number in range(1500):
-        activity.hear(published("status", {**COMM, "msg_id": str(number)}, execution_state="busy"))
+        activity.record_message(published("status", {**COMM, "msg_id": str(number)}, execution_state="busy"))
     assert activity.running_cell["msg_id"] == "500"
-    activity.start()
-    activity.hear(published("status", {**COMM, "msg_id": "x" * 20_000}, execution_state="busy"))
+    activity.reset()
+    activity.record_message(published("status", {**COMM, "msg_id": "x" * 20_000}, execution_state="busy"))
     assert (activity.running_cell, activity.state) == ({}, "idle")

@@ -6,7 +6,7 @@ import psutil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedkernel.gateway.channels.flow_control import Allowance
+from sharedkernel.gateway.channels.flow_control import TokenBucket
 from tests.gateway.conftest import Stack, run
 
 MIB = 1024**2
@@ -15,7 +15,7 @@ MIB = 1024**2
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 5)), max_size=50), st.floats(1, 10))
 def test_never_more_is_spent_than_allowed_whoever_pauses_as_told(steps: list[tuple[float, float]], rate: float) -> None:
     """Over any time: a second's worth, what the time allows, and the one amount that began within them."""
-    allowance, now, spent = Allowance(rate), 0.0, 0.0
+    allowance, now, spent = TokenBucket(rate), 0.0, 0.0
     for pause, amount in steps:
         now += pause
         spent += amount

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import DELIM
 
-from sharedkernel.gateway.channels.replay import Repeats, Told, in_order, not_to_come
+from sharedkernel.gateway.channels.replay import ChannelMessage, ReplayFilter, in_order, not_to_come
 
 
-def published(number: int) -> Told:
+def published(number: int) -> ChannelMessage:
     return "iopub", [b"topic", DELIM, b"signature", json.dumps({"msg_id": f"here_1_{number}"}).encode()]
 
 
@@ -22,8 +22,8 @@ def test_each_message_is_told_once_and_in_order(places: list[int]) -> None:
     said = [published(number) for number in range(last)]
     missed = said[first:answered]
     told = in_order(missed, said[subscribed:heard])
-    repeats = Repeats(missed)
-    told += [message for message in said[heard:] if not repeats.is_one(message[1])]
+    repeats = ReplayFilter(missed)
+    told += [message for message in said[heard:] if not repeats.is_repeated(message[1])]
     assert told == said[first:]
 
 
@@ -36,6 +36,6 @@ def test_so_it_is_where_hearing_stopped_meanwhile(places: list[int], data: st.Da
     held = said[subscribed:stopped]
     missed = not_to_come(said[first:answered], held)
     told = in_order(missed, held)
-    repeats = Repeats(missed)
-    told += [message for message in said[stopped:] if not repeats.is_one(message[1])]
+    repeats = ReplayFilter(missed)
+    told += [message for message in said[stopped:] if not repeats.is_repeated(message[1])]
     assert told == said[subscribed:]

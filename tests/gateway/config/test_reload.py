@@ -56,7 +56,7 @@ class Reloaded:
 
     def share(self, user: str) -> object:
         """Return a user's share as it holds now."""
-        return self.gateway.kernel_manager.quotas.explain(user)["share"]["value"]
+        return self.gateway.kernel_manager.rules.quotas.explain(user)["share"]["value"]
 
     def end(self) -> None:
         """End it."""
@@ -163,4 +163,4 @@ def test_a_setting_that_is_taken_out_has_its_default_again(reloaded: Reloaded) -
     assert (gateway.kernel_manager.executors.placement, gateway.admins) == ("horus", {"ada"})
     assert reloaded.reload() == [READ]
     assert (gateway.kernel_manager.executors.placement, gateway.admins) == ("least-loaded", set())
-    assert gateway.kernel_manager.policy == "srtf"
+    assert gateway.kernel_manager.rules.policy == "srtf"

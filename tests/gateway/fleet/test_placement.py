@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.fleet.placement import Experience, check_rule, choose
+from sharedkernel.gateway.fleet.placement import NotebookHistory, check_rule, choose
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand
 
 GIB = 1 << 30
@@ -55,7 +55,7 @@ def test_sessions_in_use_come_first_then_free_memory() -> None:
 
 def test_a_notebook_goes_where_there_is_the_memory_it_had() -> None:
     """Even to a device with more sessions; a notebook of another user or path is another."""
-    experience = Experience()
+    experience = NotebookHistory()
     experience.observe("a", status(session(persistent_bytes=4 * GIB, framework_bytes=GIB, ephemeral_bytes=GIB)))
     experience.observe("a", status(session(persistent_bytes=0)))
     documents = {"a": status(session(None, persistent_bytes=3 * GIB)), "b": status()}
@@ -71,7 +71,7 @@ def test_a_notebook_goes_where_there_is_the_memory_it_had() -> None:
 
 def test_speed_is_what_the_notebook_measured() -> None:
     """A device three times as fast is taken with twice the sessions; where it never ran, it is tried."""
-    experience = Experience()
+    experience = NotebookHistory()
     experience.observe("slow", status(session(iteration_seconds=0.3)))
     demand = experience.demand("ada", "a.ipynb", {"slow": 0, "fast": 0})
     assert dict(demand.seconds) == {"slow": 0.3, "fast": 0.3}
@@ -86,7 +86,7 @@ def test_speed_is_what_the_notebook_measured() -> None:
 
 def test_horus_counts_what_a_notebook_keeps_a_device_busy() -> None:
     """Two that use a quarter of a device fit beside each other, two that use all of it do not."""
-    experience = Experience()
+    experience = NotebookHistory()
     experience.observe("a", status(session(utilisation=0.25)))
     demand = experience.demand("ada", "a.ipynb", {})
     assert demand.utilisation == 0.25
@@ -103,7 +103,7 @@ def test_tiresias_takes_what_has_nothing_to_do_and_else_the_least_loaded() -> No
 
 def test_only_so_many_notebooks_are_remembered() -> None:
     """The one not seen for longest goes."""
-    experience = Experience()
+    experience = NotebookHistory()
     for number in range(1001):
         experience.observe("a", status(session("first.ipynb", persistent_bytes=1)))
         experience.observe("a", status(session(f"{number}.ipynb", persistent_bytes=1)))

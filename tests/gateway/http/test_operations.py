@@ -229,7 +229,7 @@ async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, use
         answer = await user.request("GET", "/api/kernels")
         assert (answer.status, answer.body["reason"]) == (503, "identity_unavailable")
         seen = len(stack.gateway_log())
-        while "nobody can be let in" not in stack.gateway_log()[seen:]:  # noqa: ASYNC110
+        while "no token can be checked" not in stack.gateway_log()[seen:]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     finally:
         file.path.write_text(tokens)

@@ -12,7 +12,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.http.status_feed import Document, StatusFeed
+from sharedkernel.gateway.http.status_feed import StatusDocument, StatusFeed
 from tests.gateway.client import PATIENCE, Client
 from tests.gateway.conftest import Stack, run
 
@@ -66,7 +66,7 @@ class Watcher:
     def __init__(self) -> None:
         self.shown: asyncio.Queue[Any] = asyncio.Queue()
 
-    def show(self, document: Document) -> None:
+    def show(self, document: StatusDocument) -> None:
         self.shown.put_nowait(json.loads(document.text_for(GatewayUser("ada", admin=True))))
 
     def close(self, code: int, reason: str) -> None:
@@ -117,4 +117,4 @@ def test_a_feed_that_met_an_error_begins_anew(caplog: pytest.LogCaptureFixture) 
         feed.remove(second)  # type: ignore[arg-type]
 
     run(scenario())
-    assert "telling of the status ended unexpectedly" in caplog.text
+    assert "the status feed ended unexpectedly" in caplog.text

@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from sharedkernel.gateway.kernels.culling import Stage, stage
+from sharedkernel.gateway.kernels.culling import CullStage, stage
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.http.test_operations import scrape, total
@@ -16,14 +16,14 @@ from tests.gateway.http.test_operations import scrape, total
 @pytest.mark.parametrize(
     ("idle", "after", "expected"),
     [
-        (1e9, None, Stage.NONE),
-        (49.9, 100.0, Stage.NONE),
-        (50.0, 100.0, Stage.WARNED),
-        (75.0, 100.0, Stage.OFFLOADED),
-        (100.0, 100.0, Stage.ENDED),
+        (1e9, None, CullStage.NONE),
+        (49.9, 100.0, CullStage.NONE),
+        (50.0, 100.0, CullStage.WARNED),
+        (75.0, 100.0, CullStage.OFFLOADED),
+        (100.0, 100.0, CullStage.ENDED),
     ],
 )
-def test_what_is_due_follows_from_idle_time(idle: float, after: float | None, expected: Stage) -> None:
+def test_what_is_due_follows_from_idle_time(idle: float, after: float | None, expected: CullStage) -> None:
     """A warning at half of a user's time, an offload at three quarters, the end after all of it."""
     assert stage(idle, after) is expected
 
