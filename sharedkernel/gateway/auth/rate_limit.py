@@ -154,7 +154,7 @@ class LoginLimit:
         self._right.pop(self._fingerprint(token), None)
 
     def withdraw(self, address: str, token: str) -> None:
-        """Forget that *token* was sent from *address*: it could not be checked."""
+        """Forget that *token* was sent from *address*, since it could not be checked."""
         self._failures.get(_network(address), {}).pop(self._fingerprint(token), None)
 
     def _fingerprint(self, token: str) -> bytes:

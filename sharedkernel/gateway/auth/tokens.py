@@ -261,7 +261,7 @@ class TokenApp(CommandApp):
                         fail(f"there is no token of {what!r} in {file.path}; see `sharedkernel token list`.")
                     self._print({"user": user, "removed": count}, f"removed {count} token(s) of {user}")
                 case _:
-                    fail("say `token add NAME`, `token list`, `token remove NAME` or `token remove ID`.", status=2)
+                    fail("use `token add NAME`, `token list`, `token remove NAME` or `token remove ID`.", status=2)
         except ConfigError as error:
             fail(str(error))
 

@@ -34,13 +34,13 @@ class KernelActivity:
         self._running: dict[str, dict[str, Any]] = {}
         #: headers of the cells that clients sent and that have not ended, by message id, oldest first
         self._requested: dict[str, dict[str, Any]] = {}
-        #: whether a cell runs whose beginning this gateway has not heard
-        self._busy_unheard = False
+        #: whether a cell runs that began before this gateway listened
+        self._busy_before = False
 
     @property
     def state(self) -> str:
         """``busy`` or ``idle``, as in Jupyter's API."""
-        return "busy" if self._running or self._busy_unheard else "idle"
+        return "busy" if self._running or self._busy_before else "idle"
 
     @property
     def running_cell(self) -> dict[str, Any]:
@@ -71,12 +71,12 @@ class KernelActivity:
         """Forget all requests: the session has another process now, or was found running (*busy*: in a cell)."""
         self._running.clear()
         self._requested.clear()
-        self._busy_unheard = busy
+        self._busy_before = busy
         self.last = datetime.datetime.now(datetime.UTC)
 
     def mark_idle(self) -> None:
-        """Record that no cell runs whose beginning was not heard."""
-        self._busy_unheard = False
+        """Record that no cell runs that began before this gateway listened."""
+        self._busy_before = False
 
     def record_message(self, parts: list[bytes]) -> str:
         """Record a published message, by its parts from the header on, and return its type.
@@ -106,8 +106,8 @@ class KernelActivity:
             if len(self._running) > _MAX_RUNNING:
                 del self._running[next(iter(self._running))]
             if parent.get("msg_type") == "execute_request" and not parent.get("subshell_id"):
-                self.mark_idle()  # cells run one at a time, so the one before has ended, even if its end was not heard
+                self.mark_idle()  # cells run one at a time, so the one before has ended, even if its end was missed
         elif state == "idle":
             self._requested.pop(message_id, None)
             if self._running.pop(message_id, None) is None:
-                self.mark_idle()  # the end of a cell whose beginning was not heard
+                self.mark_idle()  # the end of a cell that began before this gateway listened

@@ -341,7 +341,17 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self.write_stream("stderr", error_message, parent_header)
 
     def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
-        """Show a sentence in the notebook, on ``"stdout"`` or ``"stderr"``."""
+        """Show a sentence in the notebook.
+
+        Parameters
+        ----------
+        name
+            ``"stdout"`` or ``"stderr"``.
+        sentence
+            The text.
+        parent_header
+            Header of the cell to show it below.
+        """
         self._send("iopub", "stream", {"name": name, "text": sentence + "\n"}, parent_header)
 
     def _send_status_message(self, status: str) -> None:

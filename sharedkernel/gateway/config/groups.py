@@ -39,7 +39,20 @@ class Memberships(dict[str, tuple[str, ...]]):
         self._store()
 
     def record(self, user: str, groups: Iterable[str]) -> bool:
-        """Record that *user* is in *groups*, and return whether that has changed."""
+        """Record the groups of a user.
+
+        Parameters
+        ----------
+        user
+            Name of the user.
+        groups
+            All groups that the identity reports.
+
+        Returns
+        -------
+        is_changed
+            Whether they differ from those before.
+        """
         reported = tuple(sorted(groups))
         if self.get(user, ()) == reported:
             return False

@@ -152,13 +152,29 @@ def build_quotas(
 
 
 def check_quotas(quotas: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each fault of the setting `quotas`, with its line in *files*."""
+    """Yield one sentence for each fault of the setting `quotas`.
+
+    Parameters
+    ----------
+    quotas
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+    """
     for error in QuotaLevel.read("config", quotas or {})[1]:
         yield f"{_place(files, 'quotas', error.path)}{error}"
 
 
 def check_groups(groups: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each fault of the setting `groups`, with its line in *files*."""
+    """Yield one sentence for each fault of the setting `groups`.
+
+    Parameters
+    ----------
+    groups
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+    """
     for sentence in find_group_faults(groups or {}):
         yield f"{_place(files, 'groups', ())}{sentence}"
 

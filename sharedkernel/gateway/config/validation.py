@@ -172,7 +172,15 @@ def _wanted(app: Application, trait: Any, value: Any) -> str | None:
 
 
 def without_faults(faults: Iterable[ConfigFault], settings: Settings) -> Settings:
-    """Return *settings* without those that have *faults*."""
+    """Return the settings that have no faults.
+
+    Parameters
+    ----------
+    faults
+        Names of the others.
+    settings
+        All settings.
+    """
     left_out = {(fault.section, fault.name) for fault in faults}
     # Section by section: a value in the place of a section, as in a JSON file, cannot be copied.
     return Settings(

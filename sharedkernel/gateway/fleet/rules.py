@@ -52,7 +52,15 @@ class FleetRules:
         return self.quotas.known_users() | self._owners()
 
     def limits(self, user: str, device: str) -> Limits:
-        """Return *user*'s limits on *device*, as its executor needs them."""
+        """Return a user's limits, as the executor of *device* needs them.
+
+        Parameters
+        ----------
+        user
+            Name of the user.
+        device
+            The device, by its name in the configuration.
+        """
         served = self._executors[device].device
         return self.quotas.limits(user, None if served is None else served.capacity_bytes)
 

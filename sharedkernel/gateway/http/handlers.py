@@ -28,6 +28,8 @@ from sharedkernel.gateway.http import health, shelf_handlers
 from sharedkernel.gateway.http.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.scheduling.policies import POLICIES
 from sharedkernel.units import parse_duration
 
@@ -41,7 +43,7 @@ class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandl
     @authorized
     async def get(self) -> None:
         """List the kernels, once those that outlived an earlier gateway are known."""
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         await manager.recovery.gathered()
         await cast("Awaitable[None]", super().get())
 
@@ -74,7 +76,7 @@ class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):
             seconds = None if linger is None else parse_duration(float(linger) if linger.isdecimal() else linger)
         except ConfigError as error:
             raise Refused(f"`linger`: {error}", reason="bad_request") from None
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         await manager.shut_down(kernel_id, linger=seconds)
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
@@ -169,7 +171,7 @@ class StatusHandler(GatewayHandler):
     @authorized
     async def get(self) -> None:
         """Return the status document, as this user may see it."""
-        status = await self.kernel_manager.status()  # type: ignore[attr-defined]
+        status = await kernel_manager_of(self).status()
         user = self.current_user
         self.finish(json.dumps(status if user.admin else visible_to(status, user.username)))
 
@@ -183,9 +185,9 @@ class OffloadHandler(GatewayHandler):
     @authorized
     async def post(self, kernel_id: str) -> None:
         """Offload the session, and return once the memory is free."""
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         manager.check_visible(kernel_id, self.current_user)
-        await manager.get_kernel(kernel_id).offload()
+        await cast("SessionKernel", manager.get_kernel(kernel_id)).offload()
         self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
@@ -200,7 +202,7 @@ class QuotasHandler(GatewayHandler):
     @authorized
     async def get(self) -> None:
         """Return the requesting user's limits; an admin gets all users'."""
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         user = self.current_user
         users = {user.username}
         if user.admin:
@@ -213,7 +215,7 @@ class QuotasHandler(GatewayHandler):
         """Override the configuration's quotas until it is read again; for admins."""
         if not self.current_user.admin:
             raise Refused("only admins may change quotas.", reason="not_admin")
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         try:
             manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
         except QuotaError as error:
@@ -232,7 +234,7 @@ class PolicyHandler(GatewayHandler):
     @authorized
     async def get(self) -> None:
         """Return the policy (null if devices differ), that of each device, and the names of all policies."""
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         devices = await manager.rules.policies()
         common = next(iter(devices.values())) if len(set(devices.values())) == 1 else None
         self.finish(json.dumps({"policy": common, "devices": devices, "policies": list(POLICIES)}))
@@ -246,7 +248,7 @@ class PolicyHandler(GatewayHandler):
         policy = read_body(self, {"policy": str}).get("policy")
         if policy is None:
             raise Refused('no `policy` is named; send one such as {"policy": "fair"}.', reason="bad_request")
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         await manager.rules.set_policy(policy)
         self.log.info("%s set the policy to %s", self.current_user.username, policy)
         await cast("Awaitable[None]", self.get())

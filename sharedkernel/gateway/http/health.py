@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import prometheus_client
 from jupyter_server.auth.decorator import allow_unauthenticated, authorized
@@ -15,6 +14,7 @@ from tornado import web
 
 from sharedkernel.gateway.http.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.metrics import DeviceMetrics
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import Counts, Device
 
 
@@ -36,7 +36,7 @@ class ReadyHandler(web.RequestHandler):
     @allow_unauthenticated
     def get(self) -> None:
         """Return 200 if every executor is connected and the gateway is not draining; else 503 and the reason."""
-        manager: Any = self.settings["kernel_manager"]
+        manager = kernel_manager_of(self)
         reason = "ok"
         if manager.is_draining:
             reason = "draining"
@@ -59,7 +59,7 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
     @authorized
     async def get(self) -> None:
         """Return all metrics; those of devices that do not answer are left out."""
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         executors = manager.executors
         documents = await executors.documents()
         asked = await asyncio.gather(*(executors[name].counts() for name in documents), return_exceptions=True)

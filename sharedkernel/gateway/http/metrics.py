@@ -23,7 +23,7 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.
 REFUSALS = Counter("sharedkernel_refused_requests", "Requests that the gateway refused, by reason.", ["reason"])
 LOOP_LAG = Histogram(
     "sharedkernel_gateway_loop_lag_seconds",
-    "How late the gateway's event loop comes to its work.",
+    "Lag of the gateway's event loop.",
     buckets=_LAG_BUCKETS,
 )
 
@@ -38,10 +38,10 @@ _KINDS = {
 #: help text of each counter of the executors
 _ACTIONS = {
     "grants": "Grants of the device.",
-    "preemptions": "Grants that were asked back at the next iteration boundary.",
-    "forced_yields": "Grants that were taken back by a signal, since no boundary came.",
-    "offloads": "Sessions whose memory was asked to be moved away.",
-    "restores": "Sessions whose memory was brought back.",
+    "preemptions": "Grants that were revoked at the next iteration boundary.",
+    "forced_yields": "Grants that were revoked by a signal, since no boundary came.",
+    "offloads": "Sessions that were asked to offload their memory.",
+    "restores": "Sessions whose memory was restored.",
 }
 
 
@@ -107,9 +107,9 @@ class DeviceMetrics:
         memory = GaugeMetricFamily(
             "sharedkernel_user_memory_bytes", "Memory of a user's sessions, by kind.", labels=["device", "user", "kind"]
         )
-        quota = GaugeMetricFamily("sharedkernel_user_quota_bytes", "What it may be.", labels=["device", "user"])
+        quota = GaugeMetricFamily("sharedkernel_user_quota_bytes", "Memory quota of a user.", labels=["device", "user"])
         service = CounterMetricFamily(
-            "sharedkernel_user_service_seconds", "Device time that a user's sessions had.", labels=["device", "user"]
+            "sharedkernel_user_service_seconds", "Device time of a user's sessions.", labels=["device", "user"]
         )
         for device, document in self._documents.items():
             for user in document["users"]:
@@ -120,9 +120,7 @@ class DeviceMetrics:
         yield from (memory, quota, service)
 
     def _collect_sessions(self) -> Metric:
-        sessions = GaugeMetricFamily(
-            "sharedkernel_sessions", "Sessions, by what they do.", labels=["device", "user", "state"]
-        )
+        sessions = GaugeMetricFamily("sharedkernel_sessions", "Sessions, by state.", labels=["device", "user", "state"])
         for device, document in self._documents.items():
             numbers: dict[tuple[str, str], int] = {}
             for session in document["sessions"]:
@@ -139,7 +137,9 @@ class DeviceMetrics:
                 family.add_metric([device], counts.actions.get(name, 0))
             yield family
         refusals = CounterMetricFamily(
-            "sharedkernel_refusals", "Wants for the device that were refused, by reason.", labels=["device", "reason"]
+            "sharedkernel_refusals",
+            "Requests for the device that were refused, by reason.",
+            labels=["device", "reason"],
         )
         waits = HistogramMetricFamily(
             "sharedkernel_wait_seconds", "How long sessions waited for the device or for memory.", labels=["device"]

@@ -21,6 +21,7 @@ from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.http.errors import ErrorResponseMixin
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import TakenOffShelf, UserShelf
 
 #: seconds that an executor may take to answer
@@ -125,7 +126,7 @@ class ShelvesHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
     async def get(self) -> None:
         """Return the requesting user's entries; an admin gets all users'."""
         user = self.current_user
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         self.finish(json.dumps(await list_shelves(manager.executors, None if user.admin else user.username)))
 
 
@@ -147,7 +148,7 @@ class ShelfHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
     async def get(self, user: str) -> None:
         """Return the entries of *user*."""
         self._check_may_see(user)
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         self.finish(json.dumps(await list_shelves(manager.executors, user)))
 
     @web.authenticated
@@ -163,7 +164,7 @@ class ShelfHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
             Name of the entry; None: all entries.
         """
         self._check_may_see(user)
-        manager: Any = self.kernel_manager
+        manager = kernel_manager_of(self)
         await take_off(manager.executors, user, name, self._devices(manager.executors), self._taken)
         removed = list(self._removed())
         self.log.info("%s took %d names off the shelf of %s", self.current_user.username, len(removed), user)

@@ -88,12 +88,28 @@ class DetachedSessions:
         self._reserved: set[str] = set()
 
     def add(self, found: EarlierSession, seconds: float) -> None:
-        """Record that *found* was shut down, and stays for *seconds*."""
+        """Record a session that was shut down.
+
+        Parameters
+        ----------
+        found
+            The session.
+        seconds
+            How long it stays.
+        """
         until = asyncio.get_running_loop().time() + seconds
         self._sessions[found.session] = replace(found, kernel=None, until=until)
 
     def replace_all(self, device: str, records: list[SessionRecord]) -> None:
-        """Record all detached sessions of *device*, as its executor reports them."""
+        """Record the detached sessions of one device.
+
+        Parameters
+        ----------
+        device
+            Its name in the configuration.
+        records
+            All of its detached sessions, as its executor reports them.
+        """
         for session in [session for session, found in self._sessions.items() if found.device == device]:
             del self._sessions[session]
         for record in sorted(records, key=lambda record: record.lingers or 0.0):
@@ -255,5 +271,5 @@ def _outlook(earlier: EarlierSession | None) -> str:
 
 
 def _is_idle(kernel: SessionKernel, cell: dict[str, Any]) -> bool:
-    """Whether *kernel* runs nothing and *cell* has ended; the beginning of *cell* may not have been heard yet."""
+    """Whether *kernel* runs nothing and *cell* has ended; *cell* may not have begun yet."""
     return kernel.execution_state != "busy" and kernel.activity.has_ended(cell)

@@ -272,7 +272,7 @@ class SessionKernel(ServerKernelManager):
         return end_own
 
     async def refresh_activity(self) -> None:
-        """Ask the executor whether a cell is open; the end of a later one is heard.
+        """Ask the executor whether a cell is open; the end of a later cell is reported.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class SessionKernel(ServerKernelManager):
             self._publish_activity()
 
     def notify_restart(self) -> None:
-        """Tell the clients that there is another process now, which knows nothing of their earlier requests."""
+        """Tell the clients that there is another process now, which has none of their earlier requests."""
         if self._restarter is not None:
             self._restarter._fire_callbacks("restart")
 

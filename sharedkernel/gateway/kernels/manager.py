@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from jupyter_server._tz import utcnow
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from tornado.ioloop import PeriodicCallback
-from tornado.web import HTTPError
+from tornado.web import HTTPError, RequestHandler
 from traitlets import Float, Integer, default
 
 from sharedkernel.errors import ExecutorUnavailable, Refused, SessionNotFound, SharedKernelError
@@ -389,3 +389,8 @@ class SessionKernels(AsyncMappingKernelManager):
         """Check every `cull_interval` seconds for sessions that are idle for longer than their users may keep them."""
         culler = IdleCuller(self.registry, self.rules, self.status, self.shut_down, self._audit_log)
         PeriodicCallback(culler.check, 1000 * self.cull_interval).start()
+
+
+def kernel_manager_of(handler: RequestHandler) -> SessionKernels:
+    """Return the kernel manager of the application that *handler* belongs to."""
+    return cast("SessionKernels", handler.settings["kernel_manager"])

@@ -108,7 +108,15 @@ class SessionRecovery:
             await asyncio.wait([self._awaited[device]])
 
     def abandon(self, session: str, device: str) -> None:
-        """End a session when *device*'s executor is back, if it did start: its request has failed."""
+        """End a session whose start has failed, if it did start, when its executor is back.
+
+        Parameters
+        ----------
+        session
+            Its name at the executor.
+        device
+            The executor's device.
+        """
         self._abandoned[session] = device
 
     def on_connected(self, device: str) -> None:
