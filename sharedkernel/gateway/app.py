@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,17 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_server.serverapp import ServerApp
-from traitlets import default
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.identity import OwnerAuthorizer, SingleUser, TokenUsers
+from sharedkernel.gateway.auth.identity import SingleUser, TokenUsers
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.config.groups import Memberships
-from sharedkernel.gateway.config.options import GatewayOptions
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
@@ -45,20 +42,18 @@ from sharedkernel.gateway.http.server import check_port, make_http_server
 from sharedkernel.gateway.http.status_feed import StatusFeed
 from sharedkernel.gateway.http.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry
+from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.kernelspecs import NoContents, SharedKernelSpecs
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
-from sharedkernel.gateway.kernels.notebook_sessions import OwnNotebookSessions
 from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import gateway_directory, make_private_directory
 
-DEFAULT_PORT = 8585
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
 
 
-class SharedKernelGateway(GatewayOptions, CommandApp, ServerApp):
+class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     """Serves the sessions of this machine's executors to their users."""
 
     name = "gateway"
@@ -111,60 +106,6 @@ class SharedKernelGateway(GatewayOptions, CommandApp, ServerApp):
 
     # The only services of Jupyter's server that are used as they are; all other routes are in `http/handlers.py`.
     default_services = ("api", "kernelspecs")  # type: ignore[assignment]
-
-    # --- defaults that differ from a notebook server's ----------------------------------------------------------------
-
-    @default("config_file_name")
-    def _default_config_file_name(self) -> str:
-        return CONFIG_NAME
-
-    @default("cookie_secret")
-    def _default_cookie_secret(self) -> bytes:
-        return os.urandom(32)  # cookies identify nobody, so none has to outlive this process
-
-    @default("allow_remote_access")
-    def _default_allow_remote(self) -> bool:
-        return False
-
-    @default("ip")
-    def _default_ip(self) -> str:
-        return "127.0.0.1"
-
-    @default("port")
-    def _port_default(self) -> int:
-        return DEFAULT_PORT
-
-    @default("port_retries")
-    def _port_retries_default(self) -> int:
-        return 0  # users have stored this gateway's address
-
-    @default("kernel_manager_class")
-    def _default_kernel_manager_class(self) -> type:
-        return SessionKernels
-
-    @default("session_manager_class")
-    def _default_session_manager_class(self) -> type:
-        return OwnNotebookSessions
-
-    @default("kernel_websocket_connection_class")
-    def _default_kernel_websocket_connection_class(self) -> type:
-        return SessionWebsocket
-
-    @default("kernel_spec_manager_class")
-    def _default_kernel_spec_manager_class(self) -> type:
-        return SharedKernelSpecs
-
-    @default("contents_manager_class")
-    def _default_contents_manager_class(self) -> type:
-        return NoContents
-
-    @default("authorizer_class")
-    def _default_authorizer_class(self) -> type:
-        return OwnerAuthorizer
-
-    @default("identity_provider_class")
-    def _default_identity_provider_class(self) -> type:
-        return {"single": SingleUser, "tokens": TokenUsers, "jupyterhub": HubUsers}[self.identity]
 
     # --- start --------------------------------------------------------------------------------------------------------
 

@@ -39,12 +39,8 @@ from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.gateway.tasks import BackgroundTasks
 from sharedkernel.protocol import Limits
-from sharedkernel.relay.gateway import KERNEL_NAME, environment_of, kernel_of
+from sharedkernel.relay.gateway import KERNEL_NAME, kernel_of
 
-#: only these variables of a client's environment reach a session
-_ENVIRONMENT_PREFIX = "KERNEL_"
-#: most characters of them and the notebook's path together: they travel in small messages
-_ENVIRONMENT_SIZE = 16 * 1024
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0
 
@@ -254,45 +250,7 @@ class SessionKernels(AsyncMappingKernelManager):
                 reason="draining",
                 retry_after=_DRAINING_RETRY,
             )
-        environment = self._environment(kernel_name or KERNEL_NAME)
-        env = {name: value for name, value in (env or {}).items() if name.startswith(_ENVIRONMENT_PREFIX)}
-        env["KERNEL_USERNAME"] = user.username
-        if sum(map(len, (path or "", *env, *env.values()))) > _ENVIRONMENT_SIZE:
-            raise Refused(
-                f"`env` and `path` have more than {_ENVIRONMENT_SIZE} characters; pass data in files instead.",
-                reason="bad_request",
-            )
-        # Or a client whose session runs already would get a second one, and a user more than they may have.
-        await self.recovery.wait()
-        return await self._starter.start(
-            user.username,
-            env.get("KERNEL_CLIENT_KEY"),
-            notebook=env.get("KERNEL_NOTEBOOK") or path or None,
-            cwd=env.get("KERNEL_WORKING_DIR"),
-            env=env,
-            environment=environment,
-        )
-
-    def _environment(self, kernel_name: str) -> str:
-        """Return the Python environment of the kernel *kernel_name*.
-
-        Raises
-        ------
-        Refused
-            When there is no such kernel.
-        ExecutorUnavailable
-            If that is not known yet.
-        """
-        environment = environment_of(kernel_name)
-        known = ["", *self.executors.environments()]
-        if environment is not None and environment in known:
-            return environment
-        if environment is not None and not self.executors.connected():
-            raise self.executors.unavailable()
-        raise Refused(
-            f"there is no kernel {kernel_name!r} here; choose {' or '.join(repr(kernel_of(name)) for name in known)}.",
-            reason="no_such_kernel",
-        )
+        return await self._starter.start(user.username, kernel_name or KERNEL_NAME, path=path, env=env or {})
 
     def _make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
         kernel: SessionKernel = self.kernel_manager_factory(

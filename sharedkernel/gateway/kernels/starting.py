@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,9 +26,14 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
+from sharedkernel.relay.gateway import environment_of, kernel_of
 
 log = logging.getLogger(__name__)
 
+#: only these variables of a client's environment reach a session
+_ENVIRONMENT_PREFIX = "KERNEL_"
+#: most characters of them and the notebook's path together: they travel in small messages
+_ENVIRONMENT_SIZE = 16 * 1024
 #: an idle session counts as in use for this long after its last activity, when a new one is placed
 _RECENT = timedelta(minutes=10)
 
@@ -74,24 +79,45 @@ class SessionStarter:
         #: starts in progress for a client that names itself, by user and client key
         self._by_client: dict[tuple[str, str], asyncio.Task[str]] = {}
 
-    async def start(self, user: str, client_key: str | None, **session: Any) -> str:
-        """Start a session and return its kernel id.
+    async def start(self, user: str, kernel_name: str, *, path: str | None, env: Mapping[str, str]) -> str:
+        """Start a session and return its kernel id; if its client has a session already, return that one's.
 
         Parameters
         ----------
         user
             Name of its owner.
-        client_key
-            Names the client, whose session is returned if it has one; None: the client does not name itself.
-        session
-            Other traits of its kernel.
+        kernel_name
+            The kernelspec, which names the Python environment.
+        path
+            Path of the notebook, if ``KERNEL_NOTEBOOK`` in *env* does not name it.
+        env
+            Environment variables of the client.
 
         Raises
         ------
         SharedKernelError
-            When the user has as many sessions as they may, or the executor refuses or is away.
+            When the request is invalid, the user has as many sessions as they may, or the executor refuses or is away.
         """
-        start = partial(self._start, user=user, client_key=client_key, **session)
+        environment = self._environment(kernel_name)
+        env = {name: value for name, value in env.items() if name.startswith(_ENVIRONMENT_PREFIX)}
+        env["KERNEL_USERNAME"] = user
+        if sum(map(len, (path or "", *env, *env.values()))) > _ENVIRONMENT_SIZE:
+            raise Refused(
+                f"`env` and `path` have more than {_ENVIRONMENT_SIZE} characters; pass data in files instead.",
+                reason="bad_request",
+            )
+        # Or a client whose session runs already would get a second one, and a user more than they may have.
+        await self._recovery.wait()
+        client_key = env.get("KERNEL_CLIENT_KEY")
+        start = partial(
+            self._start,
+            user=user,
+            client_key=client_key,
+            notebook=env.get("KERNEL_NOTEBOOK") or path or None,
+            cwd=env.get("KERNEL_WORKING_DIR"),
+            env=env,
+            environment=environment,
+        )
         if client_key is None:
             return await start()
         if (existing := self._of_client(user, client_key)) is not None:
@@ -102,6 +128,27 @@ class SessionStarter:
             task.add_done_callback(lambda _: self._by_client.pop(key))
         # A request that is cancelled must not cancel the start for another request of the same client.
         return await asyncio.shield(self._by_client[key])
+
+    def _environment(self, kernel_name: str) -> str:
+        """Return the Python environment of the kernel *kernel_name*.
+
+        Raises
+        ------
+        Refused
+            When there is no such kernel.
+        ExecutorUnavailable
+            If that is not known yet.
+        """
+        environment = environment_of(kernel_name)
+        known = ["", *self._executors.environments()]
+        if environment is not None and environment in known:
+            return environment
+        if environment is not None and not self._executors.connected():
+            raise self._executors.unavailable()
+        raise Refused(
+            f"there is no kernel {kernel_name!r} here; choose {' or '.join(repr(kernel_of(name)) for name in known)}.",
+            reason="no_such_kernel",
+        )
 
     def _of_client(self, user: str, client_key: str | None) -> str | None:
         """Return the id of the kernel of *user*'s client; None if it has none, or does not name itself."""
