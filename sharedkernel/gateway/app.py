@@ -40,12 +40,12 @@ from sharedkernel.gateway.http.metrics import watch_loop_lag
 from sharedkernel.gateway.http.request_guard import RequestGuard
 from sharedkernel.gateway.http.server import check_port, make_http_server
 from sharedkernel.gateway.http.status_feed import StatusFeed
-from sharedkernel.gateway.http.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry
 from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.gateway.lock import GatewayLock
+from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import gateway_directory, make_private_directory
 

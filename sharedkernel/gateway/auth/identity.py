@@ -24,7 +24,7 @@ from traitlets import Unicode, default
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.http.errors import finish_refused
+from sharedkernel.gateway.errors import finish_refused
 
 #: seconds after which a client should ask again when tokens cannot be read
 _TOKENS_RETRY = 10.0

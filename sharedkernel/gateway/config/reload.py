@@ -32,7 +32,7 @@ from sharedkernel.gateway.config.validation import (
     unusable_settings,
     without_faults,
 )
-from sharedkernel.gateway.http.tls import Certificate
+from sharedkernel.gateway.tls import Certificate
 
 #: the gateway's own section
 _SECTION = "SharedKernelGateway"

@@ -31,7 +31,7 @@ from sharedkernel.gateway.config.settings import (
     place,
     value_at_start,
 )
-from sharedkernel.gateway.http.tls import Certificate, check_exposure
+from sharedkernel.gateway.tls import Certificate, check_exposure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.config.quotas import QuotaError
+from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health, shelf_handlers
-from sharedkernel.gateway.http.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.kernel import SessionKernel

@@ -12,7 +12,7 @@ from jupyter_server.auth.decorator import allow_unauthenticated, authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
-from sharedkernel.gateway.http.errors import ErrorResponseMixin
+from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.metrics import DeviceMetrics
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import Counts, Device

@@ -17,8 +17,8 @@ from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.http.errors import finish_refused
-from sharedkernel.gateway.http.tls import is_loopback
+from sharedkernel.gateway.errors import finish_refused
+from sharedkernel.gateway.tls import is_loopback
 
 _TOKEN = "token"
 

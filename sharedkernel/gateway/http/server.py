@@ -8,7 +8,7 @@ from typing import Any
 from tornado.httpserver import HTTPServer
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.http.tls import Certificate
+from sharedkernel.gateway.tls import Certificate
 
 #: largest headers of a request
 _MAX_HEADER_BYTES = 64 * 1024

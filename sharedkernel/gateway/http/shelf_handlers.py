@@ -19,8 +19,8 @@ from tornado import web
 
 from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors
-from sharedkernel.gateway.http.errors import ErrorResponseMixin
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import TakenOffShelf, UserShelf
 

@@ -21,7 +21,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.http.errors import ErrorResponseMixin
+from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 
 log = logging.getLogger(__name__)

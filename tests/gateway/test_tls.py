@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.http.tls import Certificate, check_exposure
+from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
 from sharedkernel.local_stack import Service, free_port
 from sharedkernel.relay.credentials import Credentials
