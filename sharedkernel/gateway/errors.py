@@ -7,10 +7,12 @@ from http import HTTPStatus
 from typing import Any, NoReturn
 
 from jupyter_server.prometheus.log_functions import prometheus_log_method
+from prometheus_client import Counter
 from tornado import web
 
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway.http.metrics import REFUSALS
+
+_REFUSALS = Counter("sharedkernel_refused_requests", "Requests that the gateway refused, by reason.", ["reason"])
 
 #: HTTP status by the error's reason; other refusals are conflicts, other errors the gateway's fault
 _STATUSES = {
@@ -49,7 +51,7 @@ def refusal_in(error: BaseException | None) -> SharedKernelError | None:
 
 def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
     """Set status and headers for *refusal*, and return the body."""
-    REFUSALS.labels(reason=refusal.reason).inc()
+    _REFUSALS.labels(reason=refusal.reason).inc()
     handler.set_status(http_status(refusal))
     handler.set_header("Content-Type", "application/json")
     if (retry_after := getattr(refusal, "retry_after", None)) is not None:

@@ -7,6 +7,7 @@ of `quotas` that cannot be used.
 from __future__ import annotations
 
 import ast
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -26,11 +27,12 @@ from traitlets.config.loader import (
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
-from sharedkernel.gateway.fleet.executors import parse_devices
-from sharedkernel.gateway.fleet.placement import check_rule
+from sharedkernel.paths import FIRST_DEVICES
 from sharedkernel.scheduling.model import PolicyName
+from sharedkernel.scheduling.placement import PLACEMENTS
 
 CONFIG_NAME = "jupyter_sharedkernel_config"
+_DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,30 @@ def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterat
             )
 
 
+def parse_devices(value: Any) -> tuple[str, ...]:
+    """Return the devices of the setting `executors`, if they can be used together.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot.
+    """
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
+    for device in value:
+        if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
+            raise ConfigError(f"executors names {device!r}; write 'cuda:N' or 'host:N', as in --device.")
+        if value.count(device) > 1:
+            raise ConfigError(f"executors names {device!r} twice; a device has one executor.")
+    first = [device for device in value if device in FIRST_DEVICES]
+    if len(first) > 1:
+        raise ConfigError(
+            f"executors names {' and '.join(map(repr, first))}, whose executors would have the same runtime directory; "
+            "give the host a number, as in 'host:1', and name a GPU once."
+        )
+    return tuple(value)
+
+
 def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:
     """Return the devices of the setting `executors`.
 
@@ -220,6 +246,19 @@ def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:
         return parse_devices(executors)
     except ConfigError as error:
         raise ConfigError(f"{_place(files, 'executors', ())}{error}") from None
+
+
+def check_rule(name: Any) -> str:
+    """Return *name* if it is a placement rule.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    if name not in list(PLACEMENTS):
+        raise ConfigError(f"placement is {name!r}; write one of {', '.join(map(repr, map(str, PLACEMENTS)))}.")
+    return str(name)
 
 
 def build_placement(placement: Any, files: Sequence[Path]) -> str:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import math
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelEr
 from sharedkernel.executor.client import ELSEWHERE, ExecutorClient
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.gateway.fleet.placement import NotebookHistory, choose, shelf_owners
-from sharedkernel.paths import FIRST_DEVICES, LONGEST_RUNTIME_DIRECTORY, device_directory
+from sharedkernel.paths import LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.protocol import SessionDied
 
 #: name of the only executor, where the configuration names none
@@ -35,32 +34,6 @@ _STATUS_TIMEOUT = 2.0
 #: on a busy machine, or the one with its user's shelf
 _PLACEMENT_TIMEOUT = 20.0
 
-_DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
-
-
-def parse_devices(value: Any) -> tuple[str, ...]:
-    """Return the devices of the setting `executors`, if they can be used together.
-
-    Raises
-    ------
-    ConfigError
-        When they cannot.
-    """
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
-    for device in value:
-        if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
-            raise ConfigError(f"executors names {device!r}; write 'cuda:N' or 'host:N', as in --device.")
-        if value.count(device) > 1:
-            raise ConfigError(f"executors names {device!r} twice; a device has one executor.")
-    first = [device for device in value if device in FIRST_DEVICES]
-    if len(first) > 1:
-        raise ConfigError(
-            f"executors names {' and '.join(map(repr, first))}, whose executors would have the same runtime directory; "
-            "give the host a number, as in 'host:1', and name a GPU once."
-        )
-    return tuple(value)
-
 
 class Executors:
     """Connections to all executors, by the names of their devices.
@@ -70,7 +43,7 @@ class Executors:
     runtime_directory
         Directory in which the gateway meets the executors.
     devices
-        Names of their devices, from :func:`parse_devices`; none: the only executor is called :data:`ONLY`.
+        Names of their devices, from the configuration; none: the only executor is called :data:`ONLY`.
     placement
         Rule that chooses the device of a new session; may be replaced.
     on_died, on_connected, on_earlier_wanted

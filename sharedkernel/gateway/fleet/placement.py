@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState
 
 #: most notebooks remembered
@@ -113,19 +112,6 @@ def choose(rule: str, demand: Demand, documents: Mapping[str, Mapping[str, Any]]
         if (chosen := PLACEMENTS[name]().place(wanted, states)) is not None:
             return chosen[0]
     return states[0].id
-
-
-def check_rule(name: Any) -> str:
-    """Return *name* if it is a placement rule.
-
-    Raises
-    ------
-    ConfigError
-        If it is none.
-    """
-    if name not in list(PLACEMENTS):
-        raise ConfigError(f"placement is {name!r}; write one of {', '.join(map(repr, map(str, PLACEMENTS)))}.")
-    return str(name)
 
 
 def _state(name: str, document: Mapping[str, Any], in_use: int, demand: Demand) -> DeviceState:

@@ -23,7 +23,6 @@ from tornado import web
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.status import visible_to
 from sharedkernel.gateway.auth.audit import AuditedHandler
-from sharedkernel.gateway.config.quotas import QuotaError
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health, shelf_handlers
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
@@ -218,7 +217,7 @@ class QuotasHandler(GatewayHandler):
         manager = kernel_manager_of(self)
         try:
             manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
-        except QuotaError as error:
+        except ConfigError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
         await manager.rules.send_all_limits()

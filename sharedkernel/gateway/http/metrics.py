@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sharedkernel.protocol import Counts
@@ -20,7 +20,6 @@ from sharedkernel.protocol import Counts
 _LAG_INTERVAL = 0.5
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
-REFUSALS = Counter("sharedkernel_refused_requests", "Requests that the gateway refused, by reason.", ["reason"])
 LOOP_LAG = Histogram(
     "sharedkernel_gateway_loop_lag_seconds",
     "Lag of the gateway's event loop.",

@@ -16,7 +16,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient
 
 from tests.gateway.client import Channels, Client
-from tests.gateway.conftest import Stack, looked_after, run
+from tests.gateway.conftest import Stack, clean_gateway, run
 from tests.gateway.hub import SERVICE, Hub
 
 pytest.importorskip("jupyterhub")
@@ -67,7 +67,7 @@ def whole_hub_stack() -> Iterator[HubStack]:
 
 @pytest.fixture
 def stack(whole_hub_stack: HubStack) -> Iterator[HubStack]:
-    yield from looked_after(whole_hub_stack)
+    yield from clean_gateway(whole_hub_stack)
 
 
 async def until(client: Client, status: int) -> list[Any]:

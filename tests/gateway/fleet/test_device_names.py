@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.client import ExecutorClient
-from sharedkernel.gateway.fleet.executors import parse_devices
+from sharedkernel.gateway.config.settings import parse_devices
 from sharedkernel.paths import device_directory, only_executor_directory
 from tests.gateway.test_command import in_process
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.fleet.placement import NotebookHistory, check_rule, choose
+from sharedkernel.gateway.config.settings import check_rule
+from sharedkernel.gateway.fleet.placement import NotebookHistory, choose
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand
 
 GIB = 1 << 30

@@ -14,7 +14,7 @@ import pytest
 
 from sharedkernel.gateway.kernels.detached import _CLIENT_PATIENCE
 from tests.gateway.client import Channels, Client
-from tests.gateway.conftest import Stack, looked_after, run
+from tests.gateway.conftest import Stack, clean_gateway, run
 
 QUOTAS = {"default": {"linger": "10m"}, "users": {"grace": {"sessions": 2}, "mary": {"linger": "200ms"}}}
 NOTEBOOK = "/home/me/a.ipynb"
@@ -30,7 +30,7 @@ def whole_own_stack() -> Iterator[Stack]:
 @pytest.fixture
 def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
     """Return it, looked after."""
-    yield from looked_after(whole_own_stack)
+    yield from clean_gateway(whole_own_stack)
 
 
 async def until(condition: Any) -> None:

@@ -14,7 +14,7 @@ from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, looked_after, run
+from tests.gateway.conftest import Stack, clean_gateway, run
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def whole_own_stack() -> Iterator[Stack]:
 @pytest.fixture
 def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
     """Return it, looked after."""
-    yield from looked_after(whole_own_stack)
+    yield from clean_gateway(whole_own_stack)
 
 
 async def begin(client: Client, session_id: str, code: str) -> tuple[str, str]:
