@@ -65,7 +65,7 @@ COMMANDS = {
         help='Add the kernel "Shared GPU" to this Jupyter.',
     ),
     "token": Command(
-        application="sharedkernel.gateway.tokens.TokenApp",
+        application="sharedkernel.gateway.auth.tokens.TokenApp",
         help="Add, list and remove users' tokens.",
         extra="host",
     ),

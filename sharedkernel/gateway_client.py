@@ -13,7 +13,7 @@ from sharedkernel.errors import Refused, SharedKernelError
 
 #: the status document, see `executor/status.py`
 STATUS_PATH = "/sharedkernel/api/status"
-#: what is on shelves, see `gateway/shelves.py`
+#: what is on shelves, see `gateway/http/shelf_handlers.py`
 SHELVES_PATH = "/sharedkernel/api/shelves"
 
 

@@ -301,7 +301,7 @@ class LocalStack:
 
     def _prepare(self) -> None:
         """Write what the services and the clients read."""
-        from sharedkernel.gateway.tokens import TokenFile
+        from sharedkernel.gateway.auth.tokens import TokenFile
         from sharedkernel.relay.install import write_kernelspec
 
         self.runtime_directory.mkdir(mode=0o700, exist_ok=True)

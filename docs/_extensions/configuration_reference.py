@@ -20,8 +20,8 @@ from sharedkernel.cli import COMMANDS
 #: what an administrator configures, and where it takes effect
 _CONFIGURED = {
     "sharedkernel.gateway.app.SharedKernelGateway": "The gateway: who may use what.",
-    "sharedkernel.gateway.kernels.SessionKernels": "The gateway's sessions.",
-    "sharedkernel.gateway.websocket.SessionWebsocket": "The gateway's websockets.",
+    "sharedkernel.gateway.kernels.manager.SessionKernels": "The gateway's sessions.",
+    "sharedkernel.gateway.channels.websocket.SessionWebsocket": "The gateway's websockets.",
     "sharedkernel.executor.app.ExecutorApp": "The executor: the device and how it is scheduled.",
 }
 
@@ -36,9 +36,19 @@ def _configuration() -> Iterator[str]:
         kind = import_item(path)
         yield f"## `{kind.__name__}`"
         yield what
-        for name, trait in sorted(kind.class_own_traits(config=True).items()):
+        for name, trait in sorted(_own_traits(kind).items()):
             told = "Default: " in trait.help
             yield f"`{name}`\n: {_sentence(trait.help)}" + ("" if told else f" Default: `{_default(trait)}`.")
+
+
+def _own_traits(kind: Any) -> dict[str, Any]:
+    """Return the traits of *kind* that its own package defines."""
+    package = kind.__module__.rpartition(".")[0]
+    return {
+        name: trait
+        for name, trait in kind.class_traits(config=True).items()
+        if trait.this_class.__module__.startswith(f"{package}.")
+    }
 
 
 def _commands() -> Iterator[str]:

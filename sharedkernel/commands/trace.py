@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from traitlets import Bool, TraitError, Unicode, validate
 
+from sharedkernel.atomic_file import replace_file
 from sharedkernel.commands.base import fail
 from sharedkernel.commands.gateway_options import GatewayCommandApp
 from sharedkernel.commands.trace_document import Recording, trace_document
@@ -122,14 +123,10 @@ class TraceApp(GatewayCommandApp):
         ]
 
     def _write(self, document: dict[str, Any]) -> None:
-        path = Path(self.out)
-        partial = path.with_name(f"{path.name}.partial")
+        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
         try:
-            with partial.open("w") as file:
-                json.dump(document, file, allow_nan=False, separators=(",", ":"))
-            os.replace(partial, path)
+            replace_file(Path(self.out), text, mode=None, durable=False)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             fail(f"the trace cannot be written to {self.out}: {error.strerror}.")
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sharedkernel.atomic_file import replace_file
 from sharedkernel.errors import ConfigError, Refused
 
 #: in the directory of homes
@@ -124,7 +125,7 @@ class Numbers:
             uids = self.read()
             if user not in uids:
                 uids[user] = self._next(uids)
-                self._write(uids)
+                replace_file(self._path, json.dumps({"version": _VERSION, "uids": uids}, indent=1))
             return uids[user]
 
     def _next(self, given: dict[str, int]) -> int:
@@ -133,15 +134,6 @@ class Numbers:
             if uid not in taken and not _is_account(uid):
                 return uid
         raise Refused("no user id is left in --uid-range; the admin has to widen it.", reason="account")
-
-    def _write(self, uids: dict[str, int]) -> None:
-        new = self._path.with_suffix(".new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w") as file:
-            json.dump({"version": _VERSION, "uids": uids}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError
 
-#: the file in the runtime directory that its gateway locks (`gateway/presence.py`)
+#: the file in the runtime directory that its gateway locks (`gateway/lock.py`)
 GATEWAY_LOCK = "gateway.lock"
 
 

@@ -51,7 +51,8 @@ class IdleWatch:
         allowed = _IDLE_SHARE * (now - self._looked_at)
         for process in processes:
             ran = used.get(process.pid, 0.0) - self._before.get(process.pid, 0.0) > allowed
-            if ran or process.page.words[Word.TURN] != Turn.IDLE:
+            # A new session counts as used, however little it has run: it would never be idle otherwise.
+            if ran or process.used_at is None or process.page.words[Word.TURN] != Turn.IDLE:
                 process.used_at = now
         self._before, self._looked_at = used, now
         self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)

@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from sharedkernel.atomic_file import replace_file
 from sharedkernel.protocol import UNREADABLE
 
 log = logging.getLogger(__name__)
@@ -188,16 +189,9 @@ class Journal:
         os.fdatasync(self._descriptor)
 
     def _rewrite(self, frames: list[bytes]) -> None:
-        new = self._path.with_suffix(".new")
-        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(descriptor, b"".join((_HEADER.pack(_MAGIC, self._schema), *frames)))
-            os.fsync(descriptor)
-            os.replace(new, self._path)
-            _sync_directory(self._path.parent)
-        except OSError:
-            os.close(descriptor)
-            raise
+        replace_file(self._path, b"".join((_HEADER.pack(_MAGIC, self._schema), *frames)))
+        _sync_directory(self._path.parent)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         os.close(self._descriptor)
         self._descriptor = descriptor
 

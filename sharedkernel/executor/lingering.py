@@ -5,7 +5,7 @@ its memory is moved away as soon as nothing of it runs, and it ends when its tim
 quota until then. One that never ran a cell has nothing to give back and ends at once.
 
 Covers the executor's side: when it began and ends. Who may have a session back, and who is told of it, is the
-gateway's business (`gateway/lingering.py`).
+gateway's business (`gateway/kernels/detached.py`).
 """
 
 from __future__ import annotations

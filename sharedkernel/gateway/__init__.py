@@ -1,1 +1,1 @@
-"""The HTTP side: who are you, what may you use, your kernels. See `app.py`."""
+"""The gateway: users, their sessions and the executors behind them, over HTTP. `app.py` starts it."""

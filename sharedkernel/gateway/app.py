@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,32 +10,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_server.serverapp import ServerApp
-from traitlets import Any as AnyTrait
-from traitlets import Bool, Enum, Float, Integer, Set, Unicode, default
 
 from sharedkernel.commands.base import CommandApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.packets import allow_many_descriptors
-from sharedkernel.gateway import logs
-from sharedkernel.gateway.audit import AuditLog
-from sharedkernel.gateway.config_check import find_ineffective, find_unusable, leave_out, report_faults
-from sharedkernel.gateway.connections import OpenWebsockets
-from sharedkernel.gateway.drain import until_cells_end
-from sharedkernel.gateway.entrance import Entrance
-from sharedkernel.gateway.events import StatusFeed
-from sharedkernel.gateway.executors import Executors
-from sharedkernel.gateway.hub import HubUsers
-from sharedkernel.gateway.identity import OwnerAuthorizer, SingleUser, TokenUsers
-from sharedkernel.gateway.kernel import SessionKernel
-from sharedkernel.gateway.kernels import SessionKernels
-from sharedkernel.gateway.kernelspecs import NoContents, SharedKernelSpecs
-from sharedkernel.gateway.listening import check_port, make_http_server
-from sharedkernel.gateway.memberships import Memberships
-from sharedkernel.gateway.metrics import watch_loop_lag
-from sharedkernel.gateway.notebook_sessions import OwnNotebookSessions
-from sharedkernel.gateway.presence import DRAIN_SIGNAL, Presence, ask_to_drain
-from sharedkernel.gateway.reloading import Reloading
-from sharedkernel.gateway.settings import (
+from sharedkernel.gateway.auth.audit import AuditLog
+from sharedkernel.gateway.auth.hub import HubUsers
+from sharedkernel.gateway.auth.identity import SingleUser, TokenUsers
+from sharedkernel.gateway.channels.websocket import SessionWebsocket
+from sharedkernel.gateway.config.groups import Memberships
+from sharedkernel.gateway.config.reload import Changes, ConfigReloader
+from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
     build_devices,
     build_placement,
@@ -44,18 +28,32 @@ from sharedkernel.gateway.settings import (
     build_quotas,
     read_settings,
 )
+from sharedkernel.gateway.config.validation import (
+    ineffective_settings,
+    report_faults,
+    unusable_settings,
+    without_faults,
+)
+from sharedkernel.gateway.drain import DRAIN_SIGNAL, request_drain, wait_until_idle
+from sharedkernel.gateway.http import logs
+from sharedkernel.gateway.http.metrics import watch_loop_lag
+from sharedkernel.gateway.http.request_guard import RequestGuard
+from sharedkernel.gateway.http.server import check_port, make_http_server
+from sharedkernel.gateway.http.status_feed import StatusFeed
+from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry
+from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
+from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
-from sharedkernel.gateway.tokens import default_tokens_file
-from sharedkernel.gateway.websocket import SessionWebsocket
 from sharedkernel.heap import keep_trimmed
-from sharedkernel.paths import default_runtime_directory, gateway_directory, make_private_directory
+from sharedkernel.paths import gateway_directory, make_private_directory
 
-DEFAULT_PORT = 8585
-#: seconds until an absent executor is told of; one that was started together with the gateway imports torch first
+#: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
 
 
-class SharedKernelGateway(CommandApp, ServerApp):
+class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     """Serves the sessions of this machine's executors to their users."""
 
     name = "gateway"
@@ -91,164 +89,23 @@ class SharedKernelGateway(CommandApp, ServerApp):
         "debug": ({"Application": {"log_level": 10}}, "Log everything."),
         "check-config": (
             {"SharedKernelGateway": {"check_config": True}},
-            "Say what is wrong with the configuration, one sentence for each fault, and start nothing.",
+            "Print what is wrong with the configuration, one sentence for each fault, and start nothing.",
         ),
         "drain": (
             {"SharedKernelGateway": {"drain": True}},
-            "Have the gateway that runs take no new sessions, wait for the cells that run, and stop; sessions run on.",
+            "Stop the running gateway once its cells have ended; it starts no new sessions. Sessions run on.",
         ),
     }
 
     kernel_manager: SessionKernels
+    #: what the kernel manager serves; set before that is made
+    deployment: Deployment
 
-    _presence: Presence | None = None
-    _watching: Sequence[asyncio.Task[None]] = ()
+    _lock: GatewayLock | None = None
+    _background: Sequence[asyncio.Task[None]] = ()
 
-    # Only these of the server's own services are there; the rest of the routes is in handlers.py.
+    # The only services of Jupyter's server that are used as they are; all other routes are in `http/handlers.py`.
     default_services = ("api", "kernelspecs")  # type: ignore[assignment]
-
-    runtime_dir = Unicode(
-        help="Private directory where gateway and executor meet. Default: $XDG_RUNTIME_DIR/sharedkernel, or "
-        "/tmp/sharedkernel-UID where there is none."
-    ).tag(config=True)
-    identity = Enum(
-        ["single", "tokens", "jupyterhub"],
-        "single",
-        help="Who users are: `single` (you, with one generated token), `tokens` (see `sharedkernel token`) or "
-        "`jupyterhub` (its users, with tokens of the hub).",
-    ).tag(config=True)
-    tokens_file = Unicode(
-        help="The file of users' tokens, for identity `tokens`. Default: `sharedkernel_tokens.json` in Jupyter's "
-        "configuration directory."
-    ).tag(config=True)
-    hub_cache_seconds = Integer(
-        60,
-        min=0,
-        help="How long JupyterHub's word on a token counts, in seconds: a revoked token works that long, and the hub "
-        "may be away that long. 0: ask for each request.",
-    ).tag(config=True)
-    hub_admin_scope = Unicode(
-        "custom:sharedkernel:admin",
-        help="The scope with which a hub's token is an admin's; the hub's own admins are admins too, where a token may "
-        "tell (`read:users`).",
-    ).tag(config=True)
-    admins = Set(Unicode(), help="Users who see everybody's sessions and may change quotas.").tag(config=True)
-    quotas = AnyTrait(
-        {},
-        help="What users may use: {'default': {…}, 'groups': {NAME: {…}}, 'users': {NAME: {…}}} with the keys memory "
-        "('8GiB', '25%'), share (1.0 is usual), sessions (a number), priority, offload_after and cull_after ('10m').",
-    ).tag(config=True)
-    groups = AnyTrait({}, help="Members of groups: {NAME: [USER, …]}.").tag(config=True)
-    executors = AnyTrait(
-        [],
-        help="The devices whose executors serve, such as ['cuda:0', 'cuda:1'], each started by `sharedkernel executor "
-        "--device NAME` with the same --runtime-dir. Default: the only one there is.",
-    ).tag(config=True)
-    policy = AnyTrait(
-        "",
-        help="Who is served first on every device: `fair`, `fifo`, `srtf`, `pack`, `priority`, `las` or `gittins`. "
-        "Default: what each executor was started with.",
-    ).tag(config=True)
-    placement = AnyTrait(
-        "least-loaded",
-        help="Which of several devices a new session gets: `least-loaded`, `tiresias` (one with nothing to do), "
-        "`allox` (where it would end soonest), `horus` (least interference, then the tightest fit of memory).",
-    ).tag(config=True)
-    allow_insecure_remote = Bool(
-        False,
-        help="Listen beyond this machine without encryption: only where a proxy on the way encrypts, since tokens and "
-        "notebooks can be read otherwise.",
-    ).tag(config=True)
-    max_failed_logins = Integer(
-        30,
-        min=0,
-        help="Different wrong tokens that one address may show within `failed_login_seconds`; no further ones are "
-        "looked at then, while tokens that were right go on working. 0: any number.",
-    ).tag(config=True)
-    failed_login_seconds = Float(60.0, help="How long a wrong token counts, in seconds.").tag(config=True)
-    max_websockets = Integer(
-        100, min=1, help="Connections that a user may have open at a time: notebooks, and pages that watch the status."
-    ).tag(config=True)
-    revocation_seconds = Float(
-        60.0, help="How often the tokens of open connections are looked at again, in seconds; revoked ones end."
-    ).tag(config=True)
-    audit_file = Unicode(
-        help="Where it is written down who did what to whose session, as lines of JSON; `none`: nowhere. Default: "
-        "`audit.jsonl` in the runtime directory; in `gateway` there, if root's executor made that for its account."
-    ).tag(config=True)
-    log_style = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
-    check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)
-    drain = Bool(False, help="Drain the gateway that runs and start nothing.").tag(config=True)
-    drain_seconds = Float(
-        600.0, help="How long draining waits for cells that run, in seconds; they run on. 0: until they have ended."
-    ).tag(config=True)
-    request_patience = Float(
-        60.0,
-        help="How long a client may take to send a request, or leave a connection idle, in seconds; then it is closed.",
-    ).tag(config=True)
-    max_body_size = Integer(1024**2, help="Longest body of a request, in bytes.").tag(config=True)
-
-    # --- defaults that differ from a notebook server's ----------------------------------------------------------------
-
-    @default("config_file_name")
-    def _default_config_file_name(self) -> str:
-        return CONFIG_NAME
-
-    @default("runtime_dir")
-    def _default_runtime_dir(self) -> str:
-        return str(default_runtime_directory())
-
-    @default("tokens_file")
-    def _default_tokens_file(self) -> str:
-        return str(default_tokens_file())
-
-    @default("cookie_secret")
-    def _default_cookie_secret(self) -> bytes:
-        return os.urandom(32)  # no cookie says who anybody is, so none has to outlive this process
-
-    @default("allow_remote_access")
-    def _default_allow_remote(self) -> bool:
-        return False
-
-    @default("ip")
-    def _default_ip(self) -> str:
-        return "127.0.0.1"
-
-    @default("port")
-    def _port_default(self) -> int:
-        return DEFAULT_PORT
-
-    @default("port_retries")
-    def _port_retries_default(self) -> int:
-        return 0  # users have this gateway's address written down
-
-    @default("kernel_manager_class")
-    def _default_kernel_manager_class(self) -> type:
-        return SessionKernels
-
-    @default("session_manager_class")
-    def _default_session_manager_class(self) -> type:
-        return OwnNotebookSessions
-
-    @default("kernel_websocket_connection_class")
-    def _default_kernel_websocket_connection_class(self) -> type:
-        return SessionWebsocket
-
-    @default("kernel_spec_manager_class")
-    def _default_kernel_spec_manager_class(self) -> type:
-        return SharedKernelSpecs
-
-    @default("contents_manager_class")
-    def _default_contents_manager_class(self) -> type:
-        return NoContents
-
-    @default("authorizer_class")
-    def _default_authorizer_class(self) -> type:
-        return OwnerAuthorizer
-
-    @default("identity_provider_class")
-    def _default_identity_provider_class(self) -> type:
-        return {"single": SingleUser, "tokens": TokenUsers, "jupyterhub": HubUsers}[self.identity]
 
     # --- start --------------------------------------------------------------------------------------------------------
 
@@ -258,89 +115,105 @@ class SharedKernelGateway(CommandApp, ServerApp):
         Raises
         ------
         ConfigError
-            When something in it cannot be used.
+            When the configuration cannot be used.
         """
         super().initialize(argv, find_extensions=False)
 
     def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]
-        """Read the configuration file; unlike a notebook server's, it has to be right.
+        """Read the configuration file, and refuse one with faults, unlike a notebook server.
 
         Raises
         ------
         ConfigError
-            When it is not.
+            When it has faults.
         """
         self._settings = read_settings(self.config_file_paths, self.config_file)
-        unusable = list(find_unusable(self, self._settings))
+        unusable = list(unusable_settings(self, self._settings))
         refused = next((fault for fault in unusable if fault.is_refused), None)
-        if self.check_config:  # whatever else is wrong shall be said, too
-            self.update_config(leave_out(unusable, self._settings).config)
+        if self.check_config:  # later checks report all other faults as well
+            self.update_config(without_faults(unusable, self._settings).config)
         elif refused is not None:
             raise ConfigError(refused.sentence)
         else:
             self.update_config(self._settings.config)
-        self._started_with = leave_out(unusable, self._settings).under(self.cli_config)
+        self._started_with = without_faults(unusable, self._settings).under(self.cli_config)
 
     def init_configurables(self) -> None:
-        """Make the managers and connect them to the executors.
+        """Take the gateway's lock, make the managers and connect them to the executors.
 
         Raises
         ------
         ConfigError
-            When something in the configuration cannot be used, or another gateway serves this runtime directory.
+            When the configuration cannot be used, or another gateway serves this runtime directory.
         """
-        make_private_directory(Path(self.runtime_dir), or_roots=True)
+        runtime_directory = Path(self.runtime_dir)
+        make_private_directory(runtime_directory, or_roots=True)
         allow_many_descriptors()  # about ten for each session and its client
         files = self._settings.files
-        quotas = build_quotas(self.quotas, self.groups, files)
+        build_quotas(self.quotas, self.groups, files)  # a fault is reported before this waits for the lock
         devices, placement = build_devices(self.executors, files), build_placement(self.placement, files)
         policy = build_policy(self.policy, files)
         encrypted = bool(self.certfile)
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
         self.jpserver_extensions = {}
-        self.extra_services = ["sharedkernel.gateway.handlers"]
-        super().init_configurables()
-        manager = self.kernel_manager
-        manager.quotas, manager.policy = quotas, policy
-        manager.executors = Executors(
-            Path(self.runtime_dir),
-            devices,
-            placement,
-            on_died=manager.on_died,
-            on_connected=manager.adoption.meet,
-            on_earlier_wanted=manager.on_earlier_wanted,
+        self.extra_services = ["sharedkernel.gateway.http.handlers"]
+        self._lock = GatewayLock(runtime_directory)
+        try:
+            directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
+            is_hub = issubclass(self.identity_provider_class, HubUsers)
+            self._memberships = Memberships(directory / "groups.json") if is_hub else None
+            self.deployment = Deployment(
+                runtime_directory=runtime_directory,
+                devices=devices,
+                placement=placement,
+                quotas=build_quotas(self.quotas, self.groups, files, self._memberships),
+                policy=policy,
+                audit_log=self._open_audit_log(directory),
+            )
+            super().init_configurables()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._init_tornado_settings()
+        self._reloader = ConfigReloader(
+            self, self._started_with, self._certificate, memberships=self._memberships, apply=self._apply
         )
-        self.tornado_settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
-        self.tornado_settings["open_websockets"] = OpenWebsockets(self.max_websockets)
-        # The socket's own limit is a guard only: what passes it is answered with a sentence or carried.
-        self.tornado_settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
-        # Whom requests are for was seen to at the entrance.
-        self.tornado_settings["allow_remote_access"] = True
-        self._presence = Presence(Path(self.runtime_dir))
-        self._open_files(gateway_directory(Path(self.runtime_dir)))  # which is there once there is a lock to have
-        self._reloading = Reloading(self, self._started_with, self._certificate)
-        for sentence in find_ineffective(self, self._started_with):
+        for sentence in ineffective_settings(self, self._started_with):
             self.log.warning("%s", sentence)
 
-    def _open_files(self, directory: Path) -> None:
-        """Find, or make, what is kept in *directory* unless another place is named."""
-        manager = self.kernel_manager
-        if isinstance(self.identity_provider, HubUsers):
-            self._memberships = Memberships(directory / "groups.json")
-            self.identity_provider.on_groups = self._learn_groups
-            manager.quotas.memberships = self._memberships
-        named = Path(self.audit_file).expanduser() if self.audit_file else directory / "audit.jsonl"
-        audit_log = AuditLog(None if self.audit_file == "none" else named)
-        self.tornado_settings["audit_log"] = manager.audit_log = audit_log
+    def _open_audit_log(self, directory: Path) -> AuditLog:
+        path = Path(self.audit_file).expanduser() if self.audit_file else directory / "audit.jsonl"
+        audit_log = AuditLog(None if self.audit_file == "none" else path)
         audit_log.check()
+        return audit_log
 
-    def _learn_groups(self, user: str, groups: Iterable[str]) -> None:
-        if self._memberships.learn(user, groups):
-            self.kernel_manager.replace_quotas(self.kernel_manager.quotas)
+    def _init_tornado_settings(self) -> None:
+        """Set what handlers use."""
+        manager, settings = self.kernel_manager, self.tornado_settings
+        settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
+        settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
+        settings["audit_log"] = self.deployment.audit_log
+        # Only a guard: smaller messages beyond the limit are refused with a sentence.
+        settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
+        # The request guard has checked the host already.
+        settings["allow_remote_access"] = True
+
+    def record_groups(self, user: str, groups: Iterable[str]) -> None:
+        """Record *user*'s groups as JupyterHub has them; quotas by group hold at once."""
+        if self._memberships is not None and self._memberships.record(user, groups):
+            self.kernel_manager.rules.replace_quotas(self.kernel_manager.rules.quotas)
+
+    def _apply(self, changes: Changes) -> None:
+        """Apply a configuration that was read again."""
+        manager = self.kernel_manager
+        self.admins = changes.admins
+        manager.rules.replace_quotas(changes.quotas)
+        manager.executors.placement = changes.placement
+        manager.rules.replace_policy(changes.policy)
 
     def init_httpserver(self) -> None:
-        """Make the server that listens: encrypted where there is a certificate, patient with nobody for ever.
+        """Make the HTTP server: encrypted if there is a certificate, with a timeout for every client.
 
         Raises
         ------
@@ -348,7 +221,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
             When it would listen beyond this machine without encryption, or cannot listen.
         """
         self._http_server = make_http_server(
-            Entrance(
+            RequestGuard(
                 self.web_app,
                 hosts=None if self.allow_remote_access else self.local_hostnames,
                 remote=not (self.sock or is_loopback(self.ip)),
@@ -364,12 +237,12 @@ class SharedKernelGateway(CommandApp, ServerApp):
         self.io_loop.add_callback(self._bind_http_server)
 
     def init_logging(self) -> None:
-        """Have everything logged in one place and form."""
+        """Send all log messages to one place, in one format."""
         super().init_logging()
         logs.set_up(self.log, self.log_style)
 
     def init_resources(self) -> None:
-        """Do what was asked instead of serving, if anything was.
+        """Check the configuration or drain the running gateway, if asked to, and exit.
 
         Raises
         ------
@@ -381,7 +254,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         if self.check_config:
             sys.exit(report_faults(self, self._settings))
         if self.drain:
-            ask_to_drain(Path(self.runtime_dir), self.port)
+            request_drain(Path(self.runtime_dir), self.port)
             sys.exit(0)
         super().init_resources()
 
@@ -391,7 +264,7 @@ class SharedKernelGateway(CommandApp, ServerApp):
         signal.signal(signal.SIGINT, self._signal_stop)
         loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop  # type: ignore[attr-defined]
         signal.signal(DRAIN_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._begin_draining))
-        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reloading.reload))
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reloader.reload))
 
     def _find_http_port(self) -> None:
         if self.port and not self.port_retries:
@@ -402,27 +275,30 @@ class SharedKernelGateway(CommandApp, ServerApp):
         """Serve until SIGTERM or SIGINT."""
         self.start_ioloop()
 
-    def stop(self, from_signal: bool = False) -> None:
-        """Stop serving; sessions run on."""
-        if self._presence is not None:
-            self._presence.begin_end()
-        super().stop(from_signal)
-
     async def _post_start(self) -> None:
         self.kernel_manager.connect()
         self.kernel_manager.start_culling()
-        if self._presence is not None:
-            self._presence.serve(self.port)
-        self._watching = [
+        if self._lock is not None:
+            self._lock.publish_port(self.port)
+        self._background = [
             asyncio.create_task(watch_loop_lag()),
             asyncio.create_task(self._close_revoked()),
-            asyncio.create_task(self._tell_of_absent_executors()),
+            asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
         ]
         self._announce()
 
-    async def _tell_of_absent_executors(self) -> None:
-        """Say it once: those who start a gateway alone would take it for all there is to start."""
+    def _announce(self) -> None:
+        """Print the gateway's address and how to use it, once it can be reached."""
+        token = self.identity_provider.token if self.identity_provider.token_generated else "TOKEN"
+        url = self.connection_url.rstrip("/")
+        # Not logged: logs are kept, and the token is for this terminal.
+        print(  # noqa: T201
+            f"Serving on {url}; use it with: sharedkernel install --gateway-url {url} --token {token}", flush=True
+        )
+
+    async def _log_absent_executors(self) -> None:
+        """Log absent executors once, for those who take the gateway for all there is to start."""
         await asyncio.sleep(_EXECUTOR_PATIENCE)
         for sentence in self.kernel_manager.executors.absences():
             self.log.warning("no notebook can start there yet: %s", sentence)
@@ -432,32 +308,31 @@ class SharedKernelGateway(CommandApp, ServerApp):
             await asyncio.sleep(self.revocation_seconds)
             await self.tornado_settings["open_websockets"].close_revoked()
 
+    # --- end ----------------------------------------------------------------------------------------------------------
+
     def _begin_draining(self) -> None:
-        if not self.kernel_manager.draining:
-            self.kernel_manager.draining = True
-            self._watching = [*self._watching, asyncio.create_task(self._stop_when_drained())]
+        if not self.kernel_manager.is_draining:
+            self.kernel_manager.begin_draining()
+            self._background = [*self._background, asyncio.create_task(self._stop_when_drained())]
 
     async def _stop_when_drained(self) -> None:
         self.log.info("draining: no new sessions; waiting for the cells that run")
-        left = await until_cells_end(self.kernel_manager, self.drain_seconds)
+        left = await wait_until_idle(self.kernel_manager.registry, self.drain_seconds)
         self.log.info("drained; %d cells run on", len(left))
         self.stop()
 
-    def _announce(self) -> None:
-        """Say where the gateway is and how to use it, now that it can be reached."""
-        token = self.identity_provider.token if self.identity_provider.token_generated else "TOKEN"
-        url = self.connection_url.rstrip("/")
-        # Not logged: logs are kept, and the token is for this terminal.
-        print(  # noqa: T201
-            f"Serving on {url}; use it with: sharedkernel install --gateway-url {url} --token {token}", flush=True
-        )
+    def stop(self, from_signal: bool = False) -> None:
+        """Stop serving; sessions run on."""
+        if self._lock is not None:
+            self._lock.announce_end()
+        super().stop(from_signal)
 
     async def cleanup_kernels(self) -> None:
-        """Leave the executors; their sessions run on."""
+        """Disconnect from the executors; their sessions run on."""
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
-        for task in self._watching:
+        for task in self._background:
             task.cancel()
         await self.kernel_manager.executors.close()
-        if self._presence is not None:
-            self._presence.end()
-            self._presence = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

@@ -1,4 +1,4 @@
-"""Encryption: the certificate that the gateway shows, and no address beyond this machine without one."""
+"""Encryption: the gateway's certificate, and a check that it listens beyond this machine only with one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sharedkernel.errors import ConfigError
 
 
 def is_loopback(ip: str) -> bool:
-    """Whether only this machine reaches what listens on *ip* (empty: every address)."""
+    """Whether only this machine can reach *ip* (empty: all addresses)."""
     try:
         return ipaddress.ip_address(ip).is_loopback
     except ValueError:
@@ -17,12 +17,21 @@ def is_loopback(ip: str) -> bool:
 
 
 def check_exposure(ip: str, *, encrypted: bool, allowed: bool) -> None:
-    """Return if it is safe, or *allowed*, to listen on *ip*.
+    """Check that tokens and notebooks do not cross the network unencrypted.
+
+    Parameters
+    ----------
+    ip
+        Address to listen on; empty: all addresses.
+    encrypted
+        Whether the gateway encrypts.
+    allowed
+        Whether the configuration allows it all the same.
 
     Raises
     ------
     ConfigError
-        When tokens and notebooks would cross the network for everybody to read.
+        When they would.
     """
     if not (encrypted or allowed or is_loopback(ip)):
         raise ConfigError(
@@ -33,14 +42,14 @@ def check_exposure(ip: str, *, encrypted: bool, allowed: bool) -> None:
 
 
 class Certificate:
-    """A certificate and its key, read again on request: they are renewed every few months.
+    """A certificate and its key, which can be read again after a renewal.
 
     Parameters
     ----------
     certfile, keyfile
-        Paths, PEM; no key: it is in the certificate's file.
+        Paths of PEM files; no key: it is in the certificate's file.
     client_ca
-        Path of the authorities that clients' certificates must be signed by; empty: clients show none.
+        Path of the certificate authorities for clients' certificates; empty: clients need none.
 
     Raises
     ------
@@ -61,16 +70,16 @@ class Certificate:
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     def load(self) -> None:
-        """Show what the files hold now in new connections.
+        """Use the files' current content for new connections.
 
         Raises
         ------
         ConfigError
-            When they cannot be used; the old ones are shown on.
+            When it cannot be used; the old content is still used then.
         """
         certfile, keyfile = self._files
         try:
-            # A context of its own to try them in: a failure half-way must not mix an old key with a new certificate.
+            # Tried in a context of its own: a failure half-way must not mix an old key with a new certificate.
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                 certfile, keyfile, password=_no_password
             )
@@ -83,7 +92,7 @@ class Certificate:
 
 
 def _no_password() -> str:
-    # Without it OpenSSL would ask the terminal.
+    # OpenSSL would prompt on the terminal otherwise.
     raise ValueError("the key is encrypted with a password")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sharedkernel.atomic_file import replace_file
 from sharedkernel.errors import ConfigError
 
 URL_VARIABLE = "SHAREDKERNEL_GATEWAY_URL"
@@ -171,13 +172,7 @@ def store_hub_gateway(name: str, credentials: Credentials, folder: Path) -> Path
 def _store(path: Path, kept: dict[str, str], ca_file: str | None, *, mode: int) -> Path:
     if ca_file is not None:
         kept["ca_file"] = ca_file
-    text = json.dumps(kept, indent=2)
-    # Private from its first byte, whole at any moment: written beside the old one, then put in its place.
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(text + "\n")
-        os.chmod(fresh, mode)  # whatever the umask is
-    os.replace(fresh, path)
+    replace_file(path, json.dumps(kept, indent=2) + "\n", mode=mode, durable=False)
     return path
 
 

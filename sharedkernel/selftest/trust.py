@@ -11,16 +11,14 @@ another kind, is trusted in nothing and left as it is: it may be somebody's who 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sharedkernel._version import __version__
+from sharedkernel.atomic_file import replace_file
 from sharedkernel.errors import SharedKernelError
 
 _FORMAT = "sharedkernel_self_test"
@@ -82,24 +80,11 @@ class TrustFile:
         if names := sorted(steps):
             entries.append({**asdict(identity), "steps": names})
         try:
-            self._write(json.dumps({_FORMAT: _VERSION, "passed": entries}, indent=1) + "\n")
+            replace_file(self.path, json.dumps({_FORMAT: _VERSION, "passed": entries}, indent=1) + "\n")
         except OSError as error:
             raise TrustUnusable(
                 f"the self-test's results cannot be written to {self.path} ({error.strerror}); name another file."
             ) from None
-
-    def _write(self, text: str) -> None:
-        descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
 
     def _read(self) -> list[dict[str, Any]]:
         try:

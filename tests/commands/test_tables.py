@@ -13,7 +13,7 @@ from rich.console import Console
 from sharedkernel.commands.tables import memory_bar, status_view
 from sharedkernel.commands.top import live_view
 from sharedkernel.describe import about, expected_wait, ordinal, queue_sentence, safe_text, session_state, wait_outlook
-from sharedkernel.gateway.overview import away_entry, merge
+from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from tests.commands.documents import GIB, MIB, busy_document, document, session, user
 
 

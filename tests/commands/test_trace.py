@@ -19,7 +19,7 @@ from sharedkernel.commands.trace_live import LiveRecorder, record_live
 from sharedkernel.commands.trace_log import record_from_log
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.executor.spans import Activity, Span
-from sharedkernel.gateway.overview import away_entry, merge
+from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.gateway_client import GatewayUnavailable
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig

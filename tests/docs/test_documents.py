@@ -23,7 +23,7 @@ from sharedkernel.bench.client import open_notebook
 from sharedkernel.bench.servers import gateway_route
 from sharedkernel.cli import COMMANDS
 from sharedkernel.gateway.app import SharedKernelGateway
-from sharedkernel.gateway.quotas import Quotas
+from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.local_stack import LocalStack
 from tests.warm_stack import WarmStack
 

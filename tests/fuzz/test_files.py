@@ -15,8 +15,19 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.executor.journal import Journal
 from sharedkernel.executor.requests import user_configured
 from sharedkernel.gateway.app import SharedKernelGateway
-from sharedkernel.gateway.config_check import find_ineffective, find_senseless, find_unusable, leave_out
-from sharedkernel.gateway.settings import build_devices, build_placement, build_policy, build_quotas, read_settings
+from sharedkernel.gateway.config.settings import (
+    build_devices,
+    build_placement,
+    build_policy,
+    build_quotas,
+    read_settings,
+)
+from sharedkernel.gateway.config.validation import (
+    ineffective_settings,
+    invalid_values,
+    unusable_settings,
+    without_faults,
+)
 from tests.fuzz.fuzzing import fuzz, json_values, mangled, texts
 
 _amounts = json_values | st.sampled_from(["25%", "8GiB", "-1", "1e400%", "10m", "∞", "8 Gb", 0, 1.5, float("nan")])
@@ -74,9 +85,9 @@ def test_any_configuration_file_is_read_or_refused(text: bytes, suffix: str) -> 
             assert str(path) in refusal
         else:
             app = SharedKernelGateway()
-            unusable = list(find_unusable(app, settings))
-            usable = leave_out(unusable, settings)
-            for sentence in (*find_senseless(app, usable), *find_ineffective(app, usable)):
+            unusable = list(unusable_settings(app, settings))
+            usable = without_faults(unusable, settings)
+            for sentence in (*invalid_values(app, usable), *ineffective_settings(app, usable)):
                 assert "\n" not in sentence
 
 

@@ -80,7 +80,7 @@ class Stack(WarmStack):
         run(set_policy(admin, policy))
 
 
-def looked_after(stack: Stack) -> Iterator[Stack]:
+def clean_gateway(stack: Stack) -> Iterator[Stack]:
     """Yield *stack* for one test; one that fails shows the services' logs, and none leaves anything to the next."""
     services = (stack.gateway, *stack.executors.values())
     before = [len(service.log_path.read_text()) for service in services]
@@ -105,8 +105,8 @@ def whole_stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def stack(whole_stack: Stack) -> Iterator[Stack]:
-    """Return the shared stack, looked after."""
-    yield from looked_after(whole_stack)
+    """Return the shared stack, cleaned after the test."""
+    yield from clean_gateway(whole_stack)
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +123,8 @@ def two() -> Iterator[Stack]:
 
 @pytest.fixture
 def devices(two: Stack) -> Iterator[Stack]:
-    """Return the stack, looked after."""
-    yield from looked_after(two)
+    """Return the stack, cleaned after the test."""
+    yield from clean_gateway(two)
 
 
 async def end_all(admin: Client) -> None:

@@ -143,7 +143,7 @@ def test_an_absent_executor_is_told_of_in_the_log(
     with in_process(directory=tmp_path) as (gateway, loop):
         gateway.log.propagate = True
         with caplog.at_level(logging.WARNING):
-            loop.run(gateway._tell_of_absent_executors())
+            loop.run(gateway._log_absent_executors())
         directory = tmp_path / "run"
         nobody = f"no executor answers at {directory}/executor.sock; "
         remedy = f"start one with `sharedkernel executor --runtime-dir {directory}`, or wait for it"

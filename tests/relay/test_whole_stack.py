@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharedkernel.gateway.lingering import _CELL_INTERVAL
+from sharedkernel.gateway.kernels.detached import _CELL_INTERVAL
 from sharedkernel.local_stack import LocalStack, Service
 from tests.relay.support import TIMEOUT, Notebook, wait_until
 from tests.warm_stack import WarmStack

@@ -1,0 +1,1 @@
+"""Who asks and what they may do: identities, tokens, rate limits and the audit log."""

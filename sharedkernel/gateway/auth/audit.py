@@ -1,0 +1,119 @@
+"""The audit log: who did what to whose session, as lines of JSON in a private, append-only file.
+
+The file is opened for each line, so that it can be rotated at any time. An action that cannot be written is logged, and
+allowed: a full disk must not lock people out of their notebooks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+from asyncio import Future
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jupyter_server.base.call_context import CallContext
+from tornado.web import RequestHandler
+
+log = logging.getLogger(__name__)
+
+
+def user_of(handler: Any) -> str | None:
+    """Return the name of the user of *handler*'s request; None if they are not known yet."""
+    # The handler's property would log an error before a user is identified.
+    return getattr(getattr(handler, "_jupyter_current_user", None), "username", None)
+
+
+class AuditLog:
+    """The file of actions.
+
+    Parameters
+    ----------
+    path
+        The file, made with mode 0600; None: there is no audit log.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def check(self) -> None:
+        """Log an error if the file cannot be written; called at the start."""
+        if self._path is None:
+            return
+        try:
+            os.close(_open(self._path))
+        except OSError as error:
+            log.error(
+                "the audit log %s cannot be written (%s); name another file with --audit-file.",
+                self._path,
+                error.strerror,
+            )
+
+    def record(self, action: str, **details: Any) -> None:
+        """Write an action of the current request's user; outside of requests, of the gateway itself.
+
+        Parameters
+        ----------
+        action
+            In a word or two, such as ``"end session"``.
+        details
+            Further values for JSON; ``user`` and ``address`` replace the request's.
+        """
+        if self._path is None:
+            return
+        handler = CallContext.get(CallContext.JUPYTER_HANDLER)
+        user = user_of(handler)
+        entry = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "user": user,
+            "address": None if handler is None else handler.request.remote_ip,
+            "action": action,
+            **details,
+        }
+        try:
+            descriptor = _open(self._path)
+            try:
+                os.write(descriptor, json.dumps(entry).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.error("%s by %s could not be written to %s: %s", action, user, self._path, error.strerror)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+class AuditedHandler(RequestHandler):
+    """Records requests in the audit log, with the session's owner and the outcome; the last base before Jupyter's."""
+
+    #: action of each HTTP method
+    actions: ClassVar[dict[str, str]] = {}
+    #: the session of the request, if the route does not name it
+    acted_on: str | None = None
+    _owner: str | None = None
+
+    async def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Look up the session's owner: afterwards the session may be gone."""
+        await super().prepare(*args, **kwargs)  # type: ignore[misc]
+        self._owner = self._find_owner()
+
+    def finish(self, *args: Any, **kwargs: Any) -> Future[None]:
+        """Record the action, then answer, so that a client with an answer finds the record."""
+        action = self.actions.get(self.request.method or "")
+        if action is not None and user_of(self) is not None and not self._finished:
+            self.record_action(action.format(**self.path_kwargs), status=self.get_status())
+        return super().finish(*args, **kwargs)
+
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* on the session of the request, with *details*."""
+        session = self.acted_on or self.path_kwargs.get("kernel_id")
+        owner = self._owner or self._find_owner()
+        self.settings["audit_log"].record(action, session=session, owner=owner, **details)
+
+    def _find_owner(self) -> str | None:
+        session = self.acted_on or self.path_kwargs.get("kernel_id")
+        owner: str | None = None if session is None else self.settings["kernel_manager"].owner(session)
+        return owner

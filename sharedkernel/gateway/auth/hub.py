@@ -1,0 +1,101 @@
+"""Users of a JupyterHub: their tokens, their groups, and which of them are admins.
+
+The gateway is a *service* of the hub. It sends each token to the hub (`HubAuth`, of the jupyterhub package) and keeps
+the answer for `hub_cache_seconds`: that long a revoked token still works, and that long a hub may be away unnoticed.
+After that, requests are refused until the hub answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tornado.web import HTTPError
+from traitlets import default
+
+from sharedkernel.distribution import install_hint
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.identity import GatewayUser, IdentityUnavailable, TokenOnlyIdentity
+from sharedkernel.gateway.auth.tokens import is_user_name
+
+#: seconds that the hub may take to answer
+_TIMEOUT = 10.0
+
+
+class HubUsers(TokenOnlyIdentity):
+    """Many users, each with tokens of JupyterHub; the gateway gets their groups at each answer of the hub."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._cache_seconds = self._gateway.hub_cache_seconds
+        self._hub = _make_hub_auth(self._gateway, self._cache_seconds)
+
+    @default("token")
+    def _token_default(self) -> str:
+        return ""  # there is no common token
+
+    async def identify(self, token: str) -> GatewayUser | None:
+        """Return the user of *token* according to the hub, if they may use this service.
+
+        Raises
+        ------
+        IdentityUnavailable
+            When the hub does not answer, and no earlier answer is kept.
+        """
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                model = await self._hub.user_for_token(token, use_cache=self._cache_seconds > 0, sync=False)
+        except (TimeoutError, HTTPError) as error:
+            self.log.warning("JupyterHub at %s could not be asked: %r", self._hub.api_url, error)
+            raise IdentityUnavailable(
+                "JupyterHub does not answer, so the gateway cannot check your token; your sessions run on, try again "
+                "in a minute.",
+                retry_after=_TIMEOUT,
+            ) from None
+        return None if model is None else self._admit(model)
+
+    def _admit(self, model: dict[str, Any]) -> GatewayUser | None:
+        name = str(model.get("name"))
+        if model.get("kind") != "user" or not self._hub.check_scopes(self._hub.access_scopes, model):
+            wanted = ", ".join(sorted(self._hub.access_scopes))
+            self.log.info("a token of %s %s has no scope %s", model.get("kind"), name, wanted)
+            return None
+        if not is_user_name(name):
+            self.log.warning("%r cannot be a user's name here, so they are refused", name)
+            return None
+        self._gateway.record_groups(name, model.get("groups") or ())
+        return GatewayUser(name, admin=self._is_hub_admin(model) or self.is_admin(name))
+
+    def _is_hub_admin(self, model: dict[str, Any]) -> bool:
+        # `admin` is there only for tokens that may read it; the scope makes an admin of this gateway alone.
+        return model.get("admin") is True or self._gateway.hub_admin_scope in model["scopes"]
+
+
+def _make_hub_auth(gateway: Any, cache_seconds: float) -> Any:
+    """Return the jupyterhub package's client, from its own settings (``c.HubAuth`` and ``JUPYTERHUB_…``).
+
+    Parameters
+    ----------
+    gateway
+        The application, with the client's settings.
+    cache_seconds
+        How long answers are kept.
+
+    Raises
+    ------
+    ConfigError
+        When the package is not installed, or does not know which service this is.
+    """
+    try:
+        from jupyterhub.services.auth import HubAuth
+    except ImportError:
+        raise ConfigError(
+            f"identity 'jupyterhub' needs the package jupyterhub; run {install_hint('jupyterhub')}."
+        ) from None
+    hub = HubAuth(parent=gateway, cache_max_age=cache_seconds)
+    if not hub.access_scopes:
+        raise ConfigError(
+            "no scope says whom JupyterHub lets use this gateway; set JUPYTERHUB_SERVICE_NAME to the service's name, "
+            "or c.HubAuth.access_scopes."
+        )
+    return hub

@@ -1,0 +1,240 @@
+"""Identity and authorization: which user a request comes from, and which kernels it may name.
+
+The user follows from the token alone. No cookie is set or read: a removed token stops working with the next request,
+and a page on another site cannot act for a user. The kernel manager knows the owners of kernels; this module answers
+404 on every route for a kernel of another user. Kernel ids are no secrets, since the status lists all sessions.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hmac
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
+
+from jupyter_server.auth import Authorizer, IdentityProvider, User
+from jupyter_server.base.call_context import CallContext
+from jupyter_server.base.handlers import JupyterHandler
+from tornado.web import RequestHandler
+from traitlets import Unicode, default
+
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
+from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.errors import finish_refused
+
+#: seconds after which a client should ask again when tokens cannot be read
+_TOKENS_RETRY = 10.0
+
+
+class IdentityUnavailable(Refused):
+    """The users' tokens cannot be checked now."""
+
+    reason = "identity_unavailable"
+
+
+@dataclass
+class GatewayUser(User):
+    """A user of the gateway; `username` is the owner of sessions and the name in quotas."""
+
+    #: whether they see all sessions, may act on them and change quotas
+    admin: bool = False
+
+    def may_see(self, owner: str) -> bool:
+        """Whether this user may see and use sessions of *owner*."""
+        return self.admin or self.username == owner
+
+
+def requesting_user() -> GatewayUser | None:
+    """Return the user of the current request; None outside of requests (a timer, a report of an executor)."""
+    handler = CallContext.get(CallContext.JUPYTER_HANDLER)
+    user = None if handler is None else handler.current_user
+    return user if isinstance(user, GatewayUser) else None
+
+
+class IdentityOwner(Protocol):
+    """The application, as far as identities need it."""
+
+    admins: set[str]
+    max_failed_logins: int
+    failed_login_seconds: float
+    tokens_file: str
+    hub_cache_seconds: int
+    hub_admin_scope: str
+
+    def record_groups(self, user: str, groups: Iterable[str]) -> None:
+        """Record the groups of *user* as the identity reports them."""
+
+
+class TokenOnlyIdentity(IdentityProvider):
+    """Base of the gateway's identities: a token identifies a user, and nothing else does."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
+
+    @property
+    def _gateway(self) -> IdentityOwner:
+        return cast("IdentityOwner", self.parent)
+
+    @property
+    def login_available(self) -> bool:
+        """Return False: there are no login pages, clients send their token."""
+        return False
+
+    @property
+    def logout_available(self) -> bool:
+        """Return False: nobody is logged in."""
+        return False
+
+    async def _get_user(self, handler: RequestHandler) -> User | None:
+        token = self.get_token(handler)
+        if not token:
+            return None
+        address = handler.request.remote_ip or ""
+        try:
+            async with self._limit.turn(address, token):
+                is_new = self._limit.attempt(address, token, now=time.monotonic())
+                user = await self.identify(token)
+        except IdentityUnavailable as refusal:
+            self._limit.withdraw(address, token)
+            self._refuse(handler, refusal)
+        except (TooManyFailures, TooManyAtOnce) as refusal:
+            self._refuse(handler, refusal)
+        if user is None:
+            self._limit.failed(token)
+            if is_new:
+                handler.settings["audit_log"].record("refuse token", user=None, address=address)
+        else:
+            self._limit.succeeded(address, token)
+            # For jupyter_server: such a request needs no protection against other sites' forms.
+            handler._token_authenticated = True  # type: ignore[attr-defined]
+        return user
+
+    def _refuse(self, handler: RequestHandler, refusal: Refused) -> NoReturn:
+        self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
+        finish_refused(handler, refusal)
+
+    async def identify(self, token: str) -> GatewayUser | None:
+        """Return the user of *token*; None for an unknown token.
+
+        Raises
+        ------
+        IdentityUnavailable
+            When the token cannot be checked now.
+        """
+        name = self.name_for(token)
+        return None if name is None else GatewayUser(name, admin=self.is_admin(name))
+
+    def name_for(self, token: str) -> str | None:
+        """Return the name of *token*'s user, for identities that know it at once; None for an unknown token.
+
+        Raises
+        ------
+        IdentityUnavailable
+            When the token cannot be checked now.
+        """
+        raise NotImplementedError
+
+    def is_admin(self, name: str) -> bool:
+        """Whether user *name* is an admin."""
+        return name in self._gateway.admins
+
+
+class SingleUser(TokenOnlyIdentity):
+    """One user, an admin, with the one token of Jupyter's server (generated, or from its usual settings)."""
+
+    user_name = Unicode(help="The one user's name; default: the operating system's.")
+
+    @default("user_name")
+    def _default_user_name(self) -> str:
+        return getpass.getuser()
+
+    def name_for(self, token: str) -> str | None:
+        """Return the user's name for the server's token."""
+        return self.user_name if hmac.compare_digest(token.encode(), self.token.encode()) else None
+
+    def is_admin(self, name: str) -> bool:
+        """Return True: there is no other user."""
+        return True
+
+    def validate_security(self, app: Any, ssl_options: dict[str, Any] | None = None) -> None:
+        """Refuse to serve without a token.
+
+        Raises
+        ------
+        ConfigError
+            When the token is empty.
+        """
+        if not self.token:
+            raise ConfigError(
+                "an empty token would let anybody in; remove it from the configuration, or set identity to 'tokens'."
+            )
+
+
+class TokenUsers(TokenOnlyIdentity):
+    """Many users, each with tokens of their own in a :class:`~sharedkernel.gateway.auth.tokens.TokenFile`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._file = TokenFile(Path(self._gateway.tokens_file))
+        self._file.tokens()
+
+    @default("token")
+    def _token_default(self) -> str:
+        return ""  # there is no common token
+
+    def name_for(self, token: str) -> str | None:
+        """Return the name of *token*'s user in the file.
+
+        Raises
+        ------
+        IdentityUnavailable
+            When the file cannot be read; the token does not count as a wrong one.
+        """
+        try:
+            return self._file.user_for(token)
+        except ConfigError as error:
+            self.log.error("no token can be checked: %s", error)
+            raise IdentityUnavailable(
+                "the gateway cannot read its users' tokens, so it cannot check yours; your sessions run on, tell its "
+                "admin.",
+                retry_after=_TOKENS_RETRY,
+            ) from None
+
+
+class OwnerAuthorizer(Authorizer):
+    """Lets users act on their own kernels and sessions, admins on all."""
+
+    def is_authorized(self, handler: JupyterHandler, user: User, action: str, resource: str) -> bool:
+        """Return True, unless the request names a kernel of another user, in its route or its body.
+
+        The manager of notebook sessions (``/api/sessions``) checks their owners itself.
+
+        Parameters
+        ----------
+        handler
+            Handles the request.
+        user
+            The user of the request.
+        action, resource
+            What Jupyter's handlers declare; only the resource "sessions" matters here.
+
+        Raises
+        ------
+        HTTPError
+            404, the same as for a kernel that does not exist.
+        """
+        if not isinstance(user, GatewayUser):
+            return False
+        named = handler.path_kwargs.get("kernel_id")
+        if resource == "sessions" and handler.request.method in ("POST", "PATCH"):
+            body = handler.get_json_body()
+            kernel = body.get("kernel") if isinstance(body, dict) else None
+            named = kernel.get("id") if isinstance(kernel, dict) else None
+        if named is not None:
+            handler.kernel_manager.check_visible(named, user)  # type: ignore[attr-defined]
+        return True

@@ -1,0 +1,1 @@
+"""Messages between a client and its session: websocket, flow control, backlog and replay."""

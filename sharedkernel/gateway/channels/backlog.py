@@ -1,0 +1,143 @@
+"""The backlog: a session's messages while no client is connected, kept for the client that comes back.
+
+Widgets send most of them: the same few values, over and over. A widget's update is dropped when later ones set all of
+its values again, so that it does not push out a message that is sent only once, such as a printed line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.relay.wire import read_object
+
+#: updates of one comm that are searched for values that a later one sets again; older ones are kept
+_MOST_UPDATES = 64
+
+#: the client is not known, since the gateway found the session running: the first client of its user gets everything
+ANYBODY = ""
+
+
+class Backlog:
+    """Messages up to a limit; beyond it the oldest outputs are dropped and counted, and no more replies are read.
+
+    Parameters
+    ----------
+    session_key
+        Its client (kernel id and message session id), or :data:`ANYBODY`.
+    channels
+        The client's own sockets, on which replies to its requests arrive. Closed by :meth:`close`.
+    limit_bytes
+        Most bytes of outputs kept, and of replies read.
+    """
+
+    def __init__(self, session_key: str, channels: Mapping[str, ZMQStream], *, limit_bytes: int) -> None:
+        self.session_key = session_key
+        self.channels = dict(channels)
+        #: published messages by their number, oldest first, as zmq frames
+        self.outputs: OrderedDict[int, list[bytes]] = OrderedDict()
+        #: (channel, zmq frames) of replies, oldest first; usually few and small. Those beyond the limit stay in the
+        #: channels
+        self.replies: list[tuple[str, list[bytes]]] = []
+        self.num_dropped = 0
+        self._limit = limit_bytes
+        self._bytes = 0
+        self._reply_bytes = 0
+        self._numbers = itertools.count()
+        #: by comm: the updates kept since its last other message, by their number, each with the names of the values
+        #: that no later one has set
+        self._updates: dict[str, dict[int, set[str]]] = {}
+        #: the comms of those updates, by their number
+        self._comms: dict[int, str] = {}
+        for channel, stream in self.channels.items():
+            stream.on_recv(partial(self._keep_reply, channel))
+
+    def is_for(self, session_key: str) -> bool:
+        """Whether the client *session_key* may get it."""
+        return self.session_key in (ANYBODY, session_key)
+
+    def add(self, frames: list[bytes], message_type: str, parts: list[bytes]) -> None:
+        """Keep a published message.
+
+        Parameters
+        ----------
+        frames
+            The whole message.
+        message_type
+            From its header.
+        parts
+            Its header, parent header, metadata, content and buffers; the last of *frames*.
+
+        Raises
+        ------
+        ProtocolError
+            When its content cannot be read.
+        """
+        number = next(self._numbers)
+        if message_type.startswith("comm_"):
+            self._drop_outdated(number, message_type, read_object(parts[3]), has_buffers=len(parts) > 4)
+        self.outputs[number] = frames
+        self._bytes += _size(frames)
+        while self._bytes > self._limit and self.outputs:
+            self._drop(next(iter(self.outputs)))
+            self.num_dropped += 1
+
+    def _drop_outdated(self, number: int, message_type: str, content: dict[str, Any], *, has_buffers: bool) -> None:
+        comm = str(content.get("comm_id"))
+        values = _values_set(content) if message_type == "comm_msg" and not has_buffers else None
+        if values is None:
+            # Updates before this message must not be replaced by ones after it.
+            for earlier in self._updates.pop(comm, {}):
+                del self._comms[earlier]
+            return
+        for earlier, left in list(self._updates.get(comm, {}).items()):
+            left -= values
+            if not left:
+                self._drop(earlier)
+        updates = self._updates.setdefault(comm, {})
+        updates[number] = values
+        self._comms[number] = comm
+        if len(updates) > _MOST_UPDATES:
+            self._forget_update(next(iter(updates)))
+
+    def _drop(self, number: int) -> None:
+        self._bytes -= _size(self.outputs.pop(number))
+        self._forget_update(number)
+
+    def _forget_update(self, number: int) -> None:
+        if (comm := self._comms.pop(number, None)) is not None:
+            del self._updates[comm][number]
+            if not self._updates[comm]:
+                del self._updates[comm]
+
+    def close(self) -> None:
+        """Close the sockets: the client will not come back."""
+        for stream in self.channels.values():
+            if not stream.closed():
+                stream.on_recv(None)
+                stream.close()
+
+    def _keep_reply(self, channel: str, frames: list[bytes]) -> None:
+        self.replies.append((channel, frames))
+        self._reply_bytes += _size(frames)
+        if self._reply_bytes > self._limit:
+            for stream in self.channels.values():
+                stream.stop_on_recv()
+
+
+def _values_set(content: Mapping[str, Any]) -> set[str] | None:
+    """Return the names of the values that a comm's message sets; None if it is not a widget's plain update."""
+    data = content.get("data")
+    if not isinstance(data, dict) or data.get("method") != "update" or data.get("buffer_paths"):
+        return None
+    state = data.get("state")
+    return set(state) if isinstance(state, dict) and data.keys() <= {"method", "state", "buffer_paths"} else None
+
+
+def _size(frames: list[bytes]) -> int:
+    return sum(map(len, frames))

@@ -1,0 +1,176 @@
+"""One subscription to a session's outputs, for all of its clients.
+
+Outputs go to the clients that are attached. While none is, they are kept in a backlog, and the gateway's own sentences
+wait for the next client. :mod:`~sharedkernel.gateway.channels.flow_control` decides when outputs are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+from jupyter_client.session import DELIM
+
+from sharedkernel.errors import ProtocolError
+from sharedkernel.gateway.channels.activity import KernelActivity
+from sharedkernel.gateway.channels.backlog import Backlog
+from sharedkernel.gateway.channels.flow_control import OutputFlow
+
+log = logging.getLogger(__name__)
+
+#: seconds that a session may take to confirm the subscription; one that is busy in compiled code cannot confirm it
+_SUBSCRIPTION_TIMEOUT = 1.0
+
+
+class SessionClient(Hashable, Protocol):
+    """A client's connection to a session."""
+
+    def open_channels(self) -> None:
+        """Connect to the session's current process."""
+
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[bytes]) -> None:
+        """Send a message of the session to the client."""
+
+    def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
+        """Show a sentence of the gateway's own on the stream *name*, below the cell with this header."""
+
+    def close_for_good(self) -> None:
+        """Tell the client that the session is dead, and close the connection."""
+
+
+class SessionOutputs:
+    """A session's published messages: their subscription, its clients and the backlog. Needs a running event loop.
+
+    Parameters
+    ----------
+    kernel_id
+        Names the session in logs.
+    activity
+        Records what the messages say.
+    on_activity
+        Called after *activity* has recorded a message.
+    messages_per_second, bytes_per_second
+        Most that is read; 0: no limit.
+    """
+
+    def __init__(
+        self,
+        kernel_id: str | None,
+        activity: KernelActivity,
+        on_activity: Callable[[], None],
+        *,
+        messages_per_second: float,
+        bytes_per_second: float,
+    ) -> None:
+        self._kernel_id = kernel_id
+        self._activity = activity
+        self._on_activity = on_activity
+        #: clients that are attached
+        self.clients: set[SessionClient] = set()
+        #: the subscription's zmq stream; None while the session has no process
+        self.stream: Any = None
+        #: decides when the stream is read
+        self.flow = OutputFlow(self._handle, messages_per_second=messages_per_second, bytes_per_second=bytes_per_second)
+        #: whether the session ran while this gateway did not, and no client has had its outputs of that time yet
+        self.has_unheard = False
+        self._backlog: Backlog | None = None
+        #: sentences for the next client, as arguments of :meth:`show`
+        self._pending: list[tuple[str, dict[str, Any] | None, str]] = []
+        self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # --- the subscription ---------------------------------------------------------------------------------------------
+
+    def subscribe(self, stream: Any) -> None:
+        """Read the zmq stream *stream* of a new process instead of the one before."""
+        self.unsubscribe()
+        self._subscribed = asyncio.get_running_loop().create_future()
+        self.stream = stream
+        self.stream.channel = "iopub"
+        self.flow.follow(self.stream)
+
+    def unsubscribe(self) -> None:
+        """Stop reading, and close the stream."""
+        self.flow.follow(None)
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    async def wait_until_subscribed(self) -> None:
+        """Return when no output of a request sent from now on can be missed.
+
+        ipykernel greets its first subscriber, and any other message confirms the subscription as well. A session that
+        is busy in compiled code can send nothing, but has received the subscription long before it publishes again.
+        """
+        if not self._subscribed.done():
+            await asyncio.wait([self._subscribed], timeout=_SUBSCRIPTION_TIMEOUT)
+
+    def _handle(self, frames: list[bytes]) -> None:
+        if not self._subscribed.done():
+            self._subscribed.set_result(None)
+        try:
+            parts = frames[frames.index(DELIM) + 2 :]
+            message_type = self._activity.record_message(parts)
+            if message_type == "iopub_welcome":
+                return
+            if not self.clients and self._backlog is not None:
+                self._backlog.add(frames, message_type, parts)
+        except (ValueError, ProtocolError) as error:
+            log.warning("session %s published an invalid message: %s", self._kernel_id, error)
+            return
+        self._on_activity()
+        for client in list(self.clients):
+            client.handle_outgoing_message(self.stream, frames)
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def attach(self, client: SessionClient) -> None:
+        """Send outputs to *client* from now on, the gateway's waiting sentences first."""
+        self.clients.add(client)
+        while self._pending:
+            self.show(*self._pending.pop(0))
+
+    def detach(self, client: SessionClient) -> None:
+        """Send nothing to *client* any more."""
+        self.clients.discard(client)
+        self.flow.release(client)
+
+    def show(self, sentence: str, cell: dict[str, Any] | None = None, stream: str = "stderr") -> None:
+        """Show *sentence* to all clients; while none is attached it waits for the next one.
+
+        Parameters
+        ----------
+        sentence
+            The text.
+        cell
+            Header of the cell to show it below, which may have ended; None: the running cell, or wherever clients show
+            messages without a cell.
+        stream
+            ``"stdout"`` for good news, since the other one looks like an error.
+        """
+        for client in list(self.clients):
+            client.write_stream(stream, sentence, cell or self._activity.running_cell)
+        if not self.clients:
+            self._pending.append((sentence, cell, stream))
+
+    # --- the backlog --------------------------------------------------------------------------------------------------
+
+    def keep_backlog(self, backlog: Backlog) -> None:
+        """Add to *backlog* what is published from now on while no client is attached."""
+        self.drop_backlog()
+        self._backlog = backlog
+
+    def take_backlog(self, session_key: str) -> Backlog | None:
+        """Return the backlog of the client *session_key*; another client's is dropped."""
+        if self._backlog is None or not self._backlog.is_for(session_key):
+            self.drop_backlog()
+            return None
+        backlog, self._backlog = self._backlog, None
+        return backlog
+
+    def drop_backlog(self) -> None:
+        """Drop the backlog, if any."""
+        if self._backlog is not None:
+            self._backlog.close()
+            self._backlog = None

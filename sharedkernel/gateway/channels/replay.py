@@ -1,0 +1,166 @@
+"""Replay of the messages that a client has missed, while it or the gateway was away.
+
+A session keeps its newest messages (:mod:`sharedkernel.session.outbox`). A client that comes back names the last
+messages that it has seen, and gets the later ones; a client that names none gets those that no client has heard.
+Messages that arrive meanwhile are held back, so that the client gets each message once and in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from jupyter_client.session import Session as MessageSession
+from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.session.outbox import REQUEST, Missed, message_id
+
+#: most message ids that a client may name
+_MAX_SEEN = 64
+
+#: a channel's name and a message's frames
+ChannelMessage = tuple[str, list[bytes]]
+
+
+def parse_seen(text: str | None) -> list[str] | None:
+    """Return the message ids in a websocket's address; None if the client names none."""
+    return None if text is None else [part for part in text.split(",") if part][:_MAX_SEEN]
+
+
+class MissedRequests:
+    """Requests to a session's process for missed messages.
+
+    Parameters
+    ----------
+    session
+        Signs the messages.
+    """
+
+    def __init__(self, session: MessageSession) -> None:
+        self._session = session
+        self._unanswered: set[asyncio.Future[list[bytes]]] = set()
+
+    async def ask(self, channel: ZMQStream, seen: Collection[str], client: str) -> Missed:
+        """Return the messages that a client has missed; waits for a busy session.
+
+        Parameters
+        ----------
+        channel
+            A stream of its own to the session's control socket, closed afterwards.
+        seen
+            Ids of the last messages that the client has seen.
+        client
+            Its message session id.
+
+        Raises
+        ------
+        SessionNotFound
+            When the session's process ends or is replaced meanwhile.
+        ProtocolError
+            When the session's answer is invalid.
+        """
+        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        channel.on_recv(answer.set_result)
+        self._unanswered.add(answer)
+        try:
+            self._session.send(channel, REQUEST, {"seen": list(seen), "identity": client})
+            answered = await answer
+            try:
+                return read_missed(self._session.deserialize(self._session.feed_identities(answered)[1]))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ProtocolError(f"the session's answer is no valid message: {error}.") from None
+        finally:
+            self._unanswered.discard(answer)
+            channel.close()
+
+    def cancel(self) -> None:
+        """Answer all requests with an error: the process is gone."""
+        for answer in self._unanswered:
+            if not answer.done():
+                answer.set_exception(SessionNotFound("the session's process is another one by now."))
+
+
+def read_missed(message: dict[str, Any]) -> Missed:
+    """Return the missed messages in a session's answer.
+
+    Raises
+    ------
+    ProtocolError
+        When the answer is invalid.
+    """
+    try:
+        (data,) = message["buffers"] or [b""]
+        content, messages, start = message["content"], [], 0
+        for channel, sizes in content["messages"]:
+            ends = list(accumulate(sizes, initial=start))
+            messages.append((str(channel), [bytes(data[begin:end]) for begin, end in pairwise(ends)]))
+            start = ends[-1]
+        return Missed(messages, bool(content["is_cut"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"not an answer about missed messages: {error!r}.") from None
+
+
+def in_order(missed: Iterable[ChannelMessage], held: Sequence[ChannelMessage]) -> list[ChannelMessage]:
+    """Return each missed or held message once, oldest first.
+
+    Parameters
+    ----------
+    missed
+        From the session's answer.
+    held
+        Messages that arrived meanwhile. They may begin before *missed* (the gateway's backlog may reach further back),
+        and end after it.
+    """
+    missed = list(missed)
+    known = {message_id(frames) for _, frames in missed}
+    new = [(message_id(frames) not in known, (channel, frames)) for channel, frames in held]
+    first_known = next((place for place, (is_new, _) in enumerate(new) if not is_new), 0)
+    older = [message for is_new, message in new[:first_known] if is_new]
+    newer = [message for is_new, message in new[first_known:] if is_new]
+    return older + missed + newer
+
+
+def not_to_come(missed: Sequence[ChannelMessage], held: Iterable[ChannelMessage]) -> list[ChannelMessage]:
+    """Return the missed messages that the live stream will not repeat, where reading stopped after *held*.
+
+    If no output of *missed* is among *held*, there is a gap: the live stream has the outputs between, and then those of
+    *missed*.
+
+    Parameters
+    ----------
+    missed
+        From the session's answer.
+    held
+        Messages that were read from the live stream meanwhile.
+    """
+    heard = {message_id(frames) for _, frames in held}
+    overlaps = any(message_id(frames) in heard for channel, frames in missed if channel == "iopub")
+    return [(channel, frames) for channel, frames in missed if overlaps or channel != "iopub"]
+
+
+class ReplayFilter:
+    """Recognises outputs of the live stream that were replayed already.
+
+    A session answers on one socket and publishes on another: an answer can overtake earlier outputs.
+
+    Parameters
+    ----------
+    replayed
+        Messages that the client was sent.
+    """
+
+    def __init__(self, replayed: Iterable[ChannelMessage]) -> None:
+        ids = (message_id(frames) for channel, frames in replayed if channel == "iopub")
+        self._ids = {found for found in ids if found is not None}
+
+    def is_repeated(self, frames: list[bytes]) -> bool:
+        """Whether the next output of the live stream was replayed already; call it for every output."""
+        if not self._ids:
+            return False
+        if message_id(frames) in self._ids:
+            return True
+        self._ids.clear()  # outputs come in order, so no later one is repeated
+        return False

@@ -1,0 +1,384 @@
+"""A client's websocket to its session.
+
+Jupyter's own connection, with three differences. Outputs come from the kernel's one subscription instead of a socket
+per client, so a client can send a cell as soon as the websocket is open, without a handshake. A client that does not
+understand binary frames (`jupyter lab --gateway-url`) gets none. And an invalid message is answered, and affects no
+other.
+
+A client that comes back first gets the messages that it has missed (`replay.py`). A client that names a process is
+served for that process only: a request to a process that is gone must not run in the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from jupyter_client.jsonutil import json_default
+from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from tornado.websocket import WebSocketClosedError
+from traitlets import Bool, Integer, default
+from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.gateway.channels.backlog import Backlog
+from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse_frame, refusal_answers
+from sharedkernel.gateway.channels.flow_control import UnreadCounter
+from sharedkernel.gateway.channels.outputs import SessionOutputs
+from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
+from sharedkernel.relay.wire import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.session.outbox import Missed
+from sharedkernel.units import format_bytes
+
+#: seconds that a session may take to answer which messages were missed, while it sends others
+_REPLAY_PATIENCE = 10.0
+
+
+class SessionWebsocket(ZMQChannelsWebsocketConnection):
+    """One client's connection to a :class:`~sharedkernel.gateway.kernels.kernel.SessionKernel`."""
+
+    max_message_bytes = Integer(
+        64 * 1024**2,
+        help="Longest message that a client may send, in bytes; longer ones are refused with an error in the notebook.",
+    ).tag(config=True)
+
+    max_unsent_bytes = Integer(
+        1024**2,
+        min=1,
+        help="Outputs that wait for a slow client, in bytes; beyond that its session waits until it has taken them.",
+    ).tag(config=True)
+    max_queued_cells = Integer(
+        1000,
+        min=1,
+        help="Cells that a session may have to run at a time; more are refused with an error in the notebook.",
+    ).tag(config=True)
+
+    max_unread_bytes = Integer(
+        128 * 1024**2,
+        min=1,
+        help="Messages of a client, in bytes, that may wait for a session that does not read them, on each channel; "
+        "more are refused with an error in the notebook.",
+    ).tag(config=True)
+
+    #: the process that the client's requests are for; None: whichever the session has
+    _process: str | None = None
+    _notified_of_restart = Bool(False)
+    _closed = Bool(False)
+    _unsent_bytes = 0
+    #: messages of the session that arrive during a replay, with their streams; None: there is no replay
+    _held: list[tuple[Any, list[bytes]]] | None = None
+    _held_bytes = 0
+    #: outputs that were replayed
+    _replayed = ReplayFilter([])
+    _notified_of_buffers = Bool(False)
+
+    @default("limit_rate")
+    def _default_limit_rate(self) -> bool:
+        return False  # a session that sends too fast is slowed down, and loses nothing
+
+    # --- opening and closing ------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Register the client, before the websocket is accepted; a stale connection of the same client is closed."""
+        # Or up to 65,536 signatures of the session's messages are kept for each client: some 10 MB.
+        self.session.digest_history_size = 0
+        await self._register_session()
+        await self.kernel_manager.wait_until_settled()
+        self.websocket_handler.set_header(PROCESS_HEADER, self.kernel_manager.process)
+        if PROCESS_HEADER in self.websocket_handler.request.headers:
+            self._process = self.kernel_manager.process
+
+    def connect(self) -> asyncio.Future[None]:  # type: ignore[override]
+        """Attach to the session; no message of the client is read before the result is done."""
+        # A reply is several small frames: by default the network delays the later ones by 40 ms.
+        self.websocket_handler.set_nodelay(True)
+        self.multi_kernel_manager.notify_connect(self.kernel_id)
+        self.multi_kernel_manager.add_restart_callback(self.kernel_id, self.on_kernel_restarted)
+        ZMQChannelsWebsocketConnection._open_sockets.add(self)
+        return asyncio.ensure_future(self._attach())
+
+    async def _attach(self) -> None:
+        await self.kernel_manager.wait_until_subscribed()
+        if self._closed:
+            return
+        if self.kernel_id not in self.multi_kernel_manager:
+            self.close_for_good()
+            return
+        # No await from here on: no message is lost between the backlog and the live stream.
+        seen = parse_seen(self.websocket_handler.get_query_argument(SEEN, None))
+        backlog = self._outputs.take_backlog(self.session_key)
+        self.open_channels({} if backlog is None else backlog.channels)
+        if seen is not None or self._outputs.has_unheard:
+            self._held = []
+            self._replaying = asyncio.ensure_future(self._replay_missed(seen or []))
+        if backlog is not None:
+            self._send_backlog(backlog)
+        self._outputs.attach(self)
+
+    @property
+    def _outputs(self) -> SessionOutputs:
+        outputs: SessionOutputs = self.kernel_manager.outputs
+        return outputs
+
+    def _send_backlog(self, backlog: Backlog) -> None:
+        if backlog.num_dropped:
+            kept = format_bytes(self.multi_kernel_manager.backlog_bytes)
+            self.write_stderr(
+                f"{backlog.num_dropped} messages of this session were dropped while nobody was connected "
+                f"(the gateway keeps the newest {kept}).",
+                self.kernel_manager.activity.running_cell,
+            )
+        for frames in backlog.outputs.values():
+            self.handle_outgoing_message(self._outputs.stream, frames)
+        for channel, frames in backlog.replies:
+            self.handle_outgoing_message(self.channels[channel], frames)
+
+    async def _replay_missed(self, seen: list[str]) -> None:
+        """Send the client the messages that it has missed, then those that were held back meanwhile."""
+        missed = Missed([], is_cut=False)
+        try:
+            missed = await self._ask_for_missed(seen)
+        except (SessionNotFound, ProtocolError) as error:
+            self.log.info("a client of kernel %s may have missed something: %s", self.kernel_id, error)
+        except Exception:
+            self.log.exception("a client of kernel %s may have missed something", self.kernel_id)
+        held = [(stream.channel, frames) for stream, frames in self._held or ()]
+        has_stopped = self._held_bytes > self.multi_kernel_manager.backlog_bytes
+        self._held = None
+        self._resume_reading()
+        if self._closed:
+            return
+        if missed.is_cut:
+            self.write_stderr(
+                "The oldest outputs of this session were dropped: it keeps a limited number of bytes while no gateway "
+                "listens.",
+                self.kernel_manager.activity.running_cell,
+            )
+        streams = {**self.channels, "iopub": self._outputs.stream}
+        messages = not_to_come(missed.messages, held) if has_stopped else missed.messages
+        for channel, frames in in_order(messages, held):
+            try:
+                self.handle_outgoing_message(streams[channel], frames)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                self.log.info("session %s reports an invalid message as missed: %r", self.kernel_id, error)
+        self._replayed = ReplayFilter(messages)
+
+    async def _ask_for_missed(self, seen: list[str]) -> Missed:
+        """Return the messages that the client has missed; none if the session does not answer, but sends others.
+
+        Raises
+        ------
+        SessionNotFound, ProtocolError
+            As :meth:`~sharedkernel.gateway.channels.replay.MissedRequests.ask` does.
+        """
+        kernel = self.kernel_manager
+        asking = asyncio.ensure_future(kernel.missed.ask(kernel.connect_control(), seen, self.session.session))
+        try:
+            # A session in the middle of compiled code can neither answer nor send anything else.
+            while not (await asyncio.wait([asking], timeout=_REPLAY_PATIENCE))[0] and not self._held:
+                pass
+            if not asking.done():
+                return Missed([], is_cut=False)
+            missed: Missed = asking.result()
+            self._outputs.has_unheard = False
+            return missed
+        finally:
+            asking.cancel()
+
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
+        """Send a message of the session to the client, or hold it back during a replay of earlier ones."""
+        if self._held is not None:
+            self._hold_back(stream, outgoing_msg)
+        elif not (stream.channel == "iopub" and self._replayed.is_repeated(outgoing_msg)):
+            super().handle_outgoing_message(stream, outgoing_msg)
+
+    def _hold_back(self, stream: Any, frames: list[bytes]) -> None:
+        assert self._held is not None
+        self._held.append((stream, frames))
+        self._held_bytes += sum(map(len, frames))
+        if self._held_bytes > self.multi_kernel_manager.backlog_bytes:
+            # More than the session itself keeps for its answer: that is on its way, or never comes.
+            self._outputs.flow.hold(self._replaying)
+            for channel in self.channels.values():
+                channel.stop_on_recv()
+
+    def _resume_reading(self) -> None:
+        """Read the session's messages again, after too many were held back."""
+        self._held_bytes = 0
+        self._outputs.flow.release(self._replaying)
+        if not self._closed:
+            for channel in self.channels.values():
+                channel.on_recv_stream(self.handle_outgoing_message)
+
+    def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
+        """Connect to the session's current process, over the sockets *kept* if any."""
+        if self._is_outdated:
+            self.on_kernel_restarted()
+        for stream in self.channels.values():
+            stream.close()
+        self.session.key = self.kernel_manager.session.key
+        self.channels = dict(kept or {})
+        for channel in CLIENT_CHANNELS:
+            if channel not in self.channels:
+                # The session sends replies to this identity, which is the same for a client that comes back.
+                connect = getattr(self.kernel_manager, f"connect_{channel}")
+                self.channels[channel] = connect(identity=self.session.bsession)
+                self.channels[channel].channel = channel
+                self.channels[channel].unread = UnreadCounter(self.channels[channel])
+            self.channels[channel].on_recv_stream(self.handle_outgoing_message)
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether the client's requests are for a process that the session no longer has."""
+        return self._process not in (None, self.kernel_manager.process)
+
+    def on_kernel_restarted(self) -> None:
+        """Notify the client; one that names a process only once, since it connects again for the next."""
+        if self._process is None or not self._notified_of_restart:
+            super().on_kernel_restarted()  # type: ignore[no-untyped-call]
+        self._notified_of_restart = True
+
+    def close_for_good(self) -> None:
+        """Tell the client that the session is dead, and close."""
+        self._send_status_message("dead")
+        self.websocket_handler.close()
+
+    def disconnect(self) -> None:  # type: ignore[override]
+        """Detach; the last client's channels are kept until it comes back."""
+        self._closed = True
+        self._outputs.detach(self)
+        super().disconnect()
+
+    # --- from the client ----------------------------------------------------------------------------------------------
+
+    def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
+        """Pass a message to the session, or answer why it is refused."""
+        try:
+            channel, header = parse_frame(incoming_msg, self.subprotocol)
+            if self._is_outdated:  # the client was notified, and connects again
+                self.websocket_handler.close()
+                return
+            if len(incoming_msg) > self.max_message_bytes:
+                self._refuse(
+                    channel,
+                    header,
+                    f"this message has {format_bytes(len(incoming_msg))}; the gateway accepts "
+                    f"{format_bytes(self.max_message_bytes)} (c.SessionWebsocket.max_message_bytes).",
+                )
+                return
+            is_cell = header.get("msg_type") == "execute_request"
+            if is_cell and self.kernel_manager.activity.num_cells >= self.max_queued_cells:
+                self._refuse(
+                    channel,
+                    header,
+                    f"this session has {self.max_queued_cells} cells to run already; wait for some of them to end "
+                    "(c.SessionWebsocket.max_queued_cells).",
+                )
+                return
+            if not self.channels:  # closed meanwhile
+                return
+            unread = self.channels[channel].unread
+            if unread.num_bytes and unread.num_bytes + len(incoming_msg) > self.max_unread_bytes:
+                self._refuse(
+                    channel,
+                    header,
+                    f"{format_bytes(unread.num_bytes)} wait for this session already, which does not read them now; "
+                    "send this again when it does (c.SessionWebsocket.max_unread_bytes).",
+                )
+                return
+            if is_cell:
+                self.kernel_manager.activity.record_request(header)
+            super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
+            unread.add(len(incoming_msg))
+        except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.log.info("a client of kernel %s sent an invalid message: %r", self.kernel_id, error)
+            self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})
+
+    def _refuse(self, channel: str, header: dict[str, Any], sentence: str) -> None:
+        """Answer a request with an error, or show why another message is refused."""
+        self.log.info("refused a message for kernel %s: %s", self.kernel_id, sentence)
+        answers = refusal_answers(channel, str(header.get("msg_type")), sentence)
+        for where, message_type, content in answers:
+            self._send(where, message_type, content, header)
+        if not answers:
+            self.write_stderr(sentence, self.kernel_manager.activity.running_cell)
+
+    # --- to the client ------------------------------------------------------------------------------------------------
+
+    def _send(self, channel: str, message_type: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
+        """Send a message of the gateway's own."""
+        message = self.session.msg(message_type, content, parent=parent)
+        if self.subprotocol == WEBSOCKET_PROTOCOL:
+            self._write(serialize_msg_to_ws_v1(message, channel, self.session.pack))
+        else:
+            message["channel"] = channel
+            self._write(json.dumps(message, default=json_default))
+
+    def _write(self, frame: str | bytes) -> None:
+        try:
+            sent = self.write_message(frame, binary=isinstance(frame, bytes))
+        except WebSocketClosedError:
+            self.log.debug("a client of kernel %s went away", self.kernel_id)
+            return
+        self._unsent_bytes += len(frame)
+        sent.add_done_callback(partial(self._sent, len(frame)))
+        if self._unsent_bytes > self.max_unsent_bytes and not self._closed:
+            self._outputs.flow.hold(self)
+
+    def _sent(self, num_bytes: int, sent: asyncio.Future[None]) -> None:
+        if not sent.cancelled():
+            sent.exception()  # that the client went away is noticed elsewhere
+        self._unsent_bytes -= num_bytes
+        if self._unsent_bytes <= self.max_unsent_bytes // 2:
+            self._outputs.flow.release(self)
+
+    def write_stderr(self, error_message: str, parent_header: dict[str, Any]) -> None:
+        """Show a sentence in the notebook."""
+        self.write_stream("stderr", error_message, parent_header)
+
+    def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
+        """Show a sentence in the notebook.
+
+        Parameters
+        ----------
+        name
+            ``"stdout"`` or ``"stderr"``.
+        sentence
+            The text.
+        parent_header
+            Header of the cell to show it below.
+        """
+        self._send("iopub", "stream", {"name": name, "text": sentence + "\n"}, parent_header)
+
+    def _send_status_message(self, status: str) -> None:
+        # For our relay: why the process is gone, or that the user has asked to reattach.
+        content = {"execution_state": status, "message": self.kernel_manager.reason}
+        if self.kernel_manager.is_attaching:
+            content[ATTACHED] = True
+        self._send("iopub", "status", content, {})
+
+    def _on_zmq_reply(self, stream: Any, msg_list: Any) -> None:
+        if self.subprotocol == WEBSOCKET_PROTOCOL:
+            self._write(serialize_msg_to_ws_v1(msg_list, stream.channel))
+            return
+        if msg_list["buffers"]:
+            msg_list = self._without_buffers(msg_list)
+        self._write(self._reserialize_reply(msg_list, channel=stream.channel))
+
+    def _without_buffers(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return *message* without its binary buffers, which would break the client's channel for good."""
+        if not self._notified_of_buffers:
+            self._notified_of_buffers = True
+            self.write_stderr(
+                "This client cannot receive binary data (images of widgets, arrays), so it was left out; "
+                "run `sharedkernel install` and choose the kernel it adds instead of `--gateway-url`.",
+                message["parent_header"],
+            )
+        data = message["content"].get("data")
+        if isinstance(data, dict) and "buffer_paths" in data:
+            message["content"] = {**message["content"], "data": {**data, "buffer_paths": []}}
+        return {**message, "buffers": []}

@@ -1,0 +1,1 @@
+"""The configuration: settings, their checks, reloading, quotas and groups."""

@@ -1,0 +1,103 @@
+"""The gateway's options, as ``c.SharedKernelGateway.NAME`` in a configuration file."""
+
+from __future__ import annotations
+
+from traitlets import Any as AnyTrait
+from traitlets import Bool, Enum, Float, HasTraits, Integer, Set, Unicode, default
+
+from sharedkernel.gateway.auth.tokens import default_tokens_file
+from sharedkernel.paths import default_runtime_directory
+
+
+class GatewayOptions(HasTraits):
+    """Traits of :class:`~sharedkernel.gateway.app.SharedKernelGateway`, beside those of Jupyter's server."""
+
+    runtime_dir = Unicode(
+        help="Private directory in which the gateway and the executors meet. Default: $XDG_RUNTIME_DIR/sharedkernel, "
+        "or /tmp/sharedkernel-UID where there is none."
+    ).tag(config=True)
+    identity = Enum(
+        ["single", "tokens", "jupyterhub"],
+        "single",
+        help="How users are identified: `single` (you, with one generated token), `tokens` (see `sharedkernel token`) "
+        "or `jupyterhub` (its users, with tokens of the hub).",
+    ).tag(config=True)
+    tokens_file = Unicode(
+        help="The file of users' tokens, for identity `tokens`. Default: `sharedkernel_tokens.json` in Jupyter's "
+        "configuration directory."
+    ).tag(config=True)
+    hub_cache_seconds = Integer(
+        60,
+        min=0,
+        help="How long JupyterHub's answer about a token is kept, in seconds: a revoked token works that long, and the "
+        "hub may be away that long. 0: ask for each request.",
+    ).tag(config=True)
+    hub_admin_scope = Unicode(
+        "custom:sharedkernel:admin",
+        help="The scope that makes the user of a hub's token an admin here. The hub's own admins are admins too, where "
+        "a token may read that (`read:users`).",
+    ).tag(config=True)
+    admins = Set(Unicode(), help="Users who see everybody's sessions and may change quotas.").tag(config=True)
+    quotas = AnyTrait(
+        {},
+        help="What users may use: {'default': {…}, 'groups': {NAME: {…}}, 'users': {NAME: {…}}} with the keys memory "
+        "('8GiB', '25%'), share (1.0 is usual), sessions (a number), priority, offload_after and cull_after ('10m').",
+    ).tag(config=True)
+    groups = AnyTrait({}, help="Members of groups: {NAME: [USER, …]}.").tag(config=True)
+    executors = AnyTrait(
+        [],
+        help="The devices whose executors this gateway uses, such as ['cuda:0', 'cuda:1']. Start each with "
+        "`sharedkernel executor --device NAME` and the same --runtime-dir. Default: the only executor.",
+    ).tag(config=True)
+    policy = AnyTrait(
+        "",
+        help="The policy that ranks sessions on every device: `fair`, `fifo`, `srtf`, `pack`, `priority`, `las` or "
+        "`gittins`. Default: the one that each executor was started with.",
+    ).tag(config=True)
+    placement = AnyTrait(
+        "least-loaded",
+        help="Rule that chooses the device of a new session: `least-loaded`, `tiresias` (an idle one), `allox` (where "
+        "it would end soonest), `horus` (least interference, then the tightest fit of memory).",
+    ).tag(config=True)
+    allow_insecure_remote = Bool(
+        False,
+        help="Listen beyond this machine without encryption. Only for use behind a proxy that encrypts: tokens and "
+        "notebooks can be read on the network otherwise.",
+    ).tag(config=True)
+    max_failed_logins = Integer(
+        30,
+        min=0,
+        help="Different wrong tokens that one address may send within `failed_login_seconds`. Further new tokens are "
+        "refused then; tokens that were right before still work. 0: any number.",
+    ).tag(config=True)
+    failed_login_seconds = Float(60.0, help="How long a wrong token counts, in seconds.").tag(config=True)
+    max_websockets = Integer(
+        100, min=1, help="Most websockets that a user may have open: notebooks, and pages that watch the status."
+    ).tag(config=True)
+    revocation_seconds = Float(
+        60.0, help="Seconds between checks of the tokens of open websockets; those with a revoked token are closed."
+    ).tag(config=True)
+    audit_file = Unicode(
+        help="The audit log: who did what to whose session, as lines of JSON; `none`: no audit log. Default: "
+        "`audit.jsonl` in the runtime directory, or in its `gateway` directory if root's executor made one."
+    ).tag(config=True)
+    log_style = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
+    check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)
+    drain = Bool(False, help="Drain the gateway that runs and start nothing.").tag(config=True)
+    drain_seconds = Float(
+        600.0,
+        help="How long draining waits for running cells, in seconds; they run on. 0: until they have ended.",
+    ).tag(config=True)
+    request_patience = Float(
+        60.0,
+        help="How long a client may take to send a request, or leave a connection idle, in seconds; then it is closed.",
+    ).tag(config=True)
+    max_body_size = Integer(1024**2, help="Largest body of a request, in bytes.").tag(config=True)
+
+    @default("runtime_dir")
+    def _default_runtime_dir(self) -> str:
+        return str(default_runtime_directory())
+
+    @default("tokens_file")
+    def _default_tokens_file(self) -> str:
+        return str(default_tokens_file())

@@ -1,0 +1,307 @@
+"""Quotas: what each user may use, from the configuration and from an admin's PUT requests. Pure.
+
+The most specific value wins, key by key: the user's own entry, then their groups' (in the order in which the
+configuration lists them, then those that the identity reports, in the order of their quotas), then `default`, then the
+built-in value. At each level a PUT value wins over the configuration file's.
+
+`settings.py` reads the files, and `fleet/rules.py` sends the limits to the executors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.protocol import Limits
+from sharedkernel.units import parse_bytes, parse_duration
+
+#: where a value came from, in the API's answers
+BUILT_IN = "built in"
+#: value of `offload_after` for sessions that are never offloaded
+NEVER = "never"
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{value!r} is not a share; write a number above 0, such as 2 for twice the usual share.")
+    return float(value)
+
+
+def _sessions(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{value!r} is not a number of sessions; write a whole number from 0.")
+    return value
+
+
+def _priority(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{value!r} is not a priority; write a whole number, larger for more important.")
+    return value
+
+
+def _memory(value: Any) -> int | str:
+    parse_bytes(value, whole=1 << 40)
+    return value  # type: ignore[no-any-return]  # percentages are resolved when the device is known
+
+
+def _duration(value: Any) -> float | None:
+    return parse_duration(value) or None
+
+
+def _offload_after(value: Any) -> float | str:
+    return NEVER if value == NEVER else parse_duration(value)
+
+
+#: function that checks and converts the value of each key; None in an entry means the built-in value
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "memory": _memory,
+    "share": _share,
+    "sessions": _sessions,
+    "priority": _priority,
+    "offload_after": _offload_after,
+    "cull_after": _duration,
+    "linger": parse_duration,
+}
+_DEFAULTS: dict[str, Any] = {
+    "memory": None,
+    "share": 1.0,
+    "sessions": None,
+    "priority": 0,
+    "offload_after": 30.0,
+    "cull_after": None,
+    "linger": 600.0,
+}
+
+
+class QuotaError(ConfigError):
+    """An invalid quota; `path` names it, such as ``("users", "ada", "memory")``."""
+
+    def __init__(self, message: str, path: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def _check(path: tuple[str, ...], entry: Any, faults: list[QuotaError]) -> dict[str, Any]:
+    """Return the valid values of one entry, and append an error to *faults* for each other one."""
+    where = "".join(f"[{part!r}]" for part in path)
+    if not isinstance(entry, Mapping):
+        faults.append(QuotaError(f"quotas{where} is {entry!r}; write a dictionary such as {{'memory': '8GiB'}}.", path))
+        return {}
+    checked = {}
+    for key, value in entry.items():
+        if key not in _KEYS:
+            text = f"quotas{where} has an unknown key {key!r}; the keys are {', '.join(_KEYS)}."
+            faults.append(QuotaError(text, (*path, str(key))))
+            continue
+        try:
+            checked[key] = _DEFAULTS[key] if value is None else _KEYS[key](value)
+        except ConfigError as error:
+            faults.append(QuotaError(f"quotas{where}[{key!r}]: {error}", (*path, key)))
+    return checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaLevel:
+    """Checked quotas of one origin (the configuration, or PUT requests)."""
+
+    #: "config" or "put"; shown as part of a value's source
+    origin: str
+    default: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    users: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, origin: str, quotas: Any) -> QuotaLevel:
+        """Check quotas as written in the configuration.
+
+        Parameters
+        ----------
+        origin
+            "config" or "put".
+        quotas
+            A dictionary with default, groups and users.
+
+        Raises
+        ------
+        QuotaError
+            The first fault.
+        """
+        level, faults = cls.read(origin, quotas)
+        if faults:
+            raise faults[0]
+        return level
+
+    @classmethod
+    def read(cls, origin: str, quotas: Any) -> tuple[QuotaLevel, list[QuotaError]]:
+        """Return the valid quotas, and all faults.
+
+        Parameters
+        ----------
+        origin
+            "config" or "put".
+        quotas
+            A dictionary with default, groups and users.
+        """
+        if not isinstance(quotas, Mapping):
+            error = QuotaError(f"quotas is {quotas!r}; write a dictionary with default, groups and users.", ())
+            return cls(origin=origin), [error]
+        faults = [
+            QuotaError(f"quotas has an unknown key {key!r}; it has default, groups and users.", (str(key),))
+            for key in quotas
+            if key not in ("default", "groups", "users")
+        ]
+        named: dict[str, dict[str, dict[str, Any]]] = {}
+        for kind in ("groups", "users"):
+            entries = quotas.get(kind, {})
+            if not isinstance(entries, Mapping):
+                faults.append(QuotaError(f"quotas[{kind!r}] is {entries!r}; write a dictionary by name.", (kind,)))
+                continue
+            named[kind] = {str(name): _check((kind, str(name)), entry, faults) for name, entry in entries.items()}
+        default = _check(("default",), quotas.get("default", {}), faults)
+        return cls(origin=origin, default=default, **named), faults
+
+    def merged(self, newer: QuotaLevel) -> QuotaLevel:
+        """Return this level with *newer*'s values over its own, key by key."""
+
+        def merge(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+            return {name: old.get(name, {}) | new.get(name, {}) for name in old | new}
+
+        return QuotaLevel(
+            origin=self.origin,
+            default=self.default | newer.default,
+            groups=merge(self.groups, newer.groups),
+            users=merge(self.users, newer.users),
+        )
+
+
+def parse_groups(groups: Any) -> dict[str, list[str]]:
+    """Check the groups' members.
+
+    Raises
+    ------
+    ConfigError
+        When they are no dictionary of lists of names.
+    """
+    for sentence in find_group_faults(groups):
+        raise ConfigError(sentence)
+    return {str(name): list(members) for name, members in groups.items()}
+
+
+def find_group_faults(groups: Any) -> Iterator[str]:
+    """Yield a sentence for each invalid entry of *groups*."""
+    if not isinstance(groups, Mapping):
+        yield f"groups is {groups!r}; write a dictionary such as {{'students': ['ada']}}."
+        return
+    for name, members in groups.items():
+        if not isinstance(members, list | tuple | set) or not all(isinstance(member, str) for member in members):
+            yield f"groups[{name!r}] is {members!r}; write a list of users' names."
+
+
+class Quotas:
+    """Every user's limits, from the configuration and from PUT requests.
+
+    Parameters
+    ----------
+    quotas, groups
+        Values of the settings of these names.
+    memberships
+        Groups by user as the identity reports them, if it does; may change.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot be used.
+    """
+
+    def __init__(
+        self, quotas: Any = None, groups: Any = None, memberships: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        self.groups = parse_groups(groups or {})
+        self._memberships: Mapping[str, Sequence[str]] = {} if memberships is None else memberships
+        self._config = QuotaLevel.parse("config", quotas or {})
+        self._put = QuotaLevel(origin="put")
+
+    def put(self, quotas: Any) -> None:
+        """Override the configuration's quotas, until a reload or restart.
+
+        Raises
+        ------
+        QuotaError
+            When they cannot be used; nothing has changed then.
+        """
+        self._put = self._put.merged(QuotaLevel.parse("put", quotas))
+
+    def explain(self, user: str) -> dict[str, dict[str, Any]]:
+        """Return each key's value for *user* and its source, as the API shows it."""
+        answer = {}
+        for key, built_in in _DEFAULTS.items():
+            found = ((entry[key], source) for entry, source in self._entries(user) if key in entry)
+            value, source = next(found, (built_in, BUILT_IN))
+            answer[key] = {"value": value, "source": source}
+        return answer
+
+    def limits(self, user: str, capacity_bytes: int | None) -> Limits:
+        """Return *user*'s limits as the executor needs them.
+
+        Parameters
+        ----------
+        user
+            Name of the user.
+        capacity_bytes
+            Capacity of the device, for percentages; None: not known yet, so that percentages do not limit.
+        """
+        values = {key: entry["value"] for key, entry in self.explain(user).items()}
+        memory = values["memory"]
+        if isinstance(memory, str) and memory.endswith("%") and capacity_bytes is None:
+            memory = None
+        return Limits(
+            user=user,
+            quota_bytes=None if memory is None else parse_bytes(memory, whole=capacity_bytes),
+            share=values["share"],
+            sessions=values["sessions"],
+            priority=values["priority"],
+            group=next(iter(self._groups_of(user)), None),
+            offload_after=None if values["offload_after"] == NEVER else values["offload_after"],
+        )
+
+    def max_sessions(self, user: str) -> int | None:
+        """Return the number of sessions that *user* may have; None: no limit."""
+        value: int | None = self.explain(user)["sessions"]["value"]
+        return value
+
+    def cull_after(self, user: str) -> float | None:
+        """Return the seconds after which an idle session of *user* is ended; None: never."""
+        value: float | None = self.explain(user)["cull_after"]["value"]
+        return value
+
+    def linger(self, user: str) -> float:
+        """Return the seconds for which a session of *user* stays detached after it was shut down."""
+        value: float = self.explain(user)["linger"]["value"]
+        return value
+
+    def known_users(self) -> set[str]:
+        """Return the names of all users in the configuration and in PUT requests."""
+        members = {member for group in self.groups.values() for member in group}
+        return members | set(self._config.users) | set(self._put.users)
+
+    def _groups_of(self, user: str) -> Iterator[str]:
+        """Yield *user*'s groups: the configuration's in its order, then the identity's, those with quotas first."""
+        own = [name for name, members in self.groups.items() if user in members]
+        yield from own
+        reported = self._memberships.get(user, ())
+        with_quotas = [name for name in self._config.groups if name in reported]
+        yield from dict.fromkeys(name for name in (*with_quotas, *reported) if name not in own)
+
+    def _entries(self, user: str) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the entries that apply to *user*, most specific first, with their source."""
+        levels = (self._put, self._config)
+        for level in levels:
+            yield level.users.get(user, {}), f"{level.origin}: user {user}"
+        for group in self._groups_of(user):
+            for level in levels:
+                yield level.groups.get(group, {}), f"{level.origin}: group {group}"
+        for level in levels:
+            yield level.default, f"{level.origin}: default"

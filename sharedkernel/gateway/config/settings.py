@@ -1,0 +1,358 @@
+"""The configuration file `jupyter_sharedkernel_config.py`: read at the start and again on SIGHUP.
+
+Errors name the file and, where it can be found, the line: of the syntax error, of the failed statement, or of the entry
+of `quotas` that cannot be used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traitlets import TraitError
+from traitlets.config import Config, Configurable
+from traitlets.config.loader import (
+    ConfigFileNotFound,
+    DeferredConfig,
+    JSONFileConfigLoader,
+    LazyConfigValue,
+    PyFileConfigLoader,
+)
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
+from sharedkernel.paths import FIRST_DEVICES
+from sharedkernel.scheduling.model import PolicyName
+from sharedkernel.scheduling.placement import PLACEMENTS
+
+CONFIG_NAME = "jupyter_sharedkernel_config"
+_DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of the configuration files."""
+
+    config: Config
+    #: the files that were read, most important last
+    files: tuple[Path, ...]
+
+    def under(self, command_line: Config) -> Settings:
+        """Return these settings, overridden by those of the *command_line*."""
+        config = deepcopy(self.config)
+        config.merge(command_line)
+        return Settings(config, self.files)
+
+
+def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:
+    """Read the configuration.
+
+    Parameters
+    ----------
+    paths
+        Directories to look in, most important first.
+    config_file
+        The only file to read, if one was named.
+
+    Raises
+    ------
+    ConfigError
+        When the file named is missing, or one cannot be used; with its line where that is known.
+    """
+    config, files = Config(), []
+    for path in [Path(config_file).expanduser()] if config_file else _candidates(paths):
+        if not path.is_file():
+            if config_file:
+                raise ConfigError(f"there is no configuration file {path}; check --config.")
+            continue
+        config.merge(_read(path))
+        files.append(path)
+    return Settings(config, tuple(files))
+
+
+def value_at_start(app: Configurable, settings: Settings, name: str) -> Any:
+    """Return the value that one of *app*'s settings has when it starts with *settings*.
+
+    Parameters
+    ----------
+    app
+        The application with the setting; its current value, which may be an earlier start's, is not used.
+    settings
+        Those of the files and of the command line.
+    name
+        Name of the setting, in *app*'s class or its bases.
+
+    Raises
+    ------
+    ConfigError
+        When its value is not acceptable.
+    """
+    trait, written = app.traits()[name], app._find_my_config(settings.config)
+    value = written[name] if name in written else app.trait_defaults(name)
+    if isinstance(value, LazyConfigValue):  # changed in place, as by `c.….admins.add(…)`
+        value = value.get_value(app.trait_defaults(name))
+    elif isinstance(value, DeferredConfig):  # text of the command line
+        value = value.get_value(trait)
+    try:
+        return trait._validate(app, value)
+    except TraitError as error:
+        raise ConfigError(f"{place(settings.files, type(app).__name__, name)}{error}") from None
+
+
+def _candidates(paths: Sequence[str]) -> Iterable[Path]:
+    for directory in reversed(paths):
+        for suffix in (".py", ".json"):
+            yield Path(directory) / f"{CONFIG_NAME}{suffix}"
+
+
+def _read(path: Path) -> Config:
+    loader = JSONFileConfigLoader if path.suffix == ".json" else PyFileConfigLoader
+    try:
+        config: Config = loader(path.name, path=str(path.parent)).load_config()
+    except (ConfigFileNotFound, OSError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}.") from None
+    except Exception as error:  # the file is a program, and may raise anything
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ConfigError(f"{path}{where}: {type(error).__name__}: {error}.") from None
+    return config
+
+
+def build_quotas(
+    quotas: Any, groups: Any, files: Sequence[Path], memberships: Mapping[str, Sequence[str]] | None = None
+) -> Quotas:
+    """Return the quotas that the settings describe.
+
+    Parameters
+    ----------
+    quotas, groups
+        Values of the settings of these names.
+    files
+        The configuration files, for the line of a fault.
+    memberships
+        Groups by user as the identity reports them, if it does.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot be used.
+    """
+    try:
+        return Quotas(quotas, groups, memberships)
+    except QuotaError as error:
+        raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{_place(files, 'groups', ())}{error}") from None
+
+
+def check_quotas(quotas: Any, files: Sequence[Path]) -> Iterator[str]:
+    """Yield one sentence for each fault of the setting `quotas`.
+
+    Parameters
+    ----------
+    quotas
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+    """
+    for error in QuotaLevel.read("config", quotas or {})[1]:
+        yield f"{_place(files, 'quotas', error.path)}{error}"
+
+
+def check_groups(groups: Any, files: Sequence[Path]) -> Iterator[str]:
+    """Yield one sentence for each fault of the setting `groups`.
+
+    Parameters
+    ----------
+    groups
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+    """
+    for sentence in find_group_faults(groups or {}):
+        yield f"{_place(files, 'groups', ())}{sentence}"
+
+
+def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterator[str]:
+    """Yield one sentence for each group with quotas that nobody can be in, unless the identity reports groups.
+
+    Parameters
+    ----------
+    quotas, groups
+        Values of the settings of these names.
+    files
+        The configuration files, for the line of a fault.
+    """
+    named = quotas.get("groups") if isinstance(quotas, Mapping) else None
+    if not isinstance(named, Mapping) or not isinstance(groups or {}, Mapping):
+        return  # a fault that another check reports
+    for name in named:
+        if name not in (groups or {}):
+            where = _place(files, "quotas", ("groups", str(name)))
+            yield (
+                f"{where}quotas['groups'][{name!r}] hold for nobody: groups has no {name!r}; write "
+                f"c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take them out."
+            )
+
+
+def parse_devices(value: Any) -> tuple[str, ...]:
+    """Return the devices of the setting `executors`, if they can be used together.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot.
+    """
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
+    for device in value:
+        if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
+            raise ConfigError(f"executors names {device!r}; write 'cuda:N' or 'host:N', as in --device.")
+        if value.count(device) > 1:
+            raise ConfigError(f"executors names {device!r} twice; a device has one executor.")
+    first = [device for device in value if device in FIRST_DEVICES]
+    if len(first) > 1:
+        raise ConfigError(
+            f"executors names {' and '.join(map(repr, first))}, whose executors would have the same runtime directory; "
+            "give the host a number, as in 'host:1', and name a GPU once."
+        )
+    return tuple(value)
+
+
+def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the devices of the setting `executors`.
+
+    Parameters
+    ----------
+    executors
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot be used.
+    """
+    try:
+        return parse_devices(executors)
+    except ConfigError as error:
+        raise ConfigError(f"{_place(files, 'executors', ())}{error}") from None
+
+
+def check_rule(name: Any) -> str:
+    """Return *name* if it is a placement rule.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    if name not in list(PLACEMENTS):
+        raise ConfigError(f"placement is {name!r}; write one of {', '.join(map(repr, map(str, PLACEMENTS)))}.")
+    return str(name)
+
+
+def build_placement(placement: Any, files: Sequence[Path]) -> str:
+    """Return the rule of the setting `placement`.
+
+    Parameters
+    ----------
+    placement
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such rule.
+    """
+    try:
+        return check_rule(placement)
+    except ConfigError as error:
+        raise ConfigError(f"{_place(files, 'placement', ())}{error}") from None
+
+
+def build_policy(policy: Any, files: Sequence[Path]) -> str:
+    """Return the policy of the setting `policy`; "": each executor keeps its own.
+
+    Parameters
+    ----------
+    policy
+        Value of the setting.
+    files
+        The configuration files, for the line of a fault.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such policy.
+    """
+    if policy in ("", None):
+        return ""
+    if policy not in list(PolicyName):
+        known = ", ".join(map(repr, map(str, PolicyName)))
+        raise ConfigError(f"{_place(files, 'policy', ())}policy is {policy!r}; write one of {known}.")
+    return str(policy)
+
+
+def _place(files: Sequence[Path], setting: str, path: tuple[str, ...]) -> str:
+    """Return :func:`place` for a setting of the gateway itself."""
+    return place(files, "SharedKernelGateway", setting, path)
+
+
+def place(files: Sequence[Path], section: str, setting: str, path: tuple[str, ...] = ()) -> str:
+    """Return where a setting is written, as the beginning of a sentence.
+
+    Parameters
+    ----------
+    files
+        The configuration files, most important last.
+    section, setting
+        The names in ``c.SECTION.SETTING``; an empty setting means the first one of the section.
+    path
+        Keys of the entry in the setting's value.
+
+    Returns
+    -------
+    where
+        "FILE, line N: "; "FILE: " if the line is not known, "" if there is no file.
+    """
+    for file in reversed(files):
+        if file.suffix == ".py" and (line := _find_line(file.read_bytes(), f"{section}.{setting}", path)) is not None:
+            return f"{file}, line {line}: "
+    return f"{files[-1]}: " if files else ""
+
+
+def _find_line(source: bytes, name: str, path: tuple[str, ...]) -> int | None:
+    # Bytes, as Python itself reads them: a file may name its encoding.
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Assign):
+            target = ast.unparse(statement.targets[0]).partition(".")[2]
+            if target == name or (name.endswith(".") and f"{target}.".startswith(name)):
+                return _descend(statement.value, path)
+    return None
+
+
+def _descend(node: ast.expr, path: tuple[str, ...]) -> int:
+    """Return the line of the innermost entry of *path* that is a literal."""
+    line = node.lineno
+    for part in path:
+        if not isinstance(node, ast.Dict):
+            break
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == part:
+                line, node = key.lineno, value
+                break
+        else:
+            break
+    return line

@@ -1,0 +1,195 @@
+"""Checks of the configuration; ``sharedkernel gateway --check-config`` prints all faults, one sentence each.
+
+A gateway that starts stops at the first fault, and only warns of unknown names; a check reports those as faults too. A
+setting that applies to nobody is no fault: it remains when people leave, and must not keep a gateway from starting.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from traitlets import Enum, TraitError
+from traitlets.config import Application, Config, Configurable
+from traitlets.config.loader import LazyConfigValue
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.config.settings import (
+    Settings,
+    build_devices,
+    build_placement,
+    build_policy,
+    check_group_names,
+    check_groups,
+    check_quotas,
+    place,
+    value_at_start,
+)
+from sharedkernel.gateway.tls import Certificate, check_exposure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFault:
+    """A setting in a configuration file that no trait accepts."""
+
+    #: what is wrong, and where
+    sentence: str
+    #: the names in ``c.SECTION.NAME``; an empty name means the whole section
+    section: str
+    name: str = ""
+    #: whether a gateway refuses to start with it; else it only warns
+    is_refused: bool = False
+
+
+def report_faults(app: Application, settings: Settings) -> int:
+    """Print what is wrong with *settings*, and return the command's exit code.
+
+    Parameters
+    ----------
+    app
+        The application to start with them.
+    settings
+        The settings of the files.
+    """
+    unusable = list(unusable_settings(app, settings))
+    usable = without_faults(unusable, settings).under(app.cli_config)
+    faults = [*(fault.sentence for fault in unusable), *invalid_values(app, usable)]
+    for sentence in (*faults, *(f"warning: {sentence}" for sentence in ineffective_settings(app, usable))):
+        print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
+    if not faults:
+        files = ", ".join(map(str, settings.files)) or "no configuration file; every setting has its default"
+        print(f"In order: {files}.")  # noqa: T201
+    return 1 if faults else 0
+
+
+def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each value that its trait accepts, but that is invalid.
+
+    Parameters
+    ----------
+    app
+        The application to start with *settings*; it would stop at the first of these.
+    settings
+        The usable settings of the files, and those of the command line.
+    """
+    files = settings.files
+    value = partial(value_at_start, app, settings)
+    yield from check_quotas(value("quotas"), files)
+    yield from check_groups(value("groups"), files)
+    checks: list[Callable[[], Any]] = [
+        lambda: build_devices(value("executors"), files),
+        lambda: build_placement(value("placement"), files),
+        lambda: build_policy(value("policy"), files),
+        lambda: check_exposure(
+            value("ip"), encrypted=bool(value("certfile") or value("sock")), allowed=value("allow_insecure_remote")
+        ),
+    ]  # fmt: skip
+    if value("certfile"):
+        checks.append(lambda: Certificate(value("certfile"), value("keyfile"), value("client_ca")))
+    if value("identity") == "tokens":
+        checks.append(lambda: TokenFile(Path(value("tokens_file"))).tokens())
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            yield str(error)
+
+
+def ineffective_settings(app: Application, settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each setting that applies to nobody; a gateway serves all the same.
+
+    Parameters
+    ----------
+    app
+        The application to start with *settings*.
+    settings
+        The usable settings of the files, and those of the command line.
+    """
+    value = partial(value_at_start, app, settings)
+    if value("identity") != "jupyterhub":  # only the hub knows its groups
+        yield from check_group_names(value("quotas"), value("groups"), settings.files)
+
+
+def unusable_settings(app: Application, settings: Settings) -> Iterator[ConfigFault]:
+    """Yield a fault for each setting with an unknown name or an unacceptable value.
+
+    Parameters
+    ----------
+    app
+        The application to start with *settings*.
+    settings
+        The settings of the files.
+    """
+    bases = (cls for known in (type(app), *app.classes) for cls in known.__mro__)
+    classes = {cls.__name__: cls for cls in bases if issubclass(cls, Configurable)}
+    for section, values in settings.config.items():
+        where = place(settings.files, section, "")
+        if not isinstance(values, Config):
+            text = f"c.{section} is no section; write c.SECTION.NAME = VALUE."
+            yield ConfigFault(sentence=f"{where}{text}", section=section, is_refused=section in classes)
+        elif section in classes:
+            yield from _unusable_values(app, settings, section, classes[section].class_traits(config=True))
+        elif section != "HubAuth":  # the jupyterhub package's, which need not be there
+            yield ConfigFault(
+                sentence=f"{where}there is nothing called {section} here; check the name.", section=section
+            )
+
+
+def _unusable_values(
+    app: Application, settings: Settings, section: str, traits: dict[str, Any]
+) -> Iterator[ConfigFault]:
+    for name, value in settings.config[section].items():
+        where = place(settings.files, section, name)
+        if name not in traits:
+            text = f"{section} has no setting {name!r}; see the administrator's guide for those there are."
+            yield ConfigFault(sentence=f"{where}{text}", section=section, name=name)
+        elif not isinstance(value, LazyConfigValue):
+            try:
+                traits[name]._validate(app, value)
+            except TraitError as error:
+                text = _wanted(app, traits[name], value) or f"{str(error).rstrip('.')}."
+                yield ConfigFault(sentence=f"{where}{text}", section=section, name=name, is_refused=True)
+
+
+def _wanted(app: Application, trait: Any, value: Any) -> str | None:
+    """Return what a trait accepts instead of *value*; None if only its validator refuses it."""
+    if isinstance(trait, Enum):
+        return f"{trait.name} is {value!r}; write one of {', '.join(map(repr, trait.values or ()))}."
+    least = getattr(trait, "min", None)
+    if least is not None and type(value) in (int, float) and value < least:
+        return f"{trait.name} is {value!r}; write a number from {least}."
+    try:
+        trait.validate(app, value)
+    except TraitError:
+        return f"{trait.name} is {value!r}; it has to be {trait.info()}."
+    return None
+
+
+def without_faults(faults: Iterable[ConfigFault], settings: Settings) -> Settings:
+    """Return the settings that have no faults.
+
+    Parameters
+    ----------
+    faults
+        Names of the others.
+    settings
+        All settings.
+    """
+    left_out = {(fault.section, fault.name) for fault in faults}
+    # Section by section: a value in the place of a section, as in a JSON file, cannot be copied.
+    return Settings(
+        Config(
+            {
+                section: {name: deepcopy(values[name]) for name in values if (section, name) not in left_out}
+                for section, values in settings.config.items()
+                if (section, "") not in left_out
+            }
+        ),
+        settings.files,
+    )

@@ -1,0 +1,119 @@
+"""Error responses: one JSON sentence with an HTTP status, logged without a traceback."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+from jupyter_server.prometheus.log_functions import prometheus_log_method
+from prometheus_client import Counter
+from tornado import web
+
+from sharedkernel.errors import Refused, SharedKernelError
+
+_REFUSALS = Counter("sharedkernel_refused_requests", "Requests that the gateway refused, by reason.", ["reason"])
+
+#: HTTP status by the error's reason; other refusals are conflicts, other errors the gateway's fault
+_STATUSES = {
+    "config": HTTPStatus.BAD_REQUEST,
+    "bad_request": HTTPStatus.BAD_REQUEST,
+    "protocol": HTTPStatus.BAD_GATEWAY,
+    "not_admin": HTTPStatus.FORBIDDEN,
+    "not_allowed": HTTPStatus.FORBIDDEN,
+    "no_such_kernel": HTTPStatus.NOT_FOUND,
+    "session_not_found": HTTPStatus.NOT_FOUND,
+    "not_shelved": HTTPStatus.NOT_FOUND,
+    "quota": HTTPStatus.TOO_MANY_REQUESTS,
+    "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,
+    "too_many_websockets": HTTPStatus.TOO_MANY_REQUESTS,
+    "draining": HTTPStatus.SERVICE_UNAVAILABLE,
+    "executor_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "identity_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "start": HTTPStatus.SERVICE_UNAVAILABLE,
+    "earlier_version": HTTPStatus.NOT_IMPLEMENTED,
+}
+
+
+def http_status(error: SharedKernelError) -> HTTPStatus:
+    """Return the HTTP status of *error*; only this function decides it."""
+    other = HTTPStatus.CONFLICT if isinstance(error, Refused) else HTTPStatus.INTERNAL_SERVER_ERROR
+    return _STATUSES.get(error.reason, other)
+
+
+def refusal_in(error: BaseException | None) -> SharedKernelError | None:
+    """Return *error*, or the error that a handler of Jupyter's has wrapped, if it is one of this package's."""
+    for candidate in (error, getattr(error, "__cause__", None)):
+        if isinstance(candidate, SharedKernelError):
+            return candidate
+    return None
+
+
+def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
+    """Set status and headers for *refusal*, and return the body."""
+    _REFUSALS.labels(reason=refusal.reason).inc()
+    handler.set_status(http_status(refusal))
+    handler.set_header("Content-Type", "application/json")
+    if (retry_after := getattr(refusal, "retry_after", None)) is not None:
+        handler.set_header("Retry-After", str(max(1, round(retry_after))))
+    return json.dumps({"message": str(refusal), "reason": refusal.reason})
+
+
+def finish_refused(handler: web.RequestHandler, refusal: SharedKernelError) -> NoReturn:
+    """End a request with an error response.
+
+    Parameters
+    ----------
+    handler
+        Handles the request; one of Jupyter's or of this package.
+    refusal
+        The error.
+
+    Raises
+    ------
+    Finish
+        Always: tornado ends the request with it.
+    """
+    raise web.Finish(_write(handler, refusal))
+
+
+class ErrorResponseMixin(web.RequestHandler):
+    """Answers a :class:`~sharedkernel.errors.SharedKernelError` with ``{"message", "reason"}``."""
+
+    _refused = False
+
+    def get_json_body(self) -> Any:
+        """Return the request's JSON body; Jupyter's own method fails on a body that is not UTF-8.
+
+        Raises
+        ------
+        Refused
+            When it is not UTF-8.
+        """
+        try:
+            return super().get_json_body()  # type: ignore[misc]
+        except UnicodeDecodeError:
+            raise Refused("the request's body is no JSON in UTF-8.", reason="bad_request") from None
+
+    def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
+        """Log a refusal at INFO, without a traceback."""
+        refusal = refusal_in(value)
+        if refusal is None:
+            super().log_exception(typ, value, tb)
+        else:
+            self.log.info("refused %s %s (%s): %s", self.request.method, self.request.path, refusal.reason, refusal)  # type: ignore[attr-defined]
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Write the response."""
+        refusal = refusal_in(kwargs.get("exc_info", (None, None))[1])
+        if refusal is None:
+            super().write_error(status_code, **kwargs)
+            return
+        self._refused = True
+        self.finish(_write(self, refusal))
+
+    def _log(self) -> None:
+        if self._refused:
+            prometheus_log_method(self)  # log_exception has logged it
+        else:
+            super()._log()

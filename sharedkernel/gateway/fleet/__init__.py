@@ -1,0 +1,1 @@
+"""The executors behind the gateway: connections, placement and one status for all."""

@@ -1,0 +1,128 @@
+"""The rules in force on all executors: everybody's quotas, and the policy that ranks sessions.
+
+Executors that are away get them when they are back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from sharedkernel.errors import ExecutorUnavailable
+from sharedkernel.gateway.config.quotas import Quotas
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.tasks import BackgroundTasks
+from sharedkernel.protocol import Limits
+
+
+class FleetRules:
+    """Quotas and policy, sent to every executor.
+
+    Parameters
+    ----------
+    executors
+        Get the rules.
+    quotas
+        What users may use.
+    policy
+        Name of the policy on every executor; "": each keeps the one it was started with.
+    owners
+        Returns the names of all users who have a session.
+    tasks
+        Sends changes in the background.
+    """
+
+    def __init__(
+        self,
+        executors: Executors,
+        quotas: Quotas,
+        policy: str,
+        owners: Callable[[], set[str]],
+        tasks: BackgroundTasks,
+    ) -> None:
+        self._executors = executors
+        self.quotas = quotas
+        self.policy = policy
+        self._owners = owners
+        self._tasks = tasks
+
+    def users(self) -> set[str]:
+        """Return the names of all users who have a session or are named in the quotas."""
+        return self.quotas.known_users() | self._owners()
+
+    def limits(self, user: str, device: str) -> Limits:
+        """Return a user's limits, as the executor of *device* needs them.
+
+        Parameters
+        ----------
+        user
+            Name of the user.
+        device
+            The device, by its name in the configuration.
+        """
+        served = self._executors[device].device
+        return self.quotas.limits(user, None if served is None else served.capacity_bytes)
+
+    # --- quotas -------------------------------------------------------------------------------------------------------
+
+    def replace_quotas(self, quotas: Quotas) -> None:
+        """Apply *quotas* from now on, to running sessions too."""
+        self.quotas = quotas
+        self._tasks.spawn(self.send_all_limits())
+
+    async def send_all_limits(self) -> None:
+        """Send everybody's limits to all connected executors."""
+
+        async def send(device: str) -> None:
+            with contextlib.suppress(ExecutorUnavailable):
+                await self.send_limits(device)
+
+        await asyncio.gather(*map(send, self._executors.connected()))
+
+    async def send_limits(self, device: str) -> None:
+        """Send everybody's limits to the executor of *device*.
+
+        Raises
+        ------
+        SharedKernelError
+            When the executor is away, or refuses them.
+        """
+        await self._executors[device].configure_users([self.limits(user, device) for user in sorted(self.users())])
+
+    # --- policy -------------------------------------------------------------------------------------------------------
+
+    async def policies(self) -> dict[str, str]:
+        """Return the policy of each device that answers.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When no executor answers.
+        """
+        documents = await self._executors.documents()
+        if not documents:
+            raise self._executors.unavailable()
+        return {name: document["device"]["policy"] for name, document in documents.items()}
+
+    async def set_policy(self, policy: str) -> None:
+        """Apply another policy on all connected executors, each until it ends.
+
+        Raises
+        ------
+        Refused
+            When there is no policy of that name; nothing has changed then.
+        ExecutorUnavailable
+            When no executor answers.
+        """
+        devices = self._executors.connected()
+        if not devices:
+            raise self._executors.unavailable()
+        # In parallel: an executor that hangs must not keep the others from it.
+        await asyncio.gather(*(self._executors[device].set_policy(policy) for device in devices))
+
+    def replace_policy(self, policy: str) -> None:
+        """Apply *policy* from now on, also on executors that connect later; "": leave each with its own."""
+        self.policy = policy
+        if policy and self._executors.connected():
+            self._tasks.spawn(self.set_policy(policy))

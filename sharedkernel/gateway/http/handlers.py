@@ -1,0 +1,323 @@
+"""The gateway's routes: Jupyter's for kernels and notebook sessions, and its own for status, quotas and policy.
+
+Jupyter's handlers are used with two changes: a refusal is answered with one JSON sentence and an HTTP status, and
+logged without a traceback; and starting a kernel uses the client's environment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Any, ClassVar, cast
+
+from jupyter_client.jsonutil import json_default
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.services.kernels import handlers as kernels
+from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
+from jupyter_server.services.sessions import handlers as sessions
+from jupyter_server.utils import url_escape, url_path_join
+from tornado import web
+
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.executor.status import visible_to
+from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.http import health, shelf_handlers
+from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.scheduling.policies import POLICIES
+from sharedkernel.units import parse_duration
+
+
+class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandler):
+    """``/api/kernels``."""
+
+    actions: ClassVar[dict[str, str]] = {"POST": "start session"}
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the kernels, once those that outlived an earlier gateway are known."""
+        manager = kernel_manager_of(self)
+        await manager.recovery.gathered()
+        await cast("Awaitable[None]", super().get())
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Start a session, or return the one that this client has already."""
+        body = read_body(self, {"name": str, "path": str, "env": dict})
+        env = body.get("env", {})
+        if not all(map(is_text, (*env, *env.values()))):
+            raise Refused("`env` holds something that is no text; write names and texts.", reason="bad_request")
+        kernel_id = await self.kernel_manager.start_kernel(kernel_name=body.get("name"), path=body.get("path"), env=env)
+        self.acted_on = kernel_id
+        self.set_status(HTTPStatus.CREATED)
+        self.set_header("Location", url_path_join(self.base_url, "api", "kernels", url_escape(kernel_id)))
+        self.finish(json.dumps(self.kernel_manager.kernel_model(kernel_id), default=json_default))
+
+
+class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):
+    """``/api/kernels/ID``."""
+
+    actions: ClassVar[dict[str, str]] = {"DELETE": "end session"}
+
+    @web.authenticated
+    @authorized
+    async def delete(self, kernel_id: str) -> None:
+        """Shut a session down; with ``?linger=0`` it ends at once, even if it is detached already."""
+        try:
+            linger = self.get_query_argument("linger", None)
+            seconds = None if linger is None else parse_duration(float(linger) if linger.isdecimal() else linger)
+        except ConfigError as error:
+            raise Refused(f"`linger`: {error}", reason="bad_request") from None
+        manager = kernel_manager_of(self)
+        await manager.shut_down(kernel_id, linger=seconds)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class KernelActionHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelActionHandler):
+    """``/api/kernels/ID/interrupt`` and ``/restart``."""
+
+    actions: ClassVar[dict[str, str]] = {"POST": "{action} session"}
+
+
+class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin, KernelWebsocketHandler):
+    """``/api/kernels/ID/channels``: the websocket for a session's messages."""
+
+    @ws_authenticated
+    async def get(self, kernel_id: str) -> None:
+        """Accept the websocket; returns when it is closed."""
+        with self.settings["open_websockets"].place_for(self):
+            await super().get(kernel_id)
+
+    async def open(self, kernel_id: str) -> None:  # type: ignore[override]
+        """Attach to the session."""
+        self.record_action("attach to session")
+        await super().open(kernel_id)
+
+
+class NotebookSessionBodyMixin(ErrorResponseMixin):
+    """Checks the request body of a notebook session, on which Jupyter's handlers rely."""
+
+    def get_json_body(self) -> dict[str, Any] | None:
+        """Return the body without its null values; None if there is no body.
+
+        Raises
+        ------
+        Refused
+            When a value has the wrong type.
+        """
+        body = super().get_json_body()
+        if body is None:
+            return None
+        body = checked(body, {"path": str, "name": str, "type": str, "kernel": dict, "notebook": dict})
+        for name in body.keys() & {"kernel", "notebook"}:
+            body[name] = checked(body[name], {"id": str, "name": str, "path": str})
+        return body
+
+
+class NotebookSessionsHandler(NotebookSessionBodyMixin, AuditedHandler, sessions.SessionRootHandler):
+    """``/api/sessions``."""
+
+    actions: ClassVar[dict[str, str]] = {"POST": "start notebook session"}
+
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* on the kernel of the notebook session that was started or found, with *details*."""
+        manager: Any = self.session_manager
+        self.acted_on = manager.kernel_of(self._headers.get("Location", "").rpartition("/")[2])
+        super().record_action(action, **details)
+
+
+class NotebookSessionHandler(NotebookSessionBodyMixin, AuditedHandler, sessions.SessionHandler):
+    """``/api/sessions/ID``."""
+
+    actions: ClassVar[dict[str, str]] = {"PATCH": "change notebook session", "DELETE": "end notebook session"}
+
+    async def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Look up the notebook session's kernel: afterwards it may be gone."""
+        self.acted_on = self._kernel()
+        await super().prepare(*args, **kwargs)
+
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* on the notebook session's current kernel, with *details*."""
+        if (kernel := self._kernel()) not in (None, self.acted_on):
+            details["replaced"] = self.acted_on
+            self.acted_on, self._owner = kernel, None
+        super().record_action(action, **details)
+
+    def _kernel(self) -> str | None:
+        manager: Any = self.session_manager
+        kernel: str | None = manager.kernel_of(self.path_kwargs["session_id"])
+        return kernel
+
+
+class GatewayHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+    """Base of the gateway's own routes."""
+
+    auth_resource = "sharedkernel"
+
+
+class StatusHandler(GatewayHandler):
+    """``/sharedkernel/api/status``: who uses and who waits for which resources."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the status document, as this user may see it."""
+        status = await kernel_manager_of(self).status()
+        user = self.current_user
+        self.finish(json.dumps(status if user.admin else visible_to(status, user.username)))
+
+
+class OffloadHandler(GatewayHandler):
+    """``/sharedkernel/api/sessions/ID/offload``: offload an idle session's memory until its next cell."""
+
+    actions: ClassVar[dict[str, str]] = {"POST": "offload session"}
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Offload the session, and return once the memory is free."""
+        manager = kernel_manager_of(self)
+        manager.check_visible(kernel_id, self.current_user)
+        await cast("SessionKernel", manager.get_kernel(kernel_id)).offload()
+        self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class QuotasHandler(GatewayHandler):
+    """``/sharedkernel/api/quotas``: each user's limits, and the source of each value."""
+
+    actions: ClassVar[dict[str, str]] = {"PUT": "change quotas"}
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the requesting user's limits; an admin gets all users'."""
+        manager = kernel_manager_of(self)
+        user = self.current_user
+        users = {user.username}
+        if user.admin:
+            users |= manager.rules.users()
+        self.finish(json.dumps({"users": {name: manager.rules.quotas.explain(name) for name in sorted(users)}}))
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Override the configuration's quotas until it is read again; for admins."""
+        if not self.current_user.admin:
+            raise Refused("only admins may change quotas.", reason="not_admin")
+        manager = kernel_manager_of(self)
+        try:
+            manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
+        except ConfigError as error:
+            raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
+        self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
+        await manager.rules.send_all_limits()
+        await cast("Awaitable[None]", self.get())
+
+
+class PolicyHandler(GatewayHandler):
+    """``/sharedkernel/api/policy``: the policy that ranks sessions."""
+
+    actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the policy (null if devices differ), that of each device, and the names of all policies."""
+        manager = kernel_manager_of(self)
+        devices = await manager.rules.policies()
+        common = next(iter(devices.values())) if len(set(devices.values())) == 1 else None
+        self.finish(json.dumps({"policy": common, "devices": devices, "policies": list(POLICIES)}))
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Apply another policy until the executors end; for admins."""
+        if not self.current_user.admin:
+            raise Refused("only admins may change the policy.", reason="not_admin")
+        policy = read_body(self, {"policy": str}).get("policy")
+        if policy is None:
+            raise Refused('no `policy` is named; send one such as {"policy": "fair"}.', reason="bad_request")
+        manager = kernel_manager_of(self)
+        await manager.rules.set_policy(policy)
+        self.log.info("%s set the policy to %s", self.current_user.username, policy)
+        await cast("Awaitable[None]", self.get())
+
+
+def read_body(handler: APIHandler, kinds: dict[str, type]) -> dict[str, Any]:
+    """Return the request's JSON object without its null values; {} if there is no body.
+
+    Parameters
+    ----------
+    handler
+        Handles the request.
+    kinds
+        Types of values by name; other names may have any value.
+
+    Raises
+    ------
+    Refused
+        When the body is no JSON object, or a value has the wrong type.
+    """
+    body = handler.get_json_body()
+    return {} if body is None else checked(body, kinds)
+
+
+def is_text(value: Any) -> bool:
+    """Whether *value* is text that can be encoded; JSON can contain lone surrogates, which cannot."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+
+
+def checked(value: Any, kinds: dict[str, type]) -> dict[str, Any]:
+    """Return a JSON object without its null values.
+
+    Parameters
+    ----------
+    value
+        The object.
+    kinds
+        Types of values by name; other names may have any value.
+
+    Raises
+    ------
+    Refused
+        When it is no JSON object, or a value has the wrong type.
+    """
+    if not isinstance(value, dict):
+        raise Refused("the request's body is no JSON object, or one in it is none.", reason="bad_request")
+    found = {name: part for name, part in value.items() if part is not None}
+    for name, kind in kinds.items():
+        part = found.get(name, kind())
+        if not isinstance(part, kind) or (isinstance(part, str) and not is_text(part)):
+            raise Refused(
+                f"`{name}` is {part!r}; it should be {'text' if kind is str else 'a JSON object'}.",
+                reason="bad_request",
+            )
+    return found
+
+
+_KERNEL = kernels._kernel_id_regex
+default_handlers = [
+    (r"/api/kernels", KernelsHandler),
+    (rf"/api/kernels/{_KERNEL}", KernelHandler),
+    (rf"/api/kernels/{_KERNEL}/{kernels._kernel_action_regex}", KernelActionHandler),
+    (rf"/api/kernels/{_KERNEL}/channels", KernelChannelsHandler),
+    (r"/api/sessions", NotebookSessionsHandler),
+    (rf"/api/sessions/{sessions._session_id_regex}", NotebookSessionHandler),
+    (r"/sharedkernel/api/status", StatusHandler),
+    (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", OffloadHandler),
+    (r"/sharedkernel/api/quotas", QuotasHandler),
+    (r"/sharedkernel/api/policy", PolicyHandler),
+    (r"/sharedkernel/api/events", StatusFeedHandler),
+    *shelf_handlers.default_handlers,
+    *health.default_handlers,
+]

@@ -1,0 +1,83 @@
+"""Routes for operators: health, readiness and metrics.
+
+``/healthz`` and ``/readyz`` need no token, since probes have none; they reveal nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import prometheus_client
+from jupyter_server.auth.decorator import allow_unauthenticated, authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.http.metrics import DeviceMetrics
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.protocol import Counts, Device
+
+
+class HealthHandler(web.RequestHandler):
+    """``/healthz``: whether this process serves requests."""
+
+    @allow_unauthenticated
+    def get(self) -> None:
+        """Return "ok"."""
+        self.finish("ok\n")
+
+    def _log(self) -> None:
+        pass  # probes ask every few seconds
+
+
+class ReadyHandler(web.RequestHandler):
+    """``/readyz``: whether new sessions can be started."""
+
+    @allow_unauthenticated
+    def get(self) -> None:
+        """Return 200 if every executor is connected and the gateway is not draining; else 503 and the reason."""
+        manager = kernel_manager_of(self)
+        reason = "ok"
+        if manager.is_draining:
+            reason = "draining"
+        elif set(manager.executors.connected()) != set(manager.executors):
+            reason = "no executor" if not manager.executors.connected() else "an executor is away"
+        if reason != "ok":
+            self.set_status(503)
+        self.finish(f"{reason}\n")
+
+    def _log(self) -> None:
+        pass
+
+
+class MetricsHandler(ErrorResponseMixin, APIHandler):
+    """``/metrics``, for Prometheus: Jupyter's own figures, the gateway's, and those of the devices."""
+
+    auth_resource = "sharedkernel"
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return all metrics; those of devices that do not answer are left out."""
+        manager = kernel_manager_of(self)
+        executors = manager.executors
+        documents = await executors.documents()
+        asked = await asyncio.gather(*(executors[name].counts() for name in documents), return_exceptions=True)
+        counts = {name: answer for name, answer in zip(documents, asked, strict=True) if isinstance(answer, Counts)}
+        labels = {name: _label(name, executors[name].device) for name in executors}
+        metrics = DeviceMetrics(
+            {labels[name]: document for name, document in documents.items()},
+            {labels[name]: answer for name, answer in counts.items()},
+            labels.values(),
+        )
+        self.set_header("Content-Type", prometheus_client.CONTENT_TYPE_LATEST)
+        self.write(prometheus_client.generate_latest(prometheus_client.REGISTRY))
+        self.finish(prometheus_client.generate_latest(metrics.registry))
+
+
+def _label(name: str, device: Device | None) -> str:
+    """Return a device's label: its name in the configuration, or its kind if it has none."""
+    return name or (device.kind if device is not None else "unknown")
+
+
+default_handlers = [(r"/healthz", HealthHandler), (r"/readyz", ReadyHandler), (r"/metrics", MetricsHandler)]

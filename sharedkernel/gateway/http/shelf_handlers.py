@@ -1,0 +1,212 @@
+"""Routes for users' shelves: list and remove entries, without a notebook.
+
+An entry is charged to its user until it is removed, even after they have left. Users may list and remove their own
+entries, admins those of all users. Each device has shelves of its own. A session that uses a removed entry keeps its
+memory until it releases it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Iterator
+from typing import Any, ClassVar
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
+from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.protocol import TakenOffShelf, UserShelf
+
+#: seconds that an executor may take to answer
+_TIMEOUT = 5.0
+
+
+async def list_shelves(executors: Executors, user: str | None) -> dict[str, Any]:
+    """Return the entries on the shelves of all devices that answer.
+
+    Parameters
+    ----------
+    executors
+        The devices.
+    user
+        Name of the shelves' user; None: all users.
+
+    Raises
+    ------
+    SharedKernelError
+        When no executor answers.
+    """
+    answers = await asyncio.gather(*(_list(executors, device, user) for device in executors), return_exceptions=True)
+    found: dict[str, list[UserShelf]] = {}
+    away: dict[str, SharedKernelError] = {}
+    for device, answer in zip(executors, answers, strict=True):
+        if isinstance(answer, SharedKernelError):
+            away[device] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[device] = answer
+    if not found:
+        raise next(iter(away.values()))
+    shelves = [{**msgspec.to_builtins(shelf), "device": device or None} for device in found for shelf in found[device]]
+    shelves.sort(key=lambda shelf: shelf["user"])
+    return {"shelves": shelves, "away": {device: str(error) for device, error in away.items()}}
+
+
+async def _list(executors: Executors, device: str, user: str | None) -> list[UserShelf]:
+    try:
+        async with asyncio.timeout(_TIMEOUT):
+            return await executors[device].shelves(user)
+    except TimeoutError:
+        raise _silent(executors, device) from None
+
+
+async def take_off(
+    executors: Executors, user: str, name: str | None, devices: Collection[str], taken: dict[str, TakenOffShelf]
+) -> None:
+    """Remove entries from a user's shelves.
+
+    Parameters
+    ----------
+    executors
+        All devices.
+    user
+        Name of the shelves' user.
+    name
+        Name of the entry; None: all entries.
+    devices
+        The devices whose shelves are meant.
+    taken
+        Gets the removed entries by device, even if a later device fails.
+
+    Raises
+    ------
+    Refused
+        When no device has an entry of that name.
+    ExecutorUnavailable
+        When the executor of one of the devices is away; if it is at the start, nothing is removed.
+    """
+    for device in devices:
+        if not executors[device].connected:
+            others = " (`device` names one of several to do it there)" if executors.several else ""
+            raise ExecutorUnavailable(f"nothing was taken off{others}: {executors[device].unavailable()}")
+    missing: Refused | None = None
+    for device in devices:
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                taken[device] = await executors[device].take_off_shelf(user, name)
+        except TimeoutError:
+            raise _silent(executors, device, "does not answer, and may still do it") from None
+        except Refused as refusal:
+            if refusal.reason != "not_shelved":
+                raise
+            missing = refusal
+    if missing is not None and not taken:
+        raise missing
+
+
+def _silent(executors: Executors, device: str, what: str = "does not answer") -> ExecutorUnavailable:
+    return ExecutorUnavailable(f"{executors.describe([device])} {what}; its log may say why.")
+
+
+class ShelvesHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+    """``/sharedkernel/api/shelves``: the entries on shelves."""
+
+    auth_resource = "sharedkernel"
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the requesting user's entries; an admin gets all users'."""
+        user = self.current_user
+        manager = kernel_manager_of(self)
+        self.finish(json.dumps(await list_shelves(manager.executors, None if user.admin else user.username)))
+
+
+class ShelfHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+    """``/sharedkernel/api/shelves/USER``: the entries of one user."""
+
+    auth_resource = "sharedkernel"
+    actions: ClassVar[dict[str, str]] = {"DELETE": "take off shelf"}
+
+    #: removed entries by device
+    _taken: dict[str, TakenOffShelf]
+
+    def initialize(self) -> None:
+        """Start without removed entries."""
+        self._taken = {}
+
+    @web.authenticated
+    @authorized
+    async def get(self, user: str) -> None:
+        """Return the entries of *user*."""
+        self._check_may_see(user)
+        manager = kernel_manager_of(self)
+        self.finish(json.dumps(await list_shelves(manager.executors, user)))
+
+    @web.authenticated
+    @authorized
+    async def delete(self, user: str, name: str | None = None) -> None:
+        """Remove the user's entries; with ``?device=NAME`` on that device only.
+
+        Parameters
+        ----------
+        user
+            Name of the shelves' user.
+        name
+            Name of the entry; None: all entries.
+        """
+        self._check_may_see(user)
+        manager = kernel_manager_of(self)
+        await take_off(manager.executors, user, name, self._devices(manager.executors), self._taken)
+        removed = list(self._removed())
+        self.log.info("%s took %d names off the shelf of %s", self.current_user.username, len(removed), user)
+        used = sum(taken.used_bytes for taken in self._taken.values())
+        self.finish(json.dumps({"user": user, "removed": removed, "used_bytes": used}))
+
+    def _check_may_see(self, user: str) -> None:
+        if not self.current_user.may_see(user):
+            raise Refused("only admins may see and empty other users' shelves.", reason="not_admin")
+
+    def _devices(self, executors: Executors) -> list[str]:
+        device = self.get_query_argument("device", None)
+        if device is None:
+            return list(executors)
+        if not device or device not in executors:
+            known = ", ".join(filter(None, executors)) or "none, since there is only one"
+            raise Refused(f"there is no device {device!r} here; name {known}.", reason="bad_request")
+        return [device]
+
+    def _removed(self) -> Iterator[dict[str, Any]]:
+        for device, taken in self._taken.items():
+            for entry in taken.entries:
+                yield {**msgspec.to_builtins(entry), "device": device or None}
+
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* for each removed entry, or once if none was removed, with *details*."""
+        self._owner = self.path_kwargs["user"]
+        removed = [
+            {"name": entry["name"], "bytes": entry["bytes"], "device": entry["device"]} for entry in self._removed()
+        ]
+        for entry in removed or [{"name": self.path_kwargs.get("name")}]:
+            super().record_action(action, **entry, **details)
+
+
+class ShelvedHandler(ShelfHandler):
+    """``/sharedkernel/api/shelves/USER/NAME``: one entry of a user, which can be removed."""
+
+    SUPPORTED_METHODS = ("DELETE", "OPTIONS")
+
+
+default_handlers = [
+    (r"/sharedkernel/api/shelves", ShelvesHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)", ShelfHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)/(?P<name>[^/]+)", ShelvedHandler),
+]

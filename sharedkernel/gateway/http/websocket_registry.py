@@ -1,0 +1,114 @@
+"""The registry of open websockets: a limit for each user, and a check of their tokens while they are open.
+
+Also makes sure that clients are pinged by Jupyter alone, not by tornado as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from sharedkernel.errors import Refused
+
+log = logging.getLogger(__name__)
+
+#: close code of a websocket whose token was revoked (RFC 6455: policy violation)
+_CLOSE_CODE = 1008
+
+
+class TooManyWebsockets(Refused):
+    """A user has as many open websockets as they may have."""
+
+    reason = "too_many_websockets"
+
+
+class JupyterPingMixin:
+    """Leaves pings to Jupyter, which pings a client every 30 s and waits 90 s for an answer.
+
+    tornado would ping as well, but takes Jupyter's milliseconds for seconds, and warns of a timeout above the interval.
+    """
+
+    ping_callback: Any
+
+    def get_websocket_protocol(self) -> Any:
+        """Return the websocket protocol, which does not ping by itself."""
+        protocol = super().get_websocket_protocol()  # type: ignore[misc]
+        if protocol is not None:
+            protocol.params.ping_interval = protocol.params.ping_timeout = None
+        return protocol
+
+    def on_close(self) -> None:
+        """Stop pinging; Jupyter would stop at the next ping only, and keep this handler until then."""
+        super().on_close()  # type: ignore[misc]
+        if self.ping_callback is not None:
+            self.ping_callback.stop()
+            self.ping_callback = None
+
+
+class WebsocketRegistry:
+    """All websockets, from before they are accepted until they are closed.
+
+    Parameters
+    ----------
+    limit
+        Most open websockets of a user.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._numbers: Counter[str] = Counter()
+        self._handlers: set[Any] = set()
+
+    @contextlib.contextmanager
+    def place_for(self, handler: Any) -> Iterator[None]:
+        """Register *handler*, a websocket handler of Jupyter's, while the context is open.
+
+        Raises
+        ------
+        TooManyWebsockets
+            When its user has as many as they may. Counted before the first await, so that parallel requests cannot
+            exceed the limit together.
+        """
+        user = handler.current_user.username
+        if self._numbers[user] >= self._limit:
+            raise TooManyWebsockets(
+                f"{user} has {self._limit} connections to this gateway open, which is the most; close notebooks that "
+                "are not used.",
+                retry_after=5.0,
+            )
+        self._numbers[user] += 1
+        self._handlers.add(handler)
+        try:
+            yield
+        finally:
+            self._handlers.discard(handler)
+            self._numbers[user] -= 1
+            if not self._numbers[user]:
+                del self._numbers[user]
+
+    async def close_revoked(self) -> None:
+        """Check the tokens of all open websockets again, and close those that the token would no longer open.
+
+        That is so if the token is unknown or another user's by now, or its user is no admin any more. A websocket whose
+        token cannot be checked stays open.
+        """
+        for handler in list(self._handlers):
+            user = handler.current_user
+            try:
+                found = await handler.identity_provider.identify(handler.identity_provider.get_token(handler))
+            except Refused:
+                continue
+            if handler not in self._handlers:
+                continue
+            if found is None or found.username != user.username:
+                _close(handler, "the token is no longer good")
+            elif user.admin and not found.admin:
+                _close(handler, "its user is no admin any more")
+
+
+def _close(handler: Any, why: str) -> None:
+    log.info("closing a connection of %s: %s", handler.current_user.username, why)
+    handler.close(_CLOSE_CODE, why)

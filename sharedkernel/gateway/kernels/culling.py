@@ -1,0 +1,158 @@
+"""Culling: sessions that are idle for longer than their users may keep them end, after a warning.
+
+A session is idle when no cell is open and it uses no processor (`executor/idle_watch.py`), whatever tabs are open.
+After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after all of
+it the session ends. Anything that runs in the session starts this again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from functools import partial
+from typing import Any, Protocol
+
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.gateway.auth.audit import AuditLog
+from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.units import format_seconds
+
+log = logging.getLogger(__name__)
+
+#: seconds that one step of culling a session may take
+_TIMEOUT = 60.0
+
+
+class CullStage(IntEnum):
+    """How far the culling of an idle session has come."""
+
+    NONE = 0
+    WARNED = 1
+    OFFLOADED = 2
+    ENDED = 3
+
+
+#: shares of `cull_after` at which the stages begin
+_SHARES = {CullStage.ENDED: 1.0, CullStage.OFFLOADED: 0.75, CullStage.WARNED: 0.5}
+
+
+def stage(idle: float, after: float | None) -> CullStage:
+    """Return the stage that is due for an idle session.
+
+    Parameters
+    ----------
+    idle
+        How long it has been idle, in seconds.
+    after
+        Its user's `cull_after`, in seconds; None: never.
+    """
+    if after is None:
+        return CullStage.NONE
+    return next((due for due, share in _SHARES.items() if idle >= share * after), CullStage.NONE)
+
+
+class ShutDown(Protocol):
+    """Shuts a session down."""
+
+    async def __call__(self, kernel_id: str, *, linger: float | None = None, farewell: str | None = None) -> None:
+        """See :meth:`~sharedkernel.gateway.kernels.manager.SessionKernels.shut_down`."""
+
+
+class IdleCuller:
+    """Warns, offloads and ends idle sessions.
+
+    Parameters
+    ----------
+    registry
+        All sessions.
+    rules
+        How long each user's sessions may be idle.
+    status
+        Returns the status document of all devices.
+    shut_down
+        Ends a session.
+    audit_log
+        Records the sessions that were ended.
+    """
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        rules: FleetRules,
+        status: Callable[[], Awaitable[dict[str, Any]]],
+        shut_down: ShutDown,
+        audit_log: AuditLog,
+    ) -> None:
+        self._registry = registry
+        self._rules = rules
+        self._status = status
+        self._shut_down = shut_down
+        self._audit_log = audit_log
+        #: stage that each session has reached since it last ran something, by its name
+        self._done: dict[str, CullStage] = {}
+        #: steps in progress, by session: one that does not respond delays no other
+        self._steps: dict[str, asyncio.Task[None]] = {}
+
+    async def check(self) -> None:
+        """Start the step that is due for each session; sessions of executors that do not answer are left alone."""
+        try:
+            document = await self._status()
+        except SharedKernelError:
+            return
+        entries = {entry["id"]: entry for entry in document["sessions"]}
+        for session in self._done.keys() - entries.keys():
+            del self._done[session]
+        for kernel in self._registry.all():
+            if (entry := entries.get(kernel.session_id)) is not None and not kernel.is_changing:
+                self._check(kernel, entry)
+
+    def _check(self, kernel: SessionKernel, entry: dict[str, Any]) -> None:
+        session, after = kernel.session_id, self._rules.quotas.cull_after(kernel.user)
+        idle = entry["idle_seconds"]
+        due, done = stage(idle, after), self._done.get(session, CullStage.NONE)
+        if due <= done:
+            if due is CullStage.NONE:
+                self._done.pop(session, None)
+            return
+        # One stage at each check, even if more are due (an admin has shortened the time, the gateway has restarted, the
+        # machine was suspended): no session ends without a warning.
+        due = self._done[session] = CullStage(done + 1)
+        if session in self._steps:
+            self._steps[session].cancel()
+        task = self._steps[session] = asyncio.create_task(self._step_with_timeout(kernel, due, idle, after or 0.0))
+        task.add_done_callback(partial(self._on_step_done, session))
+
+    def _on_step_done(self, session: str, task: asyncio.Task[None]) -> None:
+        if self._steps.get(session) is task:
+            del self._steps[session]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("culling session %s: unexpected %s", session, type(error).__name__, exc_info=error)
+
+    async def _step_with_timeout(self, kernel: SessionKernel, due: CullStage, idle: float, after: float) -> None:
+        session = kernel.session_id
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                await self._step(kernel, due, idle, after)
+        except (SharedKernelError, TimeoutError) as error:
+            log.info("session %s, idle for %.0f s: %s", session, idle, str(error) or f"no answer in {_TIMEOUT:g} s")
+            if due is CullStage.ENDED and self._done.get(session) is due:
+                self._done[session] = CullStage.OFFLOADED  # the next check tries again
+
+    async def _step(self, kernel: SessionKernel, due: CullStage, idle: float, after: float) -> None:
+        if due is CullStage.WARNED:
+            await kernel.notify(
+                f"Nothing has run in this notebook for {format_seconds(idle)}. If nothing does, its memory is moved "
+                f"away after {format_seconds(_SHARES[CullStage.OFFLOADED] * after)}, and its session ends after "
+                f"{format_seconds(after)}, with all its variables."
+            )
+        elif due is CullStage.OFFLOADED:
+            await kernel.offload()
+        else:
+            log.info("ending session %s of %s: idle for more than %g s", kernel.session_id, kernel.user, after)
+            farewell = f"This session was ended: nothing has run in it for {format_seconds(idle)}."
+            await self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
+            self._audit_log.record("cull session", session=kernel.kernel_id, owner=kernel.user)

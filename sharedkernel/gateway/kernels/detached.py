@@ -1,0 +1,275 @@
+"""Detached sessions: shut down but still running for a while, so that their users can reattach.
+
+A detached session has no kernel: the kernels API does not show it. Its executor ends it when its time is over
+(`executor/lingering.py`), and reports it to a gateway that starts later. A new session of the same user and notebook
+starts clean and says that the earlier one exists; ``%shared attach`` in it puts the earlier session in its place, under
+the same kernel id, so that its client sees no more than a restart.
+
+The same holds for a session that is alive but whose client is gone: when the user's Jupyter server was killed, or the
+notebook is opened on another machine. Of several sessions the one started last is reattached; one that has a client
+stays with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sharedkernel.errors import SessionNotFound, SharedKernelError
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.protocol import SessionRecord
+from sharedkernel.units import format_seconds
+
+log = logging.getLogger(__name__)
+
+#: seconds between checks whether the cell that asked to reattach has ended
+_CELL_INTERVAL = 0.05
+#: seconds that the client of an earlier session has to go: the relay of a killed Jupyter server needs a moment
+_CLIENT_PATIENCE = 5.0
+
+_NOT_BACK = "The earlier session could not be brought back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierSession:
+    """A session that its user can reattach to."""
+
+    session: str
+    device: str
+    user: str
+    notebook: str | None
+    #: of its process: a later one's is larger
+    incarnation: int
+    #: the kernel that it still has; None: it is detached
+    kernel: SessionKernel | None = None
+    #: when it ends, on the event loop's clock; None: never by itself
+    until: float | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, kernel: SessionKernel) -> EarlierSession:
+        """Return the session of *kernel*, which is not detached."""
+        return cls(
+            session=kernel.session_id,
+            device=kernel.device,
+            user=kernel.user,
+            notebook=kernel.notebook,
+            incarnation=kernel.incarnation,
+            kernel=kernel,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a client is attached to it."""
+        return self.kernel is not None and bool(self.kernel.outputs.clients)
+
+
+class DetachedSessions:
+    """The detached sessions of all executors.
+
+    Parameters
+    ----------
+    registry
+        All sessions that are not detached.
+    executors
+        Those that have the sessions.
+    """
+
+    def __init__(self, registry: SessionRegistry, executors: Executors) -> None:
+        self._registry = registry
+        self._executors = executors
+        #: by session, in the order in which they were shut down
+        self._sessions: dict[str, EarlierSession] = {}
+        #: sessions that are taking another one's place right now, so that no other takes them
+        self._reserved: set[str] = set()
+
+    def add(self, found: EarlierSession, seconds: float) -> None:
+        """Record a session that was shut down.
+
+        Parameters
+        ----------
+        found
+            The session.
+        seconds
+            How long it stays.
+        """
+        until = asyncio.get_running_loop().time() + seconds
+        self._sessions[found.session] = replace(found, kernel=None, until=until)
+
+    def replace_all(self, device: str, records: list[SessionRecord]) -> None:
+        """Record the detached sessions of one device.
+
+        Parameters
+        ----------
+        device
+            Its name in the configuration.
+        records
+            All of its detached sessions, as its executor reports them.
+        """
+        for session in [session for session, found in self._sessions.items() if found.device == device]:
+            del self._sessions[session]
+        for record in sorted(records, key=lambda record: record.lingers or 0.0):
+            found = EarlierSession(
+                session=record.session,
+                device=device,
+                user=record.user,
+                notebook=record.notebook,
+                incarnation=record.incarnation,
+            )
+            self.add(found, record.lingers or 0.0)
+
+    def forget(self, session: str) -> None:
+        """Record that the session of this name is not detached any more."""
+        self._sessions.pop(session, None)
+
+    def get(self, session: str) -> EarlierSession | None:
+        """Return the detached session of this name; None if there is none."""
+        return self._sessions.get(session)
+
+    def of_user(self, user: str) -> list[EarlierSession]:
+        """Return *user*'s detached sessions, the first that was shut down first."""
+        return [found for found in self._sessions.values() if found.user == user]
+
+    async def end(self, earlier: EarlierSession) -> None:
+        """End a detached session."""
+        self.forget(earlier.session)
+        with contextlib.suppress(SessionNotFound):
+            await self._executors[earlier.device].end_session(earlier.session)
+
+    # --- reattaching --------------------------------------------------------------------------------------------------
+
+    def find(self, kernel: SessionKernel, *, include_open: bool = False) -> EarlierSession | None:
+        """Return the last started session of *kernel*'s user and notebook, other than *kernel*.
+
+        Parameters
+        ----------
+        kernel
+            The kernel whose place it would take.
+        include_open
+            Whether sessions count that have a client.
+        """
+        if kernel.notebook is None:
+            return None
+        detached = (found for found in self._sessions.values() if found.session not in self._reserved)
+        candidates = [found for found in (*detached, *self._alive(kernel)) if include_open or not found.is_open]
+        own = (kernel.user, kernel.notebook)
+        return max(
+            (found for found in candidates if (found.user, found.notebook) == own),
+            key=lambda found: found.incarnation,
+            default=None,
+        )
+
+    def _alive(self, other_than: SessionKernel) -> list[EarlierSession]:
+        return [
+            EarlierSession.of(kernel)
+            for kernel in self._registry.all()
+            if kernel is not other_than and kernel.has_kernel and kernel.session_id not in self._reserved
+        ]
+
+    def describe(self, kernel: SessionKernel) -> str | None:
+        """Return the notice about an earlier session for *kernel*, which is about to start; None: there is none."""
+        earlier = self.find(kernel, include_open=True)
+        if earlier is None:
+            return None
+        if earlier.is_open:
+            return (
+                "Another session of this notebook is open in another page or program; once it is closed there, "
+                "`%shared attach` brings it here in place of this one."
+            )
+        left = ""
+        if earlier.until is not None:
+            left = f" for another {format_seconds(earlier.until - asyncio.get_running_loop().time())}"
+        return (
+            f"An earlier session of this notebook is still there with its variables{left}; "
+            "run `%shared attach` to bring it back in place of this one."
+        )
+
+    async def reattach(self, kernel: SessionKernel, question: int = 0) -> None:
+        """Put the earlier session of *kernel*'s notebook in *kernel*'s place, once its cell has ended.
+
+        The notebook shows the outcome: first as the session's own output, whose cell waits for the answer to its
+        question, then from here.
+
+        Parameters
+        ----------
+        kernel
+            The kernel in which the user asked.
+        question
+            Number of its session's question; 0: none waits.
+
+        Raises
+        ------
+        SharedKernelError
+            When the earlier session or an executor is gone.
+        """
+        cell = kernel.activity.running_cell
+        earlier = self.find(kernel, include_open=True)
+        await kernel.notify(_outlook(earlier), question=question)
+        if earlier is None:
+            return
+        own = kernel.session_id
+        await self._wait_for_turn(kernel, cell)
+        if kernel.session_id != own:
+            return  # the user asked twice
+        # The cell may have taken long, and another page may have the earlier session by now.
+        newest, earlier = self.find(kernel, include_open=True), self.find(kernel)
+        if earlier is None:
+            kernel.outputs.show(
+                f"{_NOT_BACK}: another page or program has it open, or it has ended. Close it there, then run "
+                "`%shared attach` again.",
+                cell,
+            )
+            return
+        self._reserved.add(earlier.session)
+        try:
+            end_own = await kernel.take_over(earlier.session, earlier.device, is_detached=earlier.kernel is None)
+        except SharedKernelError as error:
+            kernel.outputs.show(f"{_NOT_BACK}: {error}", cell)
+            raise
+        finally:
+            self._reserved.discard(earlier.session)
+        back = "The earlier session of this notebook is back, with its variables."
+        if newest is not None and newest.session != earlier.session:
+            back += " It is not the last one: that is open in another page or program, and stays there."
+        kernel.outputs.show(back, cell, "stdout")
+        self.forget(earlier.session)
+        if earlier.kernel is not None:
+            self._registry.drop(earlier.kernel)
+        if end_own is not None:
+            # If its executor is away now, the session ends when the executor is back.
+            with contextlib.suppress(SessionNotFound):
+                await end_own()
+            log.info("session %s of %s ended: %s took its place", own, kernel.user, earlier.session)
+            await kernel.refresh_activity()
+
+    async def _wait_for_turn(self, kernel: SessionKernel, cell: dict[str, Any]) -> None:
+        """Return when *cell*, which asked, has ended, and the client of the last session has had its time to go."""
+        clock = asyncio.get_running_loop().time
+        patient_until = clock() + _CLIENT_PATIENCE
+        while kernel.has_kernel:
+            newest = self.find(kernel, include_open=True)
+            is_open = newest is not None and newest.is_open
+            if _is_idle(kernel, cell) and not (is_open and clock() < patient_until):
+                return
+            await asyncio.sleep(_CELL_INTERVAL)
+
+
+def _outlook(earlier: EarlierSession | None) -> str:
+    """Return what the user who asks for *earlier* can expect."""
+    if earlier is None:
+        return "There is no earlier session of this notebook: it has ended, or there was none."
+    if earlier.is_open:
+        return (
+            "The last session of this notebook is open in another page or program; if it is closed there within "
+            f"{_CLIENT_PATIENCE:g} s, it takes the place of this one."
+        )
+    return "The earlier session takes the place of this one as soon as this cell has ended."
+
+
+def _is_idle(kernel: SessionKernel, cell: dict[str, Any]) -> bool:
+    """Whether *kernel* runs nothing and *cell* has ended; *cell* may not have begun yet."""
+    return kernel.execution_state != "busy" and kernel.activity.has_ended(cell)

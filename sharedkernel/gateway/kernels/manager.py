@@ -1,0 +1,354 @@
+"""The kernel manager: all sessions of all executors, as Jupyter's server sees kernels.
+
+Every kernel here is a session of an executor. The gateway keeps no state of its own: when it starts, and when an
+executor comes back, it asks for the running sessions and follows them under their old ids (`recovery.py`). New ones
+come from `starting.py`. When the gateway stops, they run on.
+
+A session stays on its executor for good: while that is away, its sessions cannot be restarted or ended, and all others
+can. The number of a user's sessions is counted over all devices, their memory on each device by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from jupyter_server._tz import utcnow
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from tornado.ioloop import PeriodicCallback
+from tornado.web import HTTPError, RequestHandler
+from traitlets import Float, Integer, default
+
+from sharedkernel.errors import ExecutorUnavailable, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.gateway.auth.audit import AuditLog
+from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
+from sharedkernel.gateway.channels.backlog import Backlog
+from sharedkernel.gateway.config.quotas import Quotas
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.kernels.culling import IdleCuller
+from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.process_ends import ProcessEnds
+from sharedkernel.gateway.kernels.recovery import SessionRecovery
+from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.gateway.kernels.starting import SessionStarter
+from sharedkernel.gateway.tasks import BackgroundTasks
+from sharedkernel.protocol import Limits
+from sharedkernel.relay.gateway import KERNEL_NAME, kernel_of
+
+#: seconds after which a client that was refused while draining should ask again
+_DRAINING_RETRY = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What the kernel manager serves, and by which rules; from the application's configuration."""
+
+    #: directory in which the gateway meets the executors
+    runtime_directory: Path
+    #: names of the executors' devices; none: there is one executor, of any device
+    devices: tuple[str, ...]
+    #: rule that chooses the device of a new session
+    placement: str
+    quotas: Quotas
+    #: name of the policy on all executors; "": each keeps its own
+    policy: str
+    audit_log: AuditLog
+
+
+class DeploymentOwner(Protocol):
+    """The application that makes the kernel manager: Jupyter's server gives it nothing but itself."""
+
+    deployment: Deployment
+
+
+class SessionKernels(AsyncMappingKernelManager):
+    """The sessions of all executors, as Jupyter's server sees kernels."""
+
+    backlog_bytes = Integer(
+        16 * 1024**2,
+        help="Outputs kept per session while no client is connected, in bytes; the oldest are dropped beyond it.",
+    ).tag(config=True)
+
+    output_messages_per_second = Float(
+        2000.0,
+        min=0,
+        help="Messages that a session may publish per second, with a second's worth at once; it waits beyond that. "
+        "0: any number.",
+    ).tag(config=True)
+    output_bytes_per_second = Float(64 * 1024**2, min=0, help="The same in bytes.").tag(config=True)
+
+    _kernels: dict[str, SessionKernel]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        deployment = cast("DeploymentOwner", self.parent).deployment
+        self._audit_log = deployment.audit_log
+        #: whether this gateway is about to stop, and starts no sessions any more
+        self.is_draining = False
+        tasks = self._tasks = BackgroundTasks()
+        self.registry = SessionRegistry(self._kernels, self._kernel_connections)
+        self.executors = Executors(
+            deployment.runtime_directory,
+            deployment.devices,
+            deployment.placement,
+            on_died=lambda device, report: self._ends.on_died(device, report),
+            on_connected=lambda device: self.recovery.on_connected(device),
+            on_earlier_wanted=self._on_earlier_wanted,
+        )
+        self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, self.registry.owners, tasks)
+        self.detached = DetachedSessions(self.registry, self.executors)
+        self._ends = ProcessEnds(self.registry, self.detached, tasks)
+        self.recovery = SessionRecovery(
+            self.registry,
+            self.detached,
+            self.executors,
+            self.rules,
+            self._make_kernel,
+            tasks,
+            backlog_bytes=self.backlog_bytes,
+        )
+        self._starter = SessionStarter(
+            self.registry, self.detached, self.recovery, self.executors, self.rules, self._make_kernel
+        )
+
+    @default("kernel_manager_class")
+    def _default_kernel_manager_class(self) -> str:
+        return "sharedkernel.gateway.kernels.kernel.SessionKernel"
+
+    @default("default_kernel_name")
+    def _default_default_kernel_name(self) -> str:
+        return KERNEL_NAME
+
+    @default("cull_interval")
+    def _default_cull_interval(self) -> int:
+        return 30
+
+    def connect(self) -> None:
+        """Connect to the executors, and again whenever one comes back; needs a running event loop."""
+        self.executors.keep_connected()
+        self.recovery.begin()
+
+    def begin_draining(self) -> None:
+        """Start no more sessions."""
+        self.is_draining = True
+
+    # --- for the kernels, which have this manager as their parent -----------------------------------------------------
+
+    def executor(self, device: str) -> ExecutorClient:
+        """Return the connection to the executor of *device*."""
+        return self.executors[device]
+
+    def limits(self, user: str, device: str) -> Limits:
+        """Return *user*'s limits on *device*."""
+        return self.rules.limits(user, device)
+
+    def on_followed(self, kernel: SessionKernel) -> None:
+        """Handle that *kernel* follows another process now."""
+        self._ends.on_followed(kernel)
+
+    # --- visibility ---------------------------------------------------------------------------------------------------
+
+    def check_visible(self, kernel_id: str, user: GatewayUser) -> None:
+        """Check that a kernel exists as far as a user may know.
+
+        Parameters
+        ----------
+        kernel_id
+            The kernel, or a detached session.
+        user
+            Whose request names it.
+
+        Raises
+        ------
+        HTTPError
+            404 if it does not exist, or is another user's.
+        ExecutorUnavailable
+            If that is not known yet.
+        """
+        owner = self.owner(kernel_id)
+        if owner is None or not user.may_see(owner):
+            self._raise_unknown(kernel_id)
+
+    def owner(self, kernel_id: str) -> str | None:
+        """Return the owner of a kernel or detached session; None when there is none."""
+        kernel = self.registry.find(kernel_id) or self.detached.get(kernel_id)
+        return None if kernel is None else kernel.user
+
+    def _check_kernel_id(self, kernel_id: str) -> None:
+        if kernel_id not in self:
+            self._raise_unknown(kernel_id)
+
+    def _raise_unknown(self, kernel_id: str) -> None:
+        if missing := self.recovery.missing():
+            raise ExecutorUnavailable(
+                f"the gateway has not reached {self.executors.describe(missing)} yet, so it does not know the running "
+                "sessions; try again."
+            )
+        raise HTTPError(404, f"Kernel does not exist: {kernel_id}")
+
+    def list_kernels(self) -> list[dict[str, Any]]:
+        """Return the kernels that the requesting user may see."""
+        user = requesting_user()
+        return [
+            self.kernel_model(kernel_id)
+            for kernel_id, kernel in self._kernels.items()
+            if user is None or user.may_see(kernel.user)
+        ]
+
+    async def status(self) -> dict[str, Any]:
+        """Return the status document of all devices, nothing hidden.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When no executor answers.
+        """
+        devices = Counter(kernel.device for kernel in self.registry.all())
+        return await self.executors.status(devices.__getitem__)
+
+    # --- starting and ending ------------------------------------------------------------------------------------------
+
+    async def start_kernel(  # type: ignore[override]
+        self,
+        *,
+        kernel_name: str | None = None,
+        path: str | None = None,
+        env: Mapping[str, str] | None = None,
+        **_: Any,
+    ) -> str:
+        """Start a session for the requesting user and return its kernel id.
+
+        Parameters
+        ----------
+        kernel_name
+            ``shared-gpu``, or ``shared-gpu-NAME`` for a session in the Python environment NAME.
+        path
+            Path of the notebook; ``KERNEL_NOTEBOOK`` in *env* takes precedence.
+        env
+            Environment variables of the client. ``KERNEL_WORKING_DIR`` is the notebook's directory. When the user has a
+            session with the same ``KERNEL_CLIENT_KEY`` already, that one is returned. ``KERNEL_USERNAME`` is replaced
+            by the user's name.
+
+        Raises
+        ------
+        SharedKernelError
+            When the user has as many sessions as they may, or the executor refuses or is away.
+        """
+        user = requesting_user()
+        if user is None:
+            raise Refused("a session is started for a user, and nobody asked.", reason="nobody")
+        if self.is_draining:
+            raise Refused(
+                "this gateway is about to stop and starts no sessions any more; try again when it is back. Sessions "
+                "that run are not affected.",
+                reason="draining",
+                retry_after=_DRAINING_RETRY,
+            )
+        return await self._starter.start(user.username, kernel_name or KERNEL_NAME, path=path, env=env or {})
+
+    def _make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
+        kernel: SessionKernel = self.kernel_manager_factory(
+            parent=self,
+            log=self.log,
+            kernel_id=kernel_id,
+            kernel_name=kernel_of(session.get("environment", "")),
+            kernel_spec_manager=self.kernel_spec_manager,
+            session_id=session_id or kernel_id,
+            **session,
+        )
+        return kernel
+
+    async def shutdown_kernel(self, kernel_id: str, now: bool = False, restart: bool = False) -> None:  # type: ignore[override]
+        """Shut a session down; it is detached if its user's quota says so (not with *now*)."""
+        await self.shut_down(kernel_id, linger=0.0 if now or restart else None)
+
+    async def shut_down(self, kernel_id: str, *, linger: float | None = None, farewell: str | None = None) -> None:
+        """Shut a session down, or end a detached one.
+
+        Parameters
+        ----------
+        kernel_id
+            The session.
+        linger
+            Seconds for which a notebook's session stays detached, at most as many as its user's quota says (None: as
+            many). 0: it ends, and this returns once its process is reaped.
+        farewell
+            Shown to its clients afterwards.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When the executor is away: the session runs on.
+        """
+        if (earlier := self.detached.get(kernel_id)) is not None and linger is not None:
+            await self.detached.end(earlier)
+            return
+        self._check_kernel_id(kernel_id)
+        kernel = self._kernels[kernel_id]
+        if self.executors.several:
+            await self.executors.documents()  # the last figures that placement can learn for this notebook
+        most = self.rules.quotas.linger(kernel.user)
+        seconds = most if linger is None else min(linger, most)
+        if seconds and kernel.notebook is not None and kernel.has_kernel:
+            # Recorded first: if the executor ends it at once, that report comes before the answer.
+            self.detached.add(EarlierSession.of(kernel), seconds)
+            try:
+                await kernel.linger(seconds)
+            except SessionNotFound:  # it ended just now
+                self.detached.forget(kernel.session_id)
+            except SharedKernelError:
+                self.detached.forget(kernel.session_id)
+                raise
+        else:
+            await kernel.shutdown_kernel()
+        if farewell is not None:
+            kernel.outputs.show(farewell)
+        self.registry.drop(kernel)
+        self.last_kernel_activity = utcnow()
+
+    async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override]
+        """Replace a session's process by a new one.
+
+        Raises
+        ------
+        SharedKernelError
+            When the executor refuses or is away.
+        """
+        self._check_kernel_id(kernel_id)
+        await self._kernels[kernel_id].restart_kernel()
+        self.log.info("kernel %s restarted", kernel_id)
+
+    async def shutdown_all(self, now: bool = False) -> None:  # type: ignore[override]
+        """Do nothing: sessions outlive the gateway."""
+
+    def _on_earlier_wanted(self, device: str, session: str, question: int) -> None:
+        """Reattach the earlier session of a session's notebook; its user asked with *question*."""
+        if (kernel := self.registry.of_session(session, device)) is not None:
+            self._tasks.spawn(self.detached.reattach(kernel, question))
+
+    # --- while no client is connected ---------------------------------------------------------------------------------
+
+    def start_buffering(self, kernel_id: str, session_key: str, channels: dict[str, Any]) -> None:
+        """Keep a session's messages for the client *session_key*; called when the last client disconnects."""
+        if not self.buffer_offline_messages:
+            for stream in channels.values():
+                stream.close()
+            return
+        backlog = Backlog(session_key, channels, limit_bytes=self.backlog_bytes)
+        self._kernels[kernel_id].outputs.keep_backlog(backlog)
+
+    def start_culling(self) -> None:
+        """Check every `cull_interval` seconds for sessions that are idle for longer than their users may keep them."""
+        culler = IdleCuller(self.registry, self.rules, self.status, self.shut_down, self._audit_log)
+        PeriodicCallback(culler.check, 1000 * self.cull_interval).start()
+
+
+def kernel_manager_of(handler: RequestHandler) -> SessionKernels:
+    """Return the kernel manager of the application that *handler* belongs to."""
+    return cast("SessionKernels", handler.settings["kernel_manager"])

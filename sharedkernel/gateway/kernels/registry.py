@@ -1,0 +1,112 @@
+"""The registry of sessions: which kernels exist, whose they are, and which sessions are still starting.
+
+The helpers of the kernel manager (starting, recovery, detached sessions, culling) get the registry, not the manager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
+
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.relay.gateway import KERNEL_NAME
+
+log = logging.getLogger(__name__)
+
+
+class KernelFactory(Protocol):
+    """Makes a kernel for a session that runs or is about to start; users do not see it before it is registered."""
+
+    def __call__(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
+        """Return a new kernel.
+
+        Parameters
+        ----------
+        kernel_id
+            Its id in Jupyter's API.
+        session_id
+            Its name at the executor; None: the same.
+        session
+            Values of the traits of :class:`~sharedkernel.gateway.kernels.kernel.SessionKernel`.
+        """
+
+
+class SessionRegistry:
+    """All sessions' kernels by kernel id.
+
+    Parameters
+    ----------
+    kernels
+        The mapping that Jupyter's kernel manager reads; only the registry changes it.
+    connections
+        Number of websockets by kernel id, which Jupyter's kernel manager counts.
+    """
+
+    def __init__(self, kernels: dict[str, SessionKernel], connections: dict[str, int]) -> None:
+        self._kernels = kernels
+        self._connections = connections
+        #: names of sessions that are starting and have no registered kernel yet
+        self._starting: set[str] = set()
+
+    def all(self) -> list[SessionKernel]:
+        """Return the kernels of all users."""
+        return list(self._kernels.values())
+
+    def find(self, kernel_id: str) -> SessionKernel | None:
+        """Return the kernel with this id; None if there is none."""
+        return self._kernels.get(kernel_id)
+
+    def of_session(self, session: str, device: str) -> SessionKernel | None:
+        """Return the kernel of a session.
+
+        Parameters
+        ----------
+        session
+            Its name at the executor.
+        device
+            Its executor's device, as in the configuration.
+        """
+        found = (kernel for kernel in self._kernels.values() if (kernel.session_id, kernel.device) == (session, device))
+        return next(found, None)
+
+    def owners(self) -> set[str]:
+        """Return the names of all users who have a kernel."""
+        return {kernel.user for kernel in self._kernels.values()}
+
+    def register(self, kernel: SessionKernel) -> None:
+        """Add *kernel*, so that users see it."""
+        kernel_id = str(kernel.kernel_id)
+        self._kernels[kernel_id] = kernel
+        self._connections[kernel_id] = 0
+        kernel.add_restart_callback(lambda: self.drop(kernel), "dead")
+        KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).inc()
+
+    def drop(self, kernel: SessionKernel) -> None:
+        """Remove the kernel with *kernel*'s id, whose session has ended, is detached or belongs to another kernel now.
+
+        Its clients are told that it is dead.
+        """
+        found = self._kernels.pop(str(kernel.kernel_id), None)
+        if found is None:
+            return
+        self._connections.pop(str(kernel.kernel_id), None)
+        KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).dec()
+        found.retire()
+        log.info("kernel %s of %s is gone", found.kernel_id, found.user)
+
+    @contextlib.contextmanager
+    def starting(self, session: str) -> Iterator[None]:
+        """Mark the session of this name as starting while the context is open."""
+        self._starting.add(session)
+        try:
+            yield
+        finally:
+            self._starting.discard(session)
+
+    def is_starting(self, session: str) -> bool:
+        """Whether the session of this name is starting and has no registered kernel yet."""
+        return session in self._starting

@@ -1,0 +1,194 @@
+"""Users' tokens: the file and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.tokens import TokenFile
+from tests.executor.isolation import GATEWAY, needs_root, readable_by_all
+
+
+def test_a_token_names_its_user_and_nobody_else(tmp_path: Path) -> None:
+    """Only the whole, right token is somebody's."""
+    file = TokenFile(tmp_path / "tokens.json")
+    ada, grace = file.add("ada"), file.add("grace")
+    assert (file.user_for(ada), file.user_for(grace)) == ("ada", "grace")
+    prefix, name, secret = ada.split("-")
+    wrong = ["", "x", ada[:-1], ada + "0", f"{prefix}-{name}-", f"{prefix}-{name}-{grace.split('-')[2]}", secret]
+    assert [file.user_for(token) for token in wrong] == [None] * len(wrong)
+
+
+def test_the_file_is_private_and_holds_no_token(tmp_path: Path) -> None:
+    """What it holds lets nobody in."""
+    path = tmp_path / "sub" / "tokens.json"
+    token = TokenFile(path).add("ada")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert token.split("-")[2] not in path.read_text()
+    assert [entry.name for entry in path.parent.iterdir()] == ["tokens.json"]
+
+
+def test_another_process_changes_count_at_once(tmp_path: Path) -> None:
+    """A gateway that is running notices what the command adds and removes."""
+    path = tmp_path / "tokens.json"
+    gateway, command = TokenFile(path), TokenFile(path)
+    token = command.add("ada")
+    assert gateway.user_for(token) == "ada"
+    assert command.remove("ada") == 1
+    assert gateway.user_for(token) is None
+
+
+def test_adding_in_parallel_loses_none(tmp_path: Path) -> None:
+    """Writers wait for each other."""
+    path = tmp_path / "tokens.json"
+    users = [f"user{number}" for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        tokens = list(pool.map(lambda user: TokenFile(path).add(user), users))
+    file = TokenFile(path)
+    assert [file.user_for(token) for token in tokens] == users
+
+
+def test_a_file_open_to_others_or_damaged_lets_nobody_in(tmp_path: Path) -> None:
+    """It is refused with a sentence, not read as empty."""
+    path = tmp_path / "tokens.json"
+    token = TokenFile(path).add("ada")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        TokenFile(path).user_for(token)
+    path.chmod(0o600)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="cannot be read as a file of tokens"):
+        TokenFile(path).user_for(token)
+
+
+def test_a_file_that_is_gone_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    """Before the first token there is none; later it went with its disk, say, and takes nobody's rights away."""
+    path = tmp_path / "tokens.json"
+    gateway = TokenFile(path)
+    assert gateway.tokens() == {}
+    token = TokenFile(path).add("ada")
+    assert gateway.user_for(token) == "ada"
+    path.rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match="No such file"):
+        gateway.user_for(token)
+    (tmp_path / "away").rename(path)
+    assert gateway.user_for(token) == "ada"
+
+
+def command(path: Path, *arguments: str, account: str | None = None) -> subprocess.CompletedProcess[str]:
+    become: list[str] = []
+    if account is not None:
+        found = pwd.getpwnam(account)
+        become = ["setpriv", f"--reuid={found.pw_uid}", f"--regid={found.pw_gid}", "--clear-groups"]
+    line = [*become, sys.executable, "-m", "sharedkernel", "token", *arguments, "--tokens-file", str(path)]
+    return subprocess.run(
+        line if account is None else readable_by_all(line),
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | ({"HOME": "/"} if account else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def gateways_own() -> Iterator[Path]:
+    """Yield a directory of the gateway's account, which reaches it."""
+    account = pwd.getpwnam(GATEWAY)
+    with tempfile.TemporaryDirectory(prefix="sk-tokens-") as directory:
+        os.chown(directory, account.pw_uid, account.pw_gid)
+        yield Path(directory)
+
+
+@needs_root
+def test_what_root_changes_stays_readable_to_the_gateway_s_account(gateways_own: Path) -> None:
+    """From the first token on: or everybody would be locked out by one who is let in."""
+    path = gateways_own / "tokens.json"
+    account = pwd.getpwnam(GATEWAY)
+    for change, users in (
+        (("add", "ada"), ["ada"]),
+        (("add", "grace"), ["ada", "grace"]),
+        (("remove", "ada"), ["grace"]),
+    ):
+        assert command(path, *change).returncode == 0
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (account.pw_uid, account.pw_gid, 0o600)
+        listed = command(path, "list", "--json", account=GATEWAY)
+        assert listed.returncode == 0, listed.stderr
+        assert [entry["user"] for entry in json.loads(listed.stdout)] == users
+    assert [entry.name for entry in gateways_own.iterdir()] == ["tokens.json"]
+    path.chmod(0o400)
+    os.chown(path, account.pw_uid, 1)
+    assert command(path, "add", "ada").returncode == 0
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (account.pw_uid, 1, 0o400)
+
+
+def test_tokens_are_not_changed_through_a_link(tmp_path: Path) -> None:
+    """Whoever owns the directory could have root hand them a file that they may not read; it says what to name."""
+    path, kept = tmp_path / "tokens.json", tmp_path / "kept" / "tokens.json"
+    token = TokenFile(kept).add("ada")
+    before = kept.stat()
+    path.symlink_to(kept)
+    assert TokenFile(path).user_for(token) == "ada"  # a gateway may read one all the same
+    refused = command(path, "add", "grace")
+    assert refused.returncode == 1
+    assert refused.stderr == f"sharedkernel: {path} is a link; name the file that it leads to with --tokens-file.\n"
+    assert path.is_symlink()
+    assert kept.stat() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["kept", "tokens.json"]
+
+
+@pytest.mark.parametrize("name", ["", "-ada", "a b", "ada\n", "x" * 65, "ädä"])
+def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str) -> None:
+    """Names are short and plain: they stand in logs, status and metrics."""
+    with pytest.raises(ConfigError, match="cannot be a user's name"):
+        TokenFile(tmp_path / "tokens.json").add(name)
+
+
+def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
+    """A token is printed once, alone on its line."""
+    path = tmp_path / "tokens.json"
+    token = command(path, "add", "ada").stdout.strip()
+    assert TokenFile(path).user_for(token) == "ada"
+    listed = json.loads(command(path, "list", "--json").stdout)
+    assert [entry["user"] for entry in listed] == ["ada"]
+    assert command(path, "remove", "ada").returncode == 0
+    assert TokenFile(path).user_for(token) is None
+    again = command(path, "remove", "ada")
+    assert again.returncode == 1
+    assert "there is no token of 'ada'" in again.stderr
+
+
+def test_one_of_several_tokens_is_removed_by_how_it_begins(tmp_path: Path) -> None:
+    """The list says that of each; it is no secret, and lets nobody in."""
+    path = tmp_path / "tokens.json"
+    lost, kept = [command(path, "add", "ada").stdout.strip() for _ in range(2)]
+    listed = json.loads(command(path, "list", "--json").stdout)
+    begins = [entry["id"] for entry in listed if lost.startswith(entry["id"])]
+    assert len(listed) == 2
+    assert len(begins) == 1
+    assert begins[0] in command(path, "list").stdout
+    assert TokenFile(path).user_for(begins[0]) is None
+    assert "removed 1 token(s) of ada" in command(path, "remove", begins[0]).stdout
+    assert TokenFile(path).user_for(lost) is None
+    assert TokenFile(path).user_for(kept) == "ada"
+
+
+def test_wrong_use_of_the_command_exits_with_2(tmp_path: Path) -> None:
+    """The sentence says what to write."""
+    wrong = command(tmp_path / "tokens.json", "frobnicate")
+    assert wrong.returncode == 2
+    assert "token add NAME" in wrong.stderr

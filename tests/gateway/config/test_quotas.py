@@ -1,0 +1,104 @@
+"""What each user may use, and where each value came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.config.quotas import BUILT_IN, QuotaError, Quotas
+
+GIB = 1024**3
+
+
+def test_the_most_specific_value_wins_key_by_key() -> None:
+    """User before group before default before what is built in, each key by itself."""
+    quotas = Quotas(
+        {
+            "default": {"memory": "1GiB", "share": 1, "sessions": 2},
+            "groups": {"class": {"memory": "2GiB", "share": 3}, "staff": {"share": 5, "priority": 1}},
+            "users": {"ada": {"memory": "4GiB"}},
+        },
+        {"class": ["ada", "grace"], "staff": ["ada"]},
+    )
+    limits = quotas.limits("ada", 8 * GIB)
+    assert (limits.quota_bytes, limits.share, limits.sessions, limits.priority) == (4 * GIB, 3.0, 2, 1)
+    assert limits.group == "class"
+    sources = {key: entry["source"] for key, entry in quotas.explain("ada").items()}
+    assert sources == {
+        "memory": "config: user ada",
+        "share": "config: group class",
+        "sessions": "config: default",
+        "priority": "config: group staff",
+        "offload_after": BUILT_IN,
+        "cull_after": BUILT_IN,
+        "linger": BUILT_IN,
+    }
+    assert quotas.limits("nobody", 8 * GIB).group is None
+
+
+def test_a_percentage_is_of_the_device() -> None:
+    """A percentage limits once the device is known."""
+    quotas = Quotas({"default": {"memory": "25%"}})
+    assert quotas.limits("ada", 8 * GIB).quota_bytes == 2 * GIB
+    assert quotas.limits("ada", None).quota_bytes is None
+
+
+def test_what_was_put_lies_over_the_configuration_at_its_level() -> None:
+    """A PUT for a group still yields to the configuration of a user."""
+    quotas = Quotas({"groups": {"class": {"share": 2}}, "users": {"ada": {"share": 3}}}, {"class": ["ada", "grace"]})
+    quotas.put({"groups": {"class": {"share": 7}}})
+    quotas.put({"groups": {"class": {"sessions": 1}}})
+    assert quotas.limits("ada", None).share == 3
+    assert quotas.explain("grace")["share"] == {"value": 7.0, "source": "put: group class"}
+    assert quotas.max_sessions("grace") == 1
+    quotas.put({"users": {"ada": {"sessions": None}}})
+    assert quotas.max_sessions("ada") is None
+
+
+def test_durations_are_seconds_and_nothing_means_never() -> None:
+    """`cull_after` takes text, seconds, 0 and None."""
+    quotas = Quotas({"default": {"cull_after": "10m"}, "users": {"ada": {"cull_after": 0}, "grace": {"cull_after": 5}}})
+    assert [quotas.cull_after(user) for user in ("linus", "ada", "grace")] == [600.0, None, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("quotas", "path", "sentence"),
+    [
+        ({"default": {"memory": "8 Gb"}}, ("default", "memory"), "'8 Gb' is not an amount of memory"),
+        ({"users": {"ada": {"memory": "120%"}}}, ("users", "ada", "memory"), "more than the whole device"),
+        ({"groups": {"x": {"share": 0}}}, ("groups", "x", "share"), "write a number above 0"),
+        ({"default": {"share": True}}, ("default", "share"), "write a number above 0"),
+        ({"default": {"sessions": -1}}, ("default", "sessions"), "write a whole number from 0"),
+        ({"default": {"sessions": 1.5}}, ("default", "sessions"), "write a whole number from 0"),
+        ({"default": {"priority": "high"}}, ("default", "priority"), "write a whole number"),
+        ({"default": {"cull_after": "soon"}}, ("default", "cull_after"), "is not a duration"),
+        ({"default": {"colour": 1}}, ("default", "colour"), "the keys are memory, share"),
+        ({"defaults": {}}, ("defaults",), "it has default, groups and users"),
+        ({"users": ["ada"]}, ("users",), "write a dictionary by name"),
+        ({"users": {"ada": "8GiB"}}, ("users", "ada"), "write a dictionary such as"),
+        ("8GiB", (), "write a dictionary"),
+    ],
+)
+def test_a_bad_quota_is_one_sentence_that_says_where(quotas: Any, path: tuple[str, ...], sentence: str) -> None:
+    """What was wrong, where, and what to write instead."""
+    with pytest.raises(QuotaError) as refused:
+        Quotas(quotas)
+    assert refused.value.path == path
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("groups", [["ada"], {"class": "ada"}, {"class": [1]}])
+def test_groups_are_lists_of_names(groups: Any) -> None:
+    """A member list that is no list of names is refused."""
+    with pytest.raises(ConfigError, match="write a"):
+        Quotas({}, groups)
+
+
+def test_a_bad_put_changes_nothing() -> None:
+    """All of a PUT counts, or none."""
+    quotas = Quotas()
+    with pytest.raises(QuotaError):
+        quotas.put({"users": {"ada": {"share": 2}, "grace": {"share": -2}}})
+    assert quotas.limits("ada", None).share == 1.0

@@ -1,0 +1,411 @@
+"""What whoever operates a gateway sees and does: health, metrics, logs, the audit log, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tornado.httpclient import HTTPClientError
+
+from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.fleet.executors import Executors
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run, wait_for
+
+#: labels as sorted pairs, by metric
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+async def scrape(client: Client) -> Samples:
+    """Return every sample of `/metrics`."""
+    answer = await client.request("GET", "/metrics")
+    assert answer.status == 200, answer
+    samples = [sample for family in text_string_to_metric_families(answer.body) for sample in family.samples]
+    assert len({(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples}) == len(samples)
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+
+
+def total(samples: Samples, metric: str, **labels: str) -> float:
+    """Return the sum of *metric* over everything with these labels."""
+    return sum(
+        value for (name, pairs), value in samples.items() if name == metric and labels.items() <= dict(pairs).items()
+    )
+
+
+def audit(stack: Stack) -> list[dict[str, Any]]:
+    path = stack.runtime_directory / "audit.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def gateway_command(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sharedkernel", "gateway", "--config", str(stack.config_path), *arguments],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_health_needs_no_token_and_metrics_do(stack: Stack) -> None:
+    """Probes are told yes or no, and nothing else."""
+
+    async def scenario() -> None:
+        nobody = Client(stack.gateway_url, "")
+        for path in ("/healthz", "/readyz"):
+            answer = await nobody.request("GET", path)
+            assert (answer.status, answer.body) == (200, "ok\n")
+        assert (await nobody.request("GET", "/metrics")).status == 403
+
+    run(scenario())
+
+
+def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) -> None:
+    """By device, user, kind and reason; what a cell did is in them."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        before = await scrape(grace)
+        async with grace.attach(await grace.start()) as channels:
+            await channels.run("import torch\nx = torch.ones(1024, 1024)\nfor _ in range(50): y = x @ x")
+        for _ in range(3):
+            await grace.request("POST", "/api/kernels", {})
+        after = await scrape(grace)
+        # The executor hears of the cell's end on another way than its client, and the lag is measured now and then.
+        service, lag = "sharedkernel_user_service_seconds_total", "sharedkernel_gateway_loop_lag_seconds_count"
+        while total(after, service, user="grace") <= total(before, service, user="grace") or not total(after, lag):
+            after = await scrape(grace)
+
+        def grown(metric: str, **labels: str) -> float:
+            return total(after, metric, **labels) - total(before, metric, **labels)
+
+        assert total(after, "sharedkernel_device_up", device="host") == 1
+        assert total(after, "sharedkernel_user_memory_bytes", user="grace", kind="persistent") >= 4 * 1024**2
+        assert total(after, "sharedkernel_sessions", user="grace") == 3
+        assert total(after, "sharedkernel_user_quota_bytes", user="grace") == 1024**3
+        assert grown("sharedkernel_user_service_seconds_total", user="grace") > 0
+        assert grown("sharedkernel_grants_total") >= 1
+        assert grown("sharedkernel_wait_seconds_count") >= 1
+        assert grown("sharedkernel_refused_requests_total", reason="quota") == 1
+        assert grown("http_request_duration_seconds_count") > 0
+        assert total(after, "sharedkernel_gateway_loop_lag_seconds_count") > 0
+
+    run(scenario())
+
+
+def test_metrics_and_readiness_say_when_the_executor_is_away(tmp_path: Path) -> None:
+    """The gateway is alive, not ready; its own figures are there."""
+    with Stack(users=["ada"], capacity="256MiB") as own:
+        own.executor.kill()
+
+        async def scenario() -> None:
+            ada = own.client("ada")
+            while (answer := await ada.request("GET", "/readyz")).status != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert answer.body == "no executor\n"
+            assert (await ada.request("GET", "/healthz")).status == 200
+            samples = await scrape(ada)
+            assert total(samples, "sharedkernel_device_up") == 0
+            assert total(samples, "http_request_duration_seconds_count") > 0
+
+        run(scenario())
+
+
+def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
+    """Refusals and wrong tokens too; never what was asked only to be read, and no token."""
+
+    async def scenario() -> str:
+        ada, grace = stack.client("ada"), stack.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            await channels.run("1")
+        await ada.request("POST", f"/api/kernels/{kernel}/interrupt")
+        await stack.client("linus").request("DELETE", f"/api/kernels/{kernel}")
+        await grace.request("PUT", "/sharedkernel/api/quotas", {"users": {}})
+        wrong = "sk-feedbeef-" + "1" * 64
+        for _ in range(3):
+            await Client(stack.gateway_url, wrong).request("GET", "/api/kernels")
+        await ada.end(kernel)
+        return kernel
+
+    before = len(audit(stack)) if (stack.runtime_directory / "audit.jsonl").exists() else 0
+    kernel: list[str] = []
+
+    async def keep() -> None:
+        kernel.append(await scenario())
+
+    run(keep())
+    entries = audit(stack)[before:]
+    about = [
+        (entry["user"], entry["action"], entry["owner"], entry.get("status"))
+        for entry in entries
+        if entry.get("session") == kernel[0]
+    ]
+    assert about == [
+        ("grace", "start session", "grace", 201),
+        ("grace", "attach to session", "grace", None),
+        ("ada", "interrupt session", "grace", 204),
+        ("linus", "end session", "grace", 404),
+        ("ada", "end session", "grace", 204),
+    ]
+    assert [(entry["user"], entry["status"]) for entry in entries if entry["action"] == "change quotas"] == [
+        ("grace", 403)
+    ]
+    assert [entry["address"] for entry in entries if entry["action"] == "refuse token"] == ["127.0.0.1"]
+    text = json.dumps(entries)
+    assert stack.token("grace").split("-")[2] not in text
+    assert "1" * 64 not in text
+
+
+def test_the_audit_log_knows_the_sessions_of_notebooks(stack: Stack) -> None:
+    """Whose kernel it is that somebody starts, replaces or ends by way of `/api/sessions`, allowed or not."""
+    told: list[str] = []
+
+    async def scenario() -> None:
+        ada, grace, linus = map(stack.client, ("ada", "grace", "linus"))
+        body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+        started = (await grace.request("POST", "/api/sessions", body)).body
+        path = f"/api/sessions/{started['id']}"
+        assert (await linus.request("DELETE", path)).status == 404
+        changed = (await grace.request("PATCH", path, {"kernel": {"name": "shared-gpu"}})).body
+        assert (await ada.request("DELETE", path)).status == 204
+        told.extend((started["kernel"]["id"], changed["kernel"]["id"]))
+
+    path = stack.runtime_directory / "audit.jsonl"
+    before = len(audit(stack)) if path.exists() else 0
+    run(scenario())
+    first, second = told
+    entries = [entry for entry in audit(stack)[before:] if "notebook" in entry["action"]]
+    keys = ("user", "action", "session", "owner", "replaced", "status")
+    assert [tuple(entry.get(key) for key in keys) for entry in entries] == [
+        ("grace", "start notebook session", first, "grace", None, 201),
+        ("linus", "end notebook session", first, "grace", None, 404),
+        ("grace", "change notebook session", second, "grace", first, 200),
+        ("ada", "end notebook session", second, "grace", None, 204),
+    ]
+
+
+@pytest.fixture
+def changed(stack: Stack) -> Iterator[Stack]:
+    """Return the stack with a gateway that was stopped; it is as it was afterwards."""
+    old = stack.config_path.read_text()
+    stack.gateway.stop()
+    yield stack
+    stack.gateway.stop()
+    stack.config_path.write_text(old)
+    stack.restart_gateway()
+
+
+def test_logs_for_machines_name_user_and_session(changed: Stack) -> None:
+    """Each line is JSON, tracebacks included."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SharedKernelGateway.log_style = 'json'\n")
+    before = len(changed.gateway_log())
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        grace = changed.client("grace")
+        kernel = await grace.start()
+        await grace.request("POST", f"/api/kernels/{kernel}/restart")
+        lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
+        entries = [json.loads(line) for line in lines]
+        restarted = next(entry for entry in entries if "restarted" in entry["message"])
+        assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")
+
+    run(scenario())
+
+
+async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, user: Client) -> None:
+    """Show that nobody is taken for somebody whose token was removed, and return once connections were looked at."""
+    tokens = file.path.read_text()
+    file.path.write_text(tokens[:-10])
+    try:
+        answer = await user.request("GET", "/api/kernels")
+        assert (answer.status, answer.body["reason"]) == (503, "identity_unavailable")
+        seen = len(stack.gateway_log())
+        while "no token can be checked" not in stack.gateway_log()[seen:]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    finally:
+        file.path.write_text(tokens)
+    assert (await user.request("GET", "/api/kernels")).status == 200
+
+
+def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack) -> None:
+    """Requests in parallel cannot slip past; a removed token's connection is closed, other users' go on."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SharedKernelGateway.max_websockets = 3\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        file = TokenFile(changed.directory / "tokens.json")
+        mary, grace = Client(changed.gateway_url, file.add("mary")), changed.client("grace")
+        kernel, other = await mary.start(), await grace.start()
+        opened = await asyncio.gather(*(mary.attach(kernel).open() for _ in range(6)), return_exceptions=True)
+        refused = [answer for answer in opened if isinstance(answer, HTTPClientError)]
+        assert [answer.code for answer in refused] == [429] * 3
+        assert json.loads(refused[0].response.body)["reason"] == "too_many_websockets"
+        async with grace.attach(other) as channels:
+            await a_damaged_file_takes_no_rights_away(changed, file, grace)
+            assert (await channels.run("1 + 1"))["text"] == "2"
+            # Tokens of mary that were made for other tests must stay.
+            tokens = json.loads(file.path.read_text())
+            del tokens["tokens"][mary.token.split("-")[1]]
+            file.path.write_text(json.dumps(tokens))
+            for answer in opened:
+                if not isinstance(answer, BaseException):
+                    while await answer.receive() is not None:
+                        pass
+                    assert answer.socket.close_code == 1008
+                    answer.socket.close()
+            assert (await channels.run("2 + 2"))["text"] == "4"
+
+    run(scenario())
+
+
+def test_what_a_reload_cannot_change_is_named(changed: Stack) -> None:
+    """Whether it is set, set otherwise or taken out; what the command line sets, the file does not change anyhow."""
+    written = changed.config_path.read_text()
+    changed.config_path.write_text(f"{written}\nc.SessionKernels.backlog_bytes = 1\nc.ServerApp.base_url = '/'\n")
+    changed.gateway.arguments = [*changed.gateway.arguments, "--SharedKernelGateway.max_websockets=50"]
+    changed.gateway.stop()
+    try:
+        changed.restart_gateway()
+
+        def named(config: str) -> list[str]:
+            seen = len(changed.gateway_log())
+            assert "was read again" in changed.reload(config)
+            changed.reload("c.SharedKernelGateway.quotas = 1")  # by whose fault all before it was said
+            said = [line for line in changed.gateway_log()[seen:].splitlines() if "until you restart" in line]
+            return [name for line in said for name in line.partition("(sessions run on): ")[2].split(", ")]
+
+        usual = changed.config_path.read_text()
+        assert named(f"{usual}\nc.SharedKernelGateway.quotas = {{}}\n") == []
+        lines = (
+            "c.SessionKernels.backlog_bytes = 2",
+            "c.SharedKernelGateway.audit_file = 'none'",
+            "c.SharedKernelGateway.max_websockets = 7",
+            "c.SharedKernelGateway.placement = 'horus'",
+        )
+        names = ["c.ServerApp.base_url", "c.SessionKernels.backlog_bytes", "c.SharedKernelGateway.audit_file"]
+        for _ in range(2):  # they wait still
+            assert named("\n".join((written, *lines))) == names
+        assert named(usual) == []
+    finally:
+        changed.gateway.arguments.pop()
+
+
+def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_start_stays_one(changed: Stack) -> None:
+    """A reload takes rights from connections too, and those of the command line from nobody."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
+    written = changed.config_path.read_text()
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        ada, grace = changed.client("ada"), changed.client("grace")
+        kernel = await grace.start()
+        async with ada.attach(kernel) as admin, grace.attach(kernel) as own:
+            assert (await admin.run("1 + 1"))["text"] == "2"
+            assert "was read again" in changed.reload(f"{written}\nc.SharedKernelGateway.admins = set()\n")
+            while await admin.receive() is not None:
+                pass
+            assert (admin.socket.close_code, admin.socket.close_reason) == (1008, "its user is no admin any more")
+            assert (await own.run("2 + 2"))["text"] == "4"
+        arguments = changed.gateway.arguments
+        changed.gateway.stop()
+        changed.gateway.arguments = [*arguments, "--SharedKernelGateway.admins=linus"]
+        try:
+            changed.restart_gateway()
+            assert "was read again" in changed.reload(written)
+        finally:
+            changed.gateway.arguments = arguments
+        linus = changed.client("linus")
+        assert (await linus.request("PUT", "/sharedkernel/api/quotas", {})).status == 200
+        assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
+
+    run(scenario())
+
+
+def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
+    """The queue of a session is bounded; the refusal is an error in the notebook."""
+    with changed.config_path.open("a") as config:
+        config.write("\nc.SessionWebsocket.max_queued_cells = 3\n")
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        grace = changed.client("grace")
+        async with grace.attach(await grace.start()) as channels:
+            cell = {"silent": False, "stop_on_error": False}
+            await channels.send("execute_request", {"code": "input()", "allow_stdin": True, **cell})
+            await channels.until("input_request")
+            for code in ("a = 1", "a += 1", "a += 1"):
+                await channels.send("execute_request", {"code": code, **cell})
+            assert (await channels.until("error"))[-1]["content"]["evalue"].startswith(
+                "this session has 3 cells to run"
+            )
+            await channels.send("input_reply", {"value": ""}, "stdin")
+            await channels.until("execute_reply", execution_count=3)
+            assert (await channels.run("a"))["text"] == "2"
+
+    run(scenario())
+
+
+def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(changed: Stack) -> None:
+    """Sessions outlive it, and `--drain` returns when it is gone; without a gateway it says so."""
+    arguments = ["--runtime-dir", str(changed.runtime_directory), "--port", str(changed.port), "--drain"]
+    assert f"no gateway of yours serves port {changed.port}" in gateway_command(changed, *arguments).stderr
+    changed.restart_gateway()
+
+    async def scenario() -> None:
+        grace = changed.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            await channels.send("execute_request", {"code": "x = input()", "silent": False, "allow_stdin": True})
+            await channels.until("input_request")
+            draining = asyncio.create_task(asyncio.to_thread(gateway_command, changed, *arguments))
+            while (answer := await grace.request("GET", "/readyz")).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert answer.body == "draining\n"
+            answer = await grace.request("POST", "/api/kernels", {})
+            assert (answer.status, answer.body["reason"]) == (503, "draining")
+            assert not draining.done()
+            await channels.send("input_reply", {"value": "kept"}, "stdin")
+            await channels.until("execute_reply", status="ok")
+            assert (await draining).returncode == 0
+        assert changed.gateway.process is not None
+        wait_for(lambda: not changed.gateway.running)
+        assert changed.gateway.process.returncode == 0
+        changed.restart_gateway()
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("x"))["text"] == "'kept'"
+
+    run(scenario())
+
+
+def test_an_executor_that_answers_is_not_called_absent(stack: Stack) -> None:
+    """What a gateway would warn of is over once its executor is there."""
+
+    async def scenario() -> None:
+        executors = Executors(
+            stack.runtime_directory,
+            (),
+            "least-loaded",
+            on_died=lambda *_: None,
+            on_connected=lambda _: None,
+            on_earlier_wanted=lambda *_: None,
+        )
+        assert len(executors.absences()) == 1
+        executors.keep_connected()
+        while executors.absences():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await executors.close()
+
+    run(scenario())

@@ -1,0 +1,120 @@
+"""The status document as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.identity import GatewayUser
+from sharedkernel.gateway.http.status_feed import StatusDocument, StatusFeed
+from tests.gateway.client import PATIENCE, Client
+from tests.gateway.conftest import Stack, run
+
+
+async def watch(client: Client) -> WebSocketClientConnection:
+    url = "ws" + client.url.removeprefix("http") + "/sharedkernel/api/events"
+    return await websocket_connect(HTTPRequest(url, headers=client.headers))
+
+
+async def next_document(socket: WebSocketClientConnection) -> Any:
+    return json.loads(await asyncio.wait_for(socket.read_message(), PATIENCE))
+
+
+def test_watchers_are_told_what_they_may_see(stack: Stack) -> None:
+    """Each gets the document at once and when it changes, the others' notebooks hidden."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        sockets = [await watch(client) for client in (grace, stack.client("mary"))]
+        for socket in sockets:
+            assert (await next_document(socket))["sessions"] == []
+        kernel = await grace.start(KERNEL_NOTEBOOK="secret.ipynb")
+        seen = []
+        for socket in sockets:
+            while not (document := await next_document(socket))["sessions"]:
+                pass
+            seen.append([(session["kernel_id"], session["notebook"]) for session in document["sessions"]])
+            socket.close()
+        assert seen == [[(kernel, "secret.ipynb")], [(None, None)]]
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("1"))["text"] == "1"
+
+    run(scenario())
+    assert "websocket_ping" not in stack.gateway_log()  # tornado has nothing to say of Jupyter's intervals
+
+
+def test_a_watcher_needs_a_token(stack: Stack) -> None:
+    """Nobody watches without being known."""
+
+    async def scenario() -> None:
+        with pytest.raises(HTTPClientError) as refused:
+            await watch(Client(stack.gateway_url, ""))
+        assert refused.value.code == 403
+
+    run(scenario())
+
+
+class Watcher:
+    """What a feed shows to an admin, without a websocket."""
+
+    def __init__(self) -> None:
+        self.shown: asyncio.Queue[Any] = asyncio.Queue()
+
+    def show(self, document: StatusDocument) -> None:
+        self.shown.put_nowait(json.loads(document.text_for(GatewayUser("ada", admin=True))))
+
+    def close(self, code: int, reason: str) -> None:
+        self.shown.put_nowait((code, reason))
+
+
+async def at_once(_: float) -> None:
+    """Take everything for a change."""
+
+
+def test_a_refused_question_does_not_end_the_feed() -> None:
+    """Watchers are told what is wrong, and the next document when there is one again."""
+
+    async def scenario() -> None:
+        answers: list[Any] = [{"sessions": [1]}, Refused("too long to be told.", reason="protocol"), {"sessions": [2]}]
+
+        async def ask() -> dict[str, Any]:
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return dict(answer)
+
+        feed, watcher = StatusFeed(ask, at_once), Watcher()
+        feed.add(watcher)  # type: ignore[arg-type]
+        assert [await watcher.shown.get() for _ in range(3)] == [
+            {"sessions": [1]}, {"message": "too long to be told.", "reason": "protocol"}, {"sessions": [2]},
+        ]  # fmt: skip
+        feed.remove(watcher)  # type: ignore[arg-type]
+
+    run(scenario())
+
+
+def test_a_feed_that_met_an_error_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """Its watchers are hung up on rather than left with what was true once; who connects again is told."""
+
+    async def scenario() -> None:
+        answers: list[Any] = [{}, {"sessions": []}]
+
+        async def ask() -> dict[str, Any]:
+            document = answers.pop(0) if len(answers) > 1 else answers[0]
+            return {"sessions": document["sessions"]}
+
+        feed, first, second = StatusFeed(ask, at_once), Watcher(), Watcher()
+        feed.add(first)  # type: ignore[arg-type]
+        assert (await first.shown.get())[0] == 1011
+        feed.add(second)  # type: ignore[arg-type]
+        assert await second.shown.get() == {"sessions": []}
+        feed.remove(second)  # type: ignore[arg-type]
+
+    run(scenario())
+    assert "the status feed ended unexpectedly" in caplog.text

@@ -1,0 +1,114 @@
+"""Sessions in which nothing runs are warned, offloaded and ended, whatever is connected to them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from sharedkernel.gateway.kernels.culling import CullStage, stage
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run
+from tests.gateway.http.test_operations import scrape, total
+
+
+@pytest.mark.parametrize(
+    ("idle", "after", "expected"),
+    [
+        (1e9, None, CullStage.NONE),
+        (49.9, 100.0, CullStage.NONE),
+        (50.0, 100.0, CullStage.WARNED),
+        (75.0, 100.0, CullStage.OFFLOADED),
+        (100.0, 100.0, CullStage.ENDED),
+    ],
+)
+def test_what_is_due_follows_from_idle_time(idle: float, after: float | None, expected: CullStage) -> None:
+    """A warning at half of a user's time, an offload at three quarters, the end after all of it."""
+    assert stage(idle, after) is expected
+
+
+async def offloads(client: Client) -> float:
+    """Return how often a session was asked to move its memory away."""
+    return total(await scrape(client), "sharedkernel_offloads_total")
+
+
+def test_idle_means_that_nothing_runs(stack: Stack) -> None:
+    """An open page does not keep a session, a cell or a thread that computes does; who loses it is told before."""
+    spinning = "import threading\ndef spin():\n    while True: sum(range(10**5))\nthreading.Thread(target=spin).start()"
+
+    async def scenario() -> None:
+        mary, admin = stack.client("mary"), stack.client("ada")
+        idle, background, busy = [await mary.start() for _ in range(3)]
+        async with mary.attach(idle) as page, mary.attach(background) as thread, mary.attach(busy) as cell:
+            await page.run("import torch; x = torch.ones(2**20)")
+            await thread.run(spinning)
+            await cell.send("execute_request", {"code": "import time; time.sleep(1000)", "silent": False})
+            await cell.until("status", execution_state="busy")
+            before = await offloads(admin)
+            put = {"users": {"mary": {"cull_after": "6s"}}}
+            assert (await admin.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+            told = await page.until("stream", name="stderr")
+            assert "Nothing has run in this notebook" in told[-1]["content"]["text"]
+            await page.until("status", execution_state="dead")
+            kernels = {kernel["id"] for kernel in (await mary.request("GET", "/api/kernels")).body}
+            assert kernels == {background, busy}
+            assert await offloads(admin) > before
+
+    old = stack.config_path.read_text()
+    try:
+        run(scenario())
+    finally:
+        stack.reload(old)  # without what was PUT
+
+
+def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
+    """Even where all is due at once, as when the time is shortened to less than has passed."""
+
+    async def scenario() -> None:
+        mary, admin = stack.client("mary"), stack.client("ada")
+        async with mary.attach(await mary.start()) as page:
+            await page.run("1")
+            idle = 0.0
+            while idle < 1.0:
+                (entry,) = (await mary.request("GET", "/sharedkernel/api/status")).body["sessions"]
+                idle = entry["idle_seconds"]
+                await asyncio.sleep(0.02)
+            put = {"users": {"mary": {"cull_after": "1s"}}}
+            assert (await admin.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+            told = await page.until("status", execution_state="dead")
+            first, *_, last = [message["content"]["text"] for message in told if message["type"] == "stream"]
+            assert "Nothing has run in this notebook" in first
+            assert last.startswith("This session was ended")
+
+    old = stack.config_path.read_text()
+    try:
+        run(scenario())
+    finally:
+        stack.reload(old)  # without what was PUT
+
+
+def test_one_that_does_not_react_keeps_no_other_from_its_end(stack: Stack) -> None:
+    """Nor itself: the offload that it never answers is not waited for when it is time to end it."""
+
+    async def scenario() -> None:
+        mary, admin = stack.client("mary"), stack.client("ada")
+        stuck, other = [await mary.start() for _ in range(2)]
+        async with mary.attach(stuck) as deaf, mary.attach(other) as page:
+            process = psutil.Process(
+                int((await deaf.run("import torch, os; x = torch.ones(2**20); os.getpid()"))["text"])
+            )
+            await page.run("import torch; x = torch.ones(2**20)")
+            process.suspend()
+            put = {"users": {"mary": {"cull_after": "3s"}}}
+            assert (await admin.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+            told = await page.until("status", execution_state="dead")
+            texts = [message["content"]["text"] for message in told if message["type"] == "stream"]
+            assert texts[-1].startswith("This session was ended: nothing has run in it for")
+            await deaf.until("status", execution_state="dead")
+
+    old = stack.config_path.read_text()
+    try:
+        run(scenario())
+    finally:
+        stack.reload(old)  # without what was PUT

@@ -1,0 +1,449 @@
+"""A session that was shut down stays for a while, and its user gets it back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.gateway.kernels.detached import _CLIENT_PATIENCE
+from tests.gateway.client import Channels, Client
+from tests.gateway.conftest import Stack, clean_gateway, run
+
+QUOTAS = {"default": {"linger": "10m"}, "users": {"grace": {"sessions": 2}, "mary": {"linger": "200ms"}}}
+NOTEBOOK = "/home/me/a.ipynb"
+
+
+@pytest.fixture(scope="module")
+def whole_own_stack() -> Iterator[Stack]:
+    """Run a stack whose sessions linger, and whose services may be killed."""
+    with Stack(users=["ada", "grace", "mary"], capacity="2GiB", quotas=QUOTAS) as stack:
+        yield stack
+
+
+@pytest.fixture
+def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
+    """Return it, looked after."""
+    yield from clean_gateway(whole_own_stack)
+
+
+async def until(condition: Any) -> None:
+    """Return when *condition* is true."""
+    while not await condition():  # noqa: ASYNC110 (it is asked for)
+        await asyncio.sleep(0.02)
+
+
+async def sessions(client: Client) -> dict[str, dict[str, Any]]:
+    """Return what status says of all sessions, by id."""
+    return {entry["id"]: entry for entry in (await client.request("GET", "/sharedkernel/api/status")).body["sessions"]}
+
+
+async def kernels(client: Client) -> list[str]:
+    """Return the ids of the kernels that *client*'s user sees."""
+    return [kernel["id"] for kernel in (await client.request("GET", "/api/kernels")).body]
+
+
+async def leave(client: Client, code: str, notebook: str = NOTEBOOK) -> str:
+    """Run a cell in a new session of a notebook, and shut it down."""
+    kernel = await client.start(KERNEL_NOTEBOOK=notebook, KERNEL_CLIENT_KEY="old")
+    async with client.attach(kernel) as channels:
+        assert (await channels.run(code))["status"] == "ok"
+    await client.end(kernel)
+    return kernel
+
+
+async def end_at_once(client: Client) -> None:
+    """End all sessions of *client*'s user."""
+    for session, entry in (await sessions(client)).items():
+        name = session if entry["lingering"] else entry["kernel_id"]
+        assert (await client.request("DELETE", f"/api/kernels/{name}?linger=0")).status == 204
+
+
+BACK = "The earlier session of this notebook is back, with its variables.\n"
+OLDER_BACK = f"{BACK[:-1]} It is not the last one: that is open in another page or program, and stays there.\n"
+
+
+async def attach(channels: Channels, back: str = BACK) -> None:
+    """Ask for the earlier session and wait until it is there; the cell is told *back*."""
+    cell = await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+    told = await channels.until("status", cell, execution_state="idle")
+    assert "takes the place of this one" in text_of(told, cell)
+    restarting = await channels.until("status", execution_state="restarting")
+    assert restarting[-1]["content"]["attached"] is True
+    assert text_of(await channels.until("stream", name="stdout"), cell) == back
+
+
+def text_of(messages: list[dict[str, Any]], cell: str) -> str:
+    """Return what a cell has printed."""
+    mine = [message["content"] for message in messages if message["parent_header"].get("msg_id") == cell]
+    return "".join(content["text"] for content in mine if content.get("name") == "stdout")
+
+
+async def rests(client: Client, kernel: str) -> bool:
+    """Whether the gateway takes *kernel* for idle."""
+    return (await client.request("GET", f"/api/kernels/{kernel}")).body["execution_state"] == "idle"
+
+
+async def is_left(client: Client, kernel: str) -> bool:
+    """Whether *kernel* has no client, or is none any more: its session is in another one's place."""
+    answer = await client.request("GET", f"/api/kernels/{kernel}")
+    return answer.status == 404 or answer.body["connections"] == 0
+
+
+async def has_given_way(client: Client, session: str) -> None:
+    """Return once *session*, in whose place there is another, has ended."""
+
+    async def is_gone() -> bool:
+        return session not in await sessions(client)
+
+    await until(is_gone)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "gateway", "executor"])
+def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhile: str) -> None:
+    """Hidden from the kernels API, told of by the notebook's next session, and back under that one's kernel id."""
+    ada = own_stack.client("ada")
+    old = asyncio.run(leave(ada, "x = 41"))
+    if meanwhile == "gateway":
+        own_stack.gateway.kill()
+        own_stack.restart_gateway()
+    elif meanwhile == "executor":
+        own_stack.executor.kill()
+        own_stack.executor.start()
+        own_stack.executor.wait_until_ready()
+        own_stack.gateway.wait_until_ready()
+
+    async def scenario() -> None:
+        assert await kernels(ada) == []
+        assert (await ada.request("GET", f"/api/kernels/{old}")).status == 404
+        entry = (await sessions(ada))[old]
+        assert entry["lingering"]
+        assert 500 < entry["lingering_seconds"] <= 600
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+        async with ada.attach(new) as channels:
+            first = await channels.run("'x' in globals()")
+            assert "%shared attach" in first["text"]
+            assert first["text"].endswith("False")
+            assert "a.ipynb: shut down; stays for ~" in (await channels.run("%shared"))["text"]
+            await attach(channels)
+            assert (await channels.run("x + 1"))["text"] == "42"
+        await has_given_way(ada, new)
+        assert await kernels(ada) == [new]
+        assert await ada.start(KERNEL_CLIENT_KEY="new") == new
+        status = await sessions(ada)
+        assert (list(status), status[old]["kernel_id"], status[old]["lingering"]) == ([old], new, False)
+        assert status[old]["lingering_seconds"] is None
+        await end_at_once(ada)
+        assert await sessions(ada) == {}
+
+    run(scenario())
+
+
+def test_a_session_that_was_brought_back_idle_is_idle(own_stack: Stack) -> None:
+    """Whatever was not heard of its last cell: one that is busy for ever is never culled, and never drained."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            await until(lambda: rests(ada, new))
+            await has_given_way(ada, new)
+            first = next(iter(await sessions(ada)))
+        await leave(ada, "x = 42")
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "42"
+        await has_given_way(ada, first)
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: Stack) -> None:
+    """The next gateway knows it by the kernel id that its client has, and restarts and interrupts it by that."""
+    ada = own_stack.client("ada")
+
+    async def begin() -> str:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await attach(channels)
+        await has_given_way(ada, new)
+        return new
+
+    new = asyncio.run(begin())
+    own_stack.gateway.kill()
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        assert await kernels(ada) == [new]
+        async with ada.attach(new) as channels:
+            assert (await channels.run("x + 1"))["text"] == "42"
+            assert (await ada.request("POST", f"/api/kernels/{new}/restart")).status == 200
+            assert (await channels.run("'x' in globals()"))["text"] == "False"
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: Stack, tmp_path: Path) -> None:
+    """A cell that asks and runs on finds out at its end; each page keeps the session that it has."""
+    ada = own_stack.client("ada")
+    go_on = tmp_path / "go on"
+    code = f"%shared attach\nimport os, time\ny = 1\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
+
+    async def scenario() -> None:
+        await leave(ada, "x = 41")
+        slow, quick = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in ("here", "there")]
+        async with ada.attach(slow) as waiting, ada.attach(quick) as channels:
+            await waiting.send("execute_request", {"code": code, "silent": False})
+            told = ""
+            while "takes the place of this one" not in told:
+                told = (await waiting.until("stream", name="stdout"))[-1]["content"]["text"]
+            await attach(channels, OLDER_BACK)
+            await has_given_way(ada, quick)
+            go_on.touch()
+            while "another page or program has it open" not in told:
+                told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
+            assert (await channels.run("x + 1"))["text"] == "42"
+            assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> None:
+    """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not taken."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        old = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="here")
+        async with contextlib.AsyncExitStack() as opened, ada.attach(old) as left:
+            await left.run("x = 41")
+            new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="there")
+            channels = await opened.enter_async_context(ada.attach(new))
+            refused = (await channels.run("%shared attach"))["text"]
+            assert "Another session of this notebook is open in another page or program" in refused
+            while "Close it there, then run `%shared attach` again" not in refused:
+                refused = (await channels.until("stream", name="stderr"))[-1]["content"]["text"]
+            left.socket.close()
+            await until(lambda: is_left(ada, old))
+            await attach(channels)
+            assert (await channels.run("x + 1"))["text"] == "42"
+        await has_given_way(ada, new)
+        assert await kernels(ada) == [new]
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_of_several_that_were_left_the_last_started_is_brought_back(own_stack: Stack) -> None:
+    """Also by a gateway that was not there: the notebook was opened again after each, and not the other way round."""
+    ada = own_stack.client("ada")
+
+    async def begin() -> None:
+        for number in range(3):
+            kernel = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=str(number))
+            async with ada.attach(kernel) as channels:
+                await channels.run(f"x = {number}")
+
+    asyncio.run(begin())
+    own_stack.gateway.kill()
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "2"
+        await has_given_way(ada, new)
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_one_that_is_just_being_left_is_waited_for(own_stack: Stack) -> None:
+    """The relay of a killed Jupyter server goes a moment later: an older session would not be what the user had."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        older, last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "abc"]
+        async with ada.attach(older) as channels:
+            await channels.run("x = 1")
+        async with ada.attach(last) as left, ada.attach(new) as channels:
+            await left.run("x = 2")
+            asked_at = time.monotonic()
+            await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+            told = ""
+            while f"if it is closed there within {_CLIENT_PATIENCE:g} s" not in told:
+                told = (await channels.until("stream"))[-1]["content"]["text"]
+            left.socket.close()
+            await until(lambda: is_left(ada, last))
+            was_in_time = time.monotonic() - asked_at < _CLIENT_PATIENCE
+            await channels.until("status", execution_state="restarting")
+            x = (await channels.run("x"))["text"]
+            if x == "1" and not was_in_time:
+                pytest.skip("this machine stood still for longer than a client gets to go")
+            assert x == "2"
+        await has_given_way(ada, new)
+        assert sorted(await kernels(ada)) == sorted([older, new])
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_one_that_another_page_has_open_stays_with_it(own_stack: Stack) -> None:
+    """Its notebook on this machine gets the one before, and is told so."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        await leave(ada, "x = 1")
+        last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
+        async with ada.attach(last) as other, ada.attach(new) as channels:
+            await other.run("x = 2")
+            await attach(channels, OLDER_BACK)
+            assert (await channels.run("x"))["text"] == "1"
+            assert (await other.run("x"))["text"] == "2"
+        await has_given_way(ada, new)
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_the_last_started_is_meant_whether_shut_down_or_left(own_stack: Stack) -> None:
+    """What was shut down before the user went on in a session that was left is not what the user had."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> None:
+        await leave(ada, "x = 1")
+        left, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
+        async with ada.attach(left) as channels:
+            await channels.run("x = 2")
+        await until(lambda: is_left(ada, left))
+        async with ada.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "2"
+        await has_given_way(ada, new)
+        await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_clients_hear_of_the_change_before_the_clean_session_ends(own_stack: Stack) -> None:
+    """That may take seconds, and what they sent to the earlier session meanwhile would seem to be lost."""
+    ada = own_stack.client("ada")
+
+    async def scenario() -> str:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with ada.attach(new) as channels:
+            await channels.run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+            await attach(channels)
+            await until(lambda: has_ended(new))
+        await end_at_once(ada)
+        return new
+
+    async def has_ended(session: str) -> bool:
+        return f"session {session} of ada ended" in own_stack.gateway_log()
+
+    new = asyncio.run(scenario())
+    log = own_stack.gateway_log()
+    assert log.index(f"kernel {new} restarted") < log.index(f"session {new} of ada ended")
+
+
+def test_what_was_left_does_not_keep_its_notebook_from_being_opened(own_stack: Stack) -> None:
+    """A hub stopped the user's server, and the next one opens all notebooks at once; each gets one session, no more."""
+    grace = own_stack.client("grace")
+    notebooks = ("a.ipynb", "b.ipynb")
+
+    async def opened(notebook: str, key: str) -> tuple[int, str, str]:
+        body = {"env": {"KERNEL_NOTEBOOK": notebook, "KERNEL_CLIENT_KEY": f"{key} {notebook}"}}
+        answer = await grace.request("POST", "/api/kernels", body)
+        return answer.status, answer.body.get("id") or answer.body["reason"], notebook
+
+    async def scenario() -> None:
+        for notebook in notebooks:
+            kernel = await grace.start(KERNEL_NOTEBOOK=notebook, KERNEL_CLIENT_KEY=f"old {notebook}")
+            async with grace.attach(kernel) as channels:
+                await channels.run(f"x = {notebook!r}")
+            await until(lambda kernel=kernel: is_left(grace, kernel))
+        asked = [(notebook, key) for key in ("new", "newer") for notebook in notebooks]
+        answers = await asyncio.gather(*(opened(*place) for place in asked))
+        kernel_of = {notebook: kernel for status, kernel, notebook in answers if status == 201}
+        assert set(kernel_of) == set(notebooks)
+        assert sorted(status for status, _, _ in answers) == [201, 201, 429, 429]
+        assert await opened("c.ipynb", "new") == (429, "quota", "c.ipynb")
+        for notebook, kernel in kernel_of.items():
+            async with grace.attach(kernel) as channels:
+                await attach(channels)
+                assert (await channels.run("x"))["text"] == repr(notebook)
+            await has_given_way(grace, kernel)
+        assert sorted(await kernels(grace)) == sorted(kernel_of.values())
+        assert await opened("c.ipynb", "new") == (429, "quota", "c.ipynb")
+        await end_at_once(grace)
+
+    run(scenario())
+
+
+def test_what_lingers_does_not_give_way_to_its_own_notebook(own_stack: Stack) -> None:
+    """It is what the new session of its user, who has as many as they may, would bring back; an earlier one goes."""
+    grace = own_stack.client("grace")
+
+    async def scenario() -> None:
+        await grace.start(KERNEL_NOTEBOOK="b.ipynb")
+        for number in (1, 2):
+            await leave(grace, f"x = {number}", NOTEBOOK)
+        new = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        assert [entry["lingering"] for entry in (await sessions(grace)).values()].count(True) == 1
+        async with grace.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == "2"
+        await has_given_way(grace, new)
+        await end_at_once(grace)
+
+    run(scenario())
+
+
+def test_lingering_sessions_give_way_and_end(own_stack: Stack) -> None:
+    """The earliest where its user wants more than they may have; each when its time is over; an unused one at once."""
+    grace, mary = own_stack.client("grace"), own_stack.client("mary")
+
+    async def scenario() -> None:
+        first, second = [await leave(grace, "x = 1", notebook) for notebook in ("a.ipynb", "b.ipynb")]
+        assert set(await sessions(grace)) == {first, second}
+        third = await grace.start(KERNEL_NOTEBOOK="c.ipynb")
+        assert {session for session, entry in (await sessions(grace)).items() if entry["user"] == "grace"} == {
+            second,
+            third,
+        }
+        await grace.end(third)  # it has run nothing
+        left = await leave(mary, "x = 1")
+
+        async def is_over() -> bool:
+            return left not in await sessions(mary)
+
+        await until(is_over)
+        assert third not in await sessions(grace)
+        await leave(grace, "x = 1", "")  # of no notebook, so nobody could ask for it
+        assert [entry["user"] for entry in (await sessions(grace)).values()] == ["grace"]
+        assert (await mary.request("DELETE", f"/api/kernels/{second}?linger=0")).status == 404
+        assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=soon")).status == 400
+        assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=0")).status == 204
+        assert await sessions(grace) == {}
+        entries = map(json.loads, (own_stack.runtime_directory / "audit.jsonl").read_text().splitlines())
+        about = [
+            (entry["user"], entry["status"])
+            for entry in entries
+            if entry["session"] == second and entry["owner"] == "grace" and entry["action"] == "end session"
+        ]
+        assert about[-3:] == [("mary", 404), ("grace", 400), ("grace", 204)]
+
+    run(scenario())

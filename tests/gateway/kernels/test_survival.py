@@ -1,0 +1,298 @@
+"""Nothing is lost: the gateway and the executor go and come back, sessions stay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.paths import RECORDS_DIRECTORY
+from sharedkernel.protocol import Limits
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, clean_gateway, run
+
+
+@pytest.fixture(scope="module")
+def whole_own_stack() -> Iterator[Stack]:
+    """Run a stack whose services may be killed."""
+    with Stack(users=["ada", "grace"], capacity="2GiB", executor_arguments=["--spares", "0"]) as stack:
+        yield stack
+
+
+@pytest.fixture
+def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
+    """Return it, looked after."""
+    yield from clean_gateway(whole_own_stack)
+
+
+async def begin(client: Client, session_id: str, code: str) -> tuple[str, str]:
+    """Start a session, run *code* in it and leave; return the kernel id and what was printed."""
+    kernel = await client.start(KERNEL_CLIENT_KEY="place", KERNEL_NOTEBOOK="a.ipynb", KERNEL_WORKING_DIR="/usr")
+    async with client.attach(kernel, session_id) as channels:
+        return kernel, (await channels.run(code))["text"].strip()
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
+    """Killed or stopped and started again: same kernel id, same process, same variable, same place."""
+    grace = own_stack.client("grace")
+    code = "import os; x = 41; print(os.getpid())"
+    kernel, pid = asyncio.run(begin(grace, "me", code))
+    getattr(own_stack.gateway, how)()
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        assert [model["id"] for model in (await grace.request("GET", "/api/kernels")).body] == [kernel]
+        assert await grace.start(KERNEL_CLIENT_KEY="place") == kernel
+        async with grace.attach(kernel, "me") as channels:
+            assert (await channels.run("print(os.getpid(), x + 1)"))["text"].strip() == f"{pid} 42"
+            await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
+            await channels.until("stream", text="on\n")
+            assert (await grace.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
+            await channels.until("execute_reply", status="error")
+            assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
+            assert (await channels.run("import os; os.getcwd()"))["text"] == "'/usr'"
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_client_that_comes_first_of_all_gets_its_session(own_stack: Stack) -> None:
+    """Before the gateway knows the executor's sessions, or just when it meets it, nobody is given another one."""
+    grace = own_stack.client("grace")
+    kernel, _ = asyncio.run(begin(grace, "me", "x = 41"))
+    own_stack.gateway.kill()
+    own_stack.gateway.start()
+
+    async def scenario() -> None:
+        asked = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "place"}}
+        answer = None
+        while answer is None or answer.status != 201:  # 503: it has not met the executor yet
+            with contextlib.suppress(OSError):  # it does not listen yet
+                answer = await grace.request("POST", "/api/kernels", asked)
+        assert answer.body["id"] == kernel
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack: Stack) -> None:
+    """As when the executor ends between starting it and saying so: nothing that they asked before will be answered."""
+    grace = own_stack.client("grace")
+    gateway = own_stack.gateway.process
+    assert gateway is not None
+
+    async def replace(session: str) -> None:
+        executor = ExecutorClient(own_stack.runtime_directory)
+        await executor.connect()
+        await executor.end_session(session)
+        await executor.start_session(session, Limits(user="grace"))
+        await executor.close()
+
+    async def scenario() -> None:
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("x = 41"))["status"] == "ok"
+            gateway.send_signal(signal.SIGSTOP)
+            try:
+                own_stack.executor.kill()
+                own_stack.executor.start()
+                own_stack.executor.wait_until_ready()
+                await replace(kernel)
+            finally:
+                gateway.send_signal(signal.SIGCONT)
+            await channels.until("status", execution_state="restarting")
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("'x' in globals()"))["text"] == "False"
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_session_that_ends_before_its_start_is_heard_of_is_started_again(own_stack: Stack) -> None:
+    """A gateway that was busy reads both news at once."""
+    grace = own_stack.client("grace")
+    gateway = own_stack.gateway.process
+    assert gateway is not None
+
+    async def scenario() -> None:
+        executor = ExecutorClient(own_stack.runtime_directory)
+        await executor.connect()
+        starting = asyncio.create_task(grace.request("POST", "/api/kernels", {"name": "shared-gpu"}))
+        records = own_stack.runtime_directory / RECORDS_DIRECTORY
+        while not list(records.iterdir()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        gateway.send_signal(signal.SIGSTOP)
+        try:
+            while not (there := await executor.sessions()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # it becomes ready, and the news of that is on the way
+            os.kill(there[0].pid, signal.SIGKILL)
+            while await executor.sessions():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        finally:
+            gateway.send_signal(signal.SIGCONT)
+        answer = await starting
+        kernel = answer.body["id"] if answer.status == 201 else await grace.start()  # it was not ready yet
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("1 + 1"))["text"] == "2"
+        await grace.end(kernel)
+        await executor.close()
+
+    run(scenario())
+
+
+def test_a_session_that_ends_as_it_is_shut_down_is_gone(own_stack: Stack) -> None:
+    """It is no error, and no kernel is left that nothing answers for."""
+    grace = own_stack.client("grace")
+    executor = own_stack.executor.process
+    assert executor is not None
+
+    async def scenario() -> None:
+        kernel = await grace.start(KERNEL_NOTEBOOK="a.ipynb")
+        async with grace.attach(kernel) as channels:
+            pid = int((await channels.run("import os; os.getpid()"))["text"])
+        executor.send_signal(signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            ending = asyncio.create_task(grace.end(kernel))
+            await asyncio.sleep(0.5)  # the request is under way; should it be late, it finds another session
+        finally:
+            executor.send_signal(signal.SIGCONT)
+        await ending
+        assert (await grace.request("GET", "/api/kernels")).body == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_what_was_asked_of_a_process_does_not_run_in_the_next(own_stack: Stack, same_process: bool) -> None:
+    """A relay hears of the other process, and what it has sent meanwhile is gone; a browser's cell runs in any."""
+    grace = own_stack.client("grace")
+
+    async def scenario() -> None:
+        kernel = await grace.start()
+        async with grace.attach(kernel, same_process=same_process) as channels:
+            await channels.run("x = 41")
+            assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
+            if same_process:
+                await channels.send("execute_request", {"code": "y = x", "silent": False})
+                await channels.until("status", execution_state="restarting")
+            else:
+                assert (await channels.run("y = x"))["ename"] == "NameError"
+        async with grace.attach(kernel, same_process=same_process) as channels:
+            assert (await channels.run("In[1:-1]"))["text"] == ("[]" if same_process else "['y = x']")
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own_stack: Stack) -> None:
+    """What is printed after the new gateway came waits for the user; the session is not taken for idle."""
+    grace = own_stack.client("grace")
+    code = (
+        "from pathlib import Path\nimport time\nprint('on')\nwhile not Path('/tmp/go-on').exists(): time.sleep(0.05)\n"
+    )
+
+    async def start() -> str:
+        kernel = await grace.start()
+        async with grace.attach(kernel, "me") as channels:
+            cell = code.replace("/tmp/go-on", str(own_stack.directory / "go-on")) + "print('ended')"
+            await channels.send("execute_request", {"code": cell, "silent": False})
+            await channels.until("stream", text="on\n")
+            own_stack.gateway.kill()
+        return kernel
+
+    kernel = asyncio.run(start())
+    own_stack.restart_gateway()
+
+    async def scenario() -> None:
+        path = f"/api/kernels/{kernel}"
+        while (answer := await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # the gateway has met the executor, and is just asking which sessions there are
+        assert answer.body["execution_state"] == "busy"
+        (own_stack.directory / "go-on").touch()
+        while (await grace.request("GET", path)).body["execution_state"] == "busy":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        async with grace.attach(kernel, "me") as channels:
+            await channels.until("stream", text="ended\n")
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_without_an_executor_there_is_a_sentence_and_with_the_next_one_the_sessions(own_stack: Stack) -> None:
+    """503 meanwhile, for what is unknown too; the next executor's sessions are the old ones."""
+    grace = own_stack.client("grace")
+    kernel, pid = asyncio.run(begin(grace, "me", "import os; x = 41; print(os.getpid())"))
+    own_stack.executor.kill()
+
+    async def without() -> None:
+        for method, path in (
+            ("POST", "/api/kernels"),
+            ("DELETE", f"/api/kernels/{kernel}"),
+            ("POST", f"/api/kernels/{kernel}/restart"),
+            ("POST", f"/api/kernels/{kernel}/interrupt"),
+            ("GET", "/sharedkernel/api/status"),
+        ):
+            answer = await grace.request(method, path)
+            assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable"), path
+            assert "sharedkernel executor" in answer.body["message"] or "try again" in answer.body["message"]
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("x + 1"))["text"] == "42"
+
+    run(without())
+    own_stack.gateway.kill()
+    own_stack.gateway.start()
+
+    async def unknown() -> None:
+        while True:  # until it serves
+            try:
+                answer = await grace.request("GET", f"/api/kernels/{kernel}")
+                break
+            except OSError:
+                await asyncio.sleep(0.02)
+        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+
+    run(unknown())
+    own_stack.executor.start()
+    own_stack.executor.wait_until_ready()
+    own_stack.gateway.wait_until_ready()
+
+    async def scenario() -> None:
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).status == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("print(os.getpid(), x + 1)"))["text"].strip() == f"{pid} 42"
+        await grace.end(kernel)
+
+    run(scenario())
+
+
+def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own_stack: Stack) -> None:
+    """The kernel id stays; the user reads that the variables are gone."""
+    grace = own_stack.client("grace")
+
+    async def scenario() -> None:
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            pid = (await channels.run("import os; x = 1; print(os.getpid())"))["text"].strip()
+            own_stack.executor.kill()
+            await channels.send("execute_request", {"code": "os._exit(1)", "silent": False})
+            while (await grace.request("GET", "/sharedkernel/api/status")).status != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            own_stack.executor.start()
+            told = (await channels.until("status", execution_state="restarting"))[-1]
+            assert "session" in told["content"]["message"]
+            while (await grace.request("GET", f"/api/kernels/{kernel}")).body.get("reason"):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert (await channels.run("import os; print(os.getpid(), 'x' in dir())"))["text"].strip() != f"{pid} True"
+        await grace.end(kernel)
+
+    run(scenario())
+    own_stack.executor.wait_until_ready()

@@ -1,0 +1,307 @@
+"""The layout of the package: where modules may be, what they may import, and how large they may be.
+
+Each rule has a list of today's exceptions. A list may only shrink: a new exception fails, and so does one that is no
+longer needed, until its line is deleted.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+PACKAGE = "sharedkernel"
+ROOT = Path(__file__).parents[1] / PACKAGE
+
+#: rooms (folders and modules of the package), the highest first; a room may import its own layer and those below
+LAYERS: tuple[frozenset[str], ...] = (
+    # what people and other programs start
+    frozenset({"__init__", "__main__", "cli", "commands", "local_stack", "gateway", "executor", "relay"})
+    | {"serverextension", "bench", "demo", "selftest", "host", "cluster"},
+    # what runs in a notebook, and the simulator
+    frozenset({"session", "widgets", "shelf", "simulator"}),
+    # the core
+    frozenset({"scheduling", "device_memory"}),
+    # what processes say to each other
+    frozenset({"protocol", "gateway_client", "describe", "ipc", "jupyter", "status"}),
+    # the system, and words that all use
+    frozenset({"system", "errors", "units", "paths", "atomic_file", "distribution", "heap", "lifetime", "nvml"})
+    | {"processes", "signals", "signals_held", "slow_imports", "_version"},
+)
+
+#: imports of a room in a higher layer
+UPWARD = frozenset(
+    {
+        "session -> executor",
+    }
+)
+
+#: rooms of one layer, or of two, that import each other
+MUTUAL = frozenset(
+    {
+        "commands <-> demo",
+        "commands <-> executor",
+        "commands <-> relay",
+        "executor <-> selftest",
+        "executor <-> session",
+        "session <-> shelf",
+        "session <-> widgets",
+    }
+)
+
+#: modules that import each other in a circle
+CIRCULAR = frozenset(
+    {
+        "session.afresh",
+        "session.process",
+    }
+)
+
+#: processes whose folders are in layers, too
+LAYERED = ("gateway",)
+
+MAX_MODULES = 14
+#: folders with more modules
+LARGE_FOLDERS = frozenset(
+    {
+        "bench",
+        "commands",
+        "device_memory",
+        "executor",
+        "scheduling",
+        "session",
+    }
+)
+
+MAX_LINES = 400
+#: modules with more lines
+LONG_MODULES = frozenset(
+    {
+        "device_memory.lane_memory",
+        "device_memory.torch_pool",
+        "executor.grants",
+        "executor.service",
+        "executor.shelves",
+        "executor.supervisor",
+        "relay.relay",
+        "scheduling.lanes",
+        "scheduling.model",
+        "session.gate",
+        "shelf.layout",
+        "simulator.device",
+    }
+)
+
+MIN_LINES = 30
+#: modules with fewer lines, besides ``__init__`` and ``__main__``
+TINY_MODULES = frozenset(
+    {
+        "_version",
+        "executor.peers",
+        "executor.tasks",
+        "session.data_limit",
+        "session.transforms",
+        "session.uncompiled",
+        "slow_imports",
+    }
+)
+
+#: public classes with the same name as another one
+AMBIGUOUS_CLASSES = frozenset(
+    {
+        "Account",
+        "Answer",
+        "CellClosed",
+        "CellOpened",
+        "Connection",
+        "Departure",
+        "Descriptor",
+        "Device",
+        "DeviceLost",
+        "DeviceWantWithdrawn",
+        "DeviceWanted",
+        "Driver",
+        "Grant",
+        "GrantMeasured",
+        "GrantReleased",
+        "Kept",
+        "Lanes",
+        "Notice",
+        "Offload",
+        "OffloadDeclined",
+        "Offloaded",
+        "Outcome",
+        "Peer",
+        "Progress",
+        "Reclaim",
+        "Restore",
+        "Restored",
+        "Run",
+        "SessionKernel",
+        "SessionProcess",
+        "Shelves",
+        "Span",
+        "Step",
+        "Watch",
+    }
+)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return the paths of all modules by name, such as ``gateway.http.tls``; a package has its folder's name."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return found
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    """Return the syntax tree of a module."""
+    return ast.parse(modules()[name].read_bytes())
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """Return the modules of this package that a module imports.
+
+    Imports in functions and those for type checkers count as well: both are arrows between modules, hidden or not.
+    """
+    found: set[str] = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name} has a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(filter(None, map(_module, found))) - {name}
+
+
+def _module(imported: str) -> str | None:
+    """Return the module that is meant by what is imported, which may be a name in it."""
+    room, _, name = imported.partition(".")
+    if room != PACKAGE:
+        return None
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name or "__init__"
+
+
+def _folder(name: str) -> str:
+    """Return the folder of a module in its process's."""
+    return name.split(".")[1]
+
+
+def room(name: str) -> str:
+    """Return the room of a module."""
+    return name.partition(".")[0]
+
+
+def layer(name: str) -> int:
+    """Return the layer of a room, 0 for the highest."""
+    return next(number for number, rooms in enumerate(LAYERS) if name in rooms)
+
+
+@cache
+def arrows() -> frozenset[tuple[str, str]]:
+    """Return which room imports which other one."""
+    pairs = {(room(name), room(target)) for name in modules() for target in imports(name)}
+    return frozenset((source, target) for source, target in pairs if source != target)
+
+
+def circular(graph: dict[str, set[str]]) -> set[str]:
+    """Return the nodes of a graph that can reach themselves."""
+    left = graph
+    # Neither a node that leads to no other, nor one that no other leads to, is in a circle.
+    while idle := {name for name in left if not left[name] or not any(name in targets for targets in left.values())}:
+        left = {name: targets - idle for name, targets in left.items() if name not in idle}
+    return {name for name in left if name in _reachable(name, left)}
+
+
+def _reachable(name: str, graph: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    new = graph[name]
+    while new:
+        found |= new
+        new = set().union(*(graph[other] for other in new)) - found
+    return found
+
+
+def check(found: set[str], exceptions: frozenset[str], rule: str) -> None:
+    """Fail if something breaks *rule* that is no exception, or if an exception keeps it."""
+    assert not found - exceptions, f"{rule}: {sorted(found - exceptions)}"
+    assert not exceptions - found, f"no longer an exception, delete it from the list: {sorted(exceptions - found)}"
+
+
+def test_every_room_has_a_layer() -> None:
+    """A new room is given one in `LAYERS`."""
+    assert sorted({room(name) for name in modules()} - frozenset().union(*LAYERS)) == []
+
+
+def test_imports_point_downward() -> None:
+    """No room imports one of a higher layer."""
+    upward = {arrow for arrow in arrows() if layer(arrow[1]) < layer(arrow[0])}
+    check({f"{source} -> {target}" for source, target in upward}, UPWARD, "imports of a higher layer")
+
+
+def test_rooms_do_not_import_each_other() -> None:
+    """What two rooms share is below both."""
+    mutual = {(first, second) for first, second in arrows() if first < second and (second, first) in arrows()}
+    check({f"{first} <-> {second}" for first, second in mutual}, MUTUAL, "rooms that import each other")
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Not even in functions, or for type checkers."""
+    check(circular({name: set(imports(name)) for name in modules()}), CIRCULAR, "modules in a circle")
+
+
+def test_folders_of_a_process_do_not_import_each_other_in_a_circle() -> None:
+    """As the processes themselves, their rooms are in layers; a module beside the rooms is one of its own."""
+    for process in LAYERED:
+        graph: dict[str, set[str]] = {}
+        for name in modules():
+            if name.startswith(f"{process}."):
+                targets = {target for target in imports(name) if target.startswith(f"{process}.")}
+                graph.setdefault(_folder(name), set()).update(map(_folder, targets))
+        assert circular({source: targets - {source} for source, targets in graph.items()}) == set()
+
+
+def test_folders_are_small() -> None:
+    """A newcomer looks through one at a glance."""
+    sizes = Counter(
+        str(path.parent.relative_to(ROOT))
+        for path in modules().values()
+        if path.name not in ("__init__.py", "__main__.py")
+    )
+    found = {folder for folder, size in sizes.items() if size > MAX_MODULES and folder != "."}
+    check(found, LARGE_FOLDERS, f"folders with more than {MAX_MODULES} modules")
+
+
+def test_modules_are_short() -> None:
+    """One concept each."""
+    found = {name for name, path in modules().items() if len(path.read_text().splitlines()) > MAX_LINES}
+    check(found, LONG_MODULES, f"modules with more than {MAX_LINES} lines")
+
+
+def test_modules_are_no_slivers() -> None:
+    """A few lines belong to the module that uses them."""
+    found = {
+        name
+        for name, path in modules().items()
+        if not path.stem.startswith("__") and len(path.read_text().splitlines()) < MIN_LINES
+    }
+    check(found, TINY_MODULES, f"modules with fewer than {MIN_LINES} lines")
+
+
+def test_public_classes_have_unique_names() -> None:
+    """One name for one thing in the whole package."""
+    names = Counter(
+        node.name
+        for name in modules()
+        for node in tree(name).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    check({name for name, number in names.items() if number > 1}, AMBIGUOUS_CLASSES, "class names used twice")
