@@ -20,13 +20,13 @@ is gone. This module knows no tensors and no kernel; :mod:`.storages` says what 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -274,12 +274,12 @@ def _unlinked_file(directory: Path) -> int:
 def _close_meanwhile(descriptor: int) -> None:
     """Close a large file that has no name without waiting for it: the system frees its pages, which takes long.
 
-    (150 to 220 ms for 512 MiB, half as long as reading them: a third of what restoring took.) Called while memory is
-    not limited: a thread that finds none for its first steps never says that it has begun, and its starter waits for
-    that.
+    (150 to 220 ms for 512 MiB, half as long as reading them: a third of what restoring took.) The thread runs a C
+    function alone: one that begins with Python code takes memory for it, dies where the executor has just set a limit
+    again, and a :class:`threading.Thread` then waits for ever for its beginning.
     """
     try:
-        threading.Thread(target=os.close, args=(descriptor,), name="sharedkernel-offload", daemon=True).start()
+        _thread.start_new_thread(os.close, (descriptor,))
     except (RuntimeError, MemoryError):  # the system has no room for one more thread
         os.close(descriptor)
 

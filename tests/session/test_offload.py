@@ -287,6 +287,41 @@ def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
     assert values == "[0.0, 1.0]"
 
 
+def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
+    """One under which a thread can be made, but not take its first steps, has nobody wait for it."""
+    code = """
+    import resource, sys
+    from pathlib import Path
+    import torch
+    from sharedkernel.session.offload import PIECE_BYTES, Departure
+    from sharedkernel.session.storages import survey
+
+    UNLIMITED = resource.RLIM_INFINITY, resource.RLIM_INFINITY
+
+    def data_bytes():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmData:")) << 10
+
+    kept = torch.arange(1 << 20)
+    # the first thread's stack serves the others
+    for spare in (64 << 20, *range(0, 128 << 10, 4 << 10)):
+        departure = Departure(survey(), Path(sys.argv[1]))
+        departure.write()
+        away = departure.leave()
+
+        def limit(done):
+            if away.size - done <= PIECE_BYTES:
+                limit = data_bytes() + min(PIECE_BYTES, away.size - done) + spare
+                resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+        away.restore(limit)
+        resource.setrlimit(resource.RLIMIT_DATA, UNLIMITED)
+    print(int(kept.sum()))
+    """
+    result = run_python(code, tmp_path / "offload")
+    assert result.stdout == f"{sum(range(1 << 20))}\n", result.stderr
+
+
 def test_nothing_is_left_of_a_process_that_died(tmp_path: Path) -> None:
     """Killed while its memory is away, a process leaves no file."""
     done = run_python(
