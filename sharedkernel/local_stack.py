@@ -49,7 +49,7 @@ class Service:
     Parameters
     ----------
     arguments
-        The command line after the program's name; the first one names the service in sentences.
+        The command line after the program's name.
     log_path
         Where its output goes; appended to when it is started again.
     is_ready
@@ -58,6 +58,8 @@ class Service:
         Where it and what it starts keep temporary files.
     program
         The module that ``python -m`` runs.
+    name
+        Of the service, in sentences; by default its first argument.
     environment
         Variables beside those of this process.
     """
@@ -70,9 +72,11 @@ class Service:
         is_ready: Callable[[], bool],
         scratch: Path,
         program: str = "sharedkernel",
+        name: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.program = program
+        self.name = name or arguments[0]
         self.environment = dict(environment or {})
         self.arguments = list(arguments)
         self.log_path = log_path
@@ -110,11 +114,9 @@ class Service:
         deadline = time.monotonic() + timeout
         while not self.is_ready():
             if not self.running:
-                raise SharedKernelError(f"the {self.arguments[0]} ended at its start:\n{self.log_tail()}")
+                raise SharedKernelError(f"the {self.name} ended at its start:\n{self.log_tail()}")
             if time.monotonic() > deadline:
-                raise SharedKernelError(
-                    f"the {self.arguments[0]} did not answer within {timeout:.0f} s:\n{self.log_tail()}"
-                )
+                raise SharedKernelError(f"the {self.name} did not answer within {timeout:.0f} s:\n{self.log_tail()}")
             time.sleep(0.02)
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
@@ -127,7 +129,7 @@ class Service:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout)
                     return
-                log.warning("the %s did not end within %g s of %s", self.arguments[0], timeout, signum.name)
+                log.warning("the %s did not end within %g s of %s", self.name, timeout, signum.name)
 
     def kill(self) -> None:
         """End the process at once (SIGKILL), as a crash would; returns once it is reaped."""

@@ -14,7 +14,7 @@ from sharedkernel.bench.servers import StockServer
 async def measure(bench: Bench) -> list[Result]:
     """Alternate between the two, whoever is not measured standing still."""
     results = []
-    pairs, seconds = 3 if bench.quick else 11, bench.seconds(8)
+    pairs, seconds = 3 if bench.quick else 7, bench.seconds(4)
     with bench.stack() as stack, StockServer() as server:
         async with AsyncExitStack() as contexts:
             shared, stock = await open_prepared(contexts, [*sessions(stack), *processes(server, 1)])

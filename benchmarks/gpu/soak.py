@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from contextlib import AsyncExitStack
+from typing import Any
 
 from common import Bench, main, open_prepared, sessions
 
@@ -64,13 +65,14 @@ async def measure(bench: Bench) -> list[Result]:
             bench.say(f"soaking for {seconds:g} s")
             code = _SOAK.format(seconds=seconds)
             outcomes = await asyncio.gather(*(notebook.value(code) for notebook in notebooks))
+            notes = _lane_notes(await asyncio.to_thread(stack.status))
             bench.say("killing a session that trains")
             shared = (await asyncio.to_thread(stack.status))["device"]["lanes_shared"]
             recovered = await _kill_one(*notebooks)
     wrong = sum(outcome[1] for outcome in outcomes)
     longest = max(outcome[2] for outcome in outcomes)
     counts = " and ".join(str(outcome[0]) for outcome in outcomes)
-    how = f"{counts} iterations in {seconds:g} s; lanes' bytes were{'' if shared else ' not'} shared."
+    how = f"{counts} iterations in {seconds:g} s; lanes' bytes were{'' if shared else ' not'} shared.{notes}"
     return [
         Result(metric="wrong_checksums", value=wrong, unit="ratio", target=Target("<=", 0), how=how),
         Result(metric="longest_iteration", value=longest, unit="seconds", target=Target("<", 10.0), how=how),
@@ -82,6 +84,12 @@ async def measure(bench: Bench) -> list[Result]:
             how="From `kill -9` of a session in the middle of its training until the other has trained for 2 s.",
         ),
     ]
+
+
+def _lane_notes(status: dict[str, Any]) -> str:
+    """Return why sessions do not use their lanes' bytes, in sentences: then the soak says nothing of lanes."""
+    notes = [(session["user"], session["lane_note"]) for session in status["sessions"]]
+    return "".join(f" {user}: {note}" for user, note in notes if note)
 
 
 async def _kill_one(victim: Notebook, survivor: Notebook) -> float:

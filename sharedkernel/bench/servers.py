@@ -48,14 +48,15 @@ class StockServer:
         self._token = secrets.token_hex(16)
         self.service = Service(
             [
-                "server", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+                "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
                 "--ServerApp.open_browser=False", "--ServerApp.allow_root=True",
                 f"--ServerApp.root_dir={self.directory}",
             ],
             log_path=self.directory / "server.log",
             is_ready=self._answers,
             scratch=self.directory / "tmp",
-            program="jupyter",
+            program="jupyter_server",  # `jupyter server` looks for a program, which not every installation has
+            name="stock Jupyter server",
             environment=self._environment(),
         )  # fmt: skip
 

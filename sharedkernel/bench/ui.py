@@ -194,6 +194,7 @@ async def _open_lab(stack: LocalStack, chromium: str) -> AsyncIterator[Any]:
         is_ready=answers,
         scratch=directory,
         program="jupyterlab",
+        name="JupyterLab",
         environment={**stack.client_environment(stack.users[0]), **private},
     )  # fmt: skip
     try:
