@@ -80,6 +80,8 @@ class Gate:
         Tells the device's operations by their arguments; None: all are.
     lanes
         The session's lane; None where no bytes are shared.
+    run_ahead
+        Called at each boundary, to wait for a device that works behind the main thread's back; None: there is none.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Gate:
         *,
         concerns: OperationFilter | None = None,
         lanes: Lanes | None = None,
+        run_ahead: Callable[[], None] | None = None,
     ) -> None:
         self._words = page.words
         self._meter = meter
@@ -101,6 +104,7 @@ class Gate:
         self._growth = growth
         self._forecast = forecast
         self._lanes = lanes
+        self._run_ahead = run_ahead
         self.grant = Grant(page, meter, forecast)
         self._wish = Wish(page, meter, notice, forecast, self.grant)
         self._main = threading.get_ident()
@@ -444,6 +448,8 @@ class Gate:
             Whether it is the one that iterations are told by, and not one of those it may turn out to be.
         """
         self._words[_ITERATIONS] += iterations
+        if is_known and self._run_ahead is not None:
+            self._run_ahead()
         if is_known and time.monotonic() < self._quiet_until and not self._words[_PREEMPT]:
             return
         if not self._mode.is_in and is_transform_under_way():
