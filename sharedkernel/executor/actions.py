@@ -15,6 +15,8 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.driver import Driver
@@ -157,10 +159,23 @@ class SessionActions:
         if process.unsanctioned:  # it holds one already, of the executor before this
             process.unsanctioned = False
             return
+        self._expect_context(process)
         has_lane = self._served.lane_desk is not None and self._served.lane_desk.granted(process, lane, size)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         process.send(protocol.Granted(threads=threads, has_lane=has_lane))
+
+    def _expect_context(self, process: SessionProcess) -> None:
+        """Charge a session that will make its context on a GPU now for as much as another's takes at least.
+
+        What a context takes is known only once it is made, and until then others would be given that memory.
+        """
+        if self._served.device.kind != "cuda" or process.memory.framework:
+            return
+        known = [other.memory.framework for other in self._sessions.values() if other.memory.framework]
+        if known:
+            process.memory = msgspec.structs.replace(process.memory, framework=min(known))
+            self.driver.handle(events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)))
 
     def _size_of(self, lane: LaneId, process: SessionProcess) -> int | None:
         """Return the bytes to make *lane* of for a turn of *process*; None: it should do without.
