@@ -74,7 +74,7 @@ class Generation:
     @property
     def num_small_used(self) -> int:
         """How many segments for small blocks torch has asked for."""
-        return sum(size == SMALL_UNIT for size in self.pool.segments.values())
+        return sum(size == SMALL_UNIT for size in list(self.pool.segments.values()))
 
     def fits(self, layout: LaneLayout) -> bool:
         """Return whether its addresses are laid out as this lane is."""
@@ -250,7 +250,7 @@ class Segments:
         if not self._pools.drop(generation.pool):
             return False
         with self.lock:
-            for start, end in self._outside(generation, generation.pool.segments.items()):
+            for start, end in self._outside(generation, list(generation.pool.segments.items())):
                 for slot in list(self._arena.slots_within(start, end - start)):
                     if slot.state is SlotState.UNMAPPED:
                         self._arena.remove([slot])
