@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from uuid import uuid4
 
 import pytest
 
+from sharedkernel.errors import SessionNotFound
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
 from tests.software_gpu.build import DEFAULT_TORCH
@@ -143,9 +145,8 @@ class Tenant:
         if notebook is None:
             return
         notebook.close()
-        client = self._soak.executor.client
-        if notebook.session in {record.session for record in await client.sessions()}:
-            await client.end_session(notebook.session)
+        with contextlib.suppress(SessionNotFound):  # it may have ended just now
+            await self._soak.executor.client.end_session(notebook.session)
         deadline = time.monotonic() + PATIENCE
         while _is_alive(notebook.record.pid):
             if time.monotonic() > deadline:
