@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 # ONCE_MORE=1 runs each test that fails once more, alone, and names those that pass then
 PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 
-.PHONY: demo test test-all software-gpu test-software-gpu slow lint labextension docs binder bench faults faults-software-gpu fuzz load clean
+.PHONY: demo test test-all software-gpu test-software-gpu slow lint labextension docs binder bench faults faults-software-gpu soak-software-gpu fuzz load clean
 
 demo: $(INSTALLED)
 	$(BIN)/sharedkernel demo
@@ -81,6 +81,11 @@ faults: $(INSTALLED)
 faults-software-gpu: software-gpu
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
 	python -m tests.faults.campaign --device cuda:0 --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+# random notebooks on the software GPU, whose driver fails at random; prints its seed (SOAK='--minutes 5 --seed 7')
+SOAK ?= --minutes 30 --sessions 8
+soak-software-gpu: $(INSTALLED)
+	$(BIN)/python -m tests.software_gpu.soak --torch $(SOFTWARE_GPU_TORCH) $(SOAK)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -79,6 +79,7 @@ MAX_LINES = 400
 LONG_MODULES = frozenset(
     {
         "device_memory.lane_memory",
+        "device_memory.store",
         "device_memory.torch_pool",
         "executor.grants",
         "executor.service",

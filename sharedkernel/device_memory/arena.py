@@ -84,7 +84,7 @@ class Arena:
     @property
     def private_bytes(self) -> int:
         """Bytes of private units mapped here."""
-        return sum(slot.size for slot in self._slots.values() if slot.state is SlotState.PRIVATE)
+        return sum(slot.size for slot in list(self._slots.values()) if slot.state is SlotState.PRIVATE)
 
     @property
     def lane_units(self) -> set[int]:

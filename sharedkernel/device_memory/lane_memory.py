@@ -44,6 +44,7 @@ from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier
 from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.device_memory.torch_pool import TorchPools
+from sharedkernel.signals_held import signals_held
 
 log = logging.getLogger(__name__)
 
@@ -383,6 +384,7 @@ class LaneMemory:
 
     # --- private memory -----------------------------------
 
+    @signals_held()
     def trim(self) -> None:
         """Give back what torch keeps for later and nothing lives in: what a user means by emptying the cache.
 

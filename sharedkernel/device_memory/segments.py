@@ -74,7 +74,7 @@ class Generation:
     @property
     def num_small_used(self) -> int:
         """How many segments for small blocks torch has asked for."""
-        return sum(size == SMALL_UNIT for size in self.pool.segments.values())
+        return sum(size == SMALL_UNIT for size in list(self.pool.segments.values()))
 
     def fits(self, layout: LaneLayout) -> bool:
         """Return whether its addresses are laid out as this lane is."""
@@ -170,6 +170,7 @@ class Segments:
 
     # --- taking back -----------------------------------
 
+    @signals_held()
     def retire(self, generation: Generation) -> None:
         """Let nothing more be allocated from a generation, and let it show no lane."""
         self._pools.end(generation.pool)
@@ -179,6 +180,7 @@ class Segments:
             self._arena.clear(generation.lane_slots(SlotState.LANE))
         self._retired.append(generation)
 
+    @signals_held()
     def reap(self, live: LiveRanges) -> None:
         """Unmap the pages of retired generations in which nothing lives, and drop those generations that are empty.
 
@@ -203,6 +205,7 @@ class Segments:
         """Return whether torch has segments for a lane's generation that are not in the lane."""
         return bool(self._outside(generation, list(generation.pool.segments.items())))
 
+    @signals_held()
     def drop_headroom(self) -> None:
         """Let go of the units in which all is headroom."""
         with self.lock:
@@ -250,7 +253,7 @@ class Segments:
         if not self._pools.drop(generation.pool):
             return False
         with self.lock:
-            for start, end in self._outside(generation, generation.pool.segments.items()):
+            for start, end in self._outside(generation, list(generation.pool.segments.items())):
                 for slot in list(self._arena.slots_within(start, end - start)):
                     if slot.state is SlotState.UNMAPPED:
                         self._arena.remove([slot])

@@ -1,6 +1,7 @@
 """The executor's side of device memory: it creates every unit, and knows which account each one is in.
 
-A unit is in exactly one account: a *lane*, *private* to a session, or *leaving*. A unit is leaving when its
+A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *leaving*. In stock are units that
+were created for a lane before it is made or changed, since it takes long to create many. A unit is leaving when its
 lane has no use for it any more but sessions still have it mapped: memory is free when it is gone from every process,
 not when somebody asked for it. So what the accounts add up to is what the device really lacks.
 
@@ -37,17 +38,19 @@ class Account:
     lanes: dict[int, int]
     private: dict[str, int]
     leaving: int
+    stock: int
 
     @property
     def total(self) -> int:
         """Bytes of device memory in use."""
-        return sum(self.lanes.values()) + sum(self.private.values()) + self.leaving
+        return sum(self.lanes.values()) + sum(self.private.values()) + self.leaving + self.stock
 
 
 class _Place(StrEnum):
     LANE = "lane"
     PRIVATE = "private"
     LEAVING = "leaving"
+    STOCK = "stock"
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +105,8 @@ class LaneStore:
         self._driver = driver
         self._capacity = capacity
         self._lanes: dict[int, _Lane] = {}
+        #: units that were created for a lane in advance
+        self._stock: dict[int, list[_Unit]] = {}
         #: every unit there is
         self._units: dict[int, _Unit] = {}
         self._used = 0
@@ -119,7 +124,9 @@ class LaneStore:
         """
         if lane in self._lanes:
             raise InvalidMapping(f"lane {lane} exists already.")
-        units = self._obtain(plan_lane(size), _Place.LANE)
+        units = self._obtain_for_lane(lane, Counter(plan_lane(size)))
+        at_hand = _by_size(units)
+        units = [at_hand[each].pop() for each in plan_lane(size)]
         self._lanes[lane] = _Lane(lane, 1, units, is_dirty=not self._driver.is_new_memory_clean)
         return self.layout(lane)
 
@@ -134,16 +141,10 @@ class LaneStore:
             When there is no room for it.
         """
         entry = self._empty(lane, "resized")
-        at_hand: dict[int, list[_Unit]] = {}
-        for unit in entry.units:
-            at_hand.setdefault(unit.size, []).append(unit)
         sizes = plan_lane(size)
-        missing = Counter(sizes) - Counter(unit.size for unit in entry.units)
-        for unit in self._obtain(list(missing.elements()), _Place.LANE):
-            at_hand.setdefault(unit.size, []).append(unit)
+        missing = self._missing(lane, size)
         # in the order of addresses, so that a lane that grows keeps its units where they are
-        for units in at_hand.values():
-            units.reverse()
+        at_hand = _by_size([*entry.units, *self._obtain_for_lane(lane, missing)])
         units = [at_hand[each].pop() for each in sizes]
         if units != entry.units:
             entry.units = units
@@ -157,6 +158,52 @@ class LaneStore:
         entry = self._empty(lane, "removed")
         del self._lanes[lane]
         self._part_with(entry.units)
+        self.drop_stock(lane)
+
+    # --- units for a lane in advance -----------------------------------
+
+    def num_missing(self, lane: int, size: int) -> int:
+        """Return how many units are to be created so that a lane, which may not exist yet, has *size* bytes."""
+        return sum((self._missing(lane, size) - self._stocked(lane)).values())
+
+    def stocking(self, lane: int, size: int) -> Iterator[None]:
+        """Create these units, and yield after each, so that other things can be done in between.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            When there is no room for one; those before it are in stock.
+        """
+        for each in list((self._missing(lane, size) - self._stocked(lane)).elements()):
+            self._stock.setdefault(lane, []).append(self._create(each, _Place.STOCK))
+            yield
+
+    def drop_stock(self, lane: int) -> None:
+        """Free the units that were created for a lane and are not in it."""
+        for unit in self._stock.pop(lane, ()):
+            self._forget(unit)
+
+    def _stocked(self, lane: int) -> Counter[int]:
+        return Counter(unit.size for unit in self._stock.get(lane, ()))
+
+    def _missing(self, lane: int, size: int) -> Counter[int]:
+        """Return the sizes of the units that a lane lacks, those in stock included."""
+        entry = self._lanes.get(lane)
+        return Counter(plan_lane(size)) - Counter(unit.size for unit in (entry.units if entry is not None else ()))
+
+    def _obtain_for_lane(self, lane: int, sizes: Counter[int]) -> list[_Unit]:
+        """Return units of these sizes, out of stock as far as it has them; the rest of the stock is freed."""
+        stocked = self._stocked(lane)
+        new = self._obtain(list((sizes - stocked).elements()), _Place.LANE)
+        at_hand = _by_size(self._stock.get(lane, ()))
+        taken = [at_hand[size].pop() for size in (sizes & stocked).elements()]
+        for unit in taken:
+            unit.place = _Place.LANE
+            self._stock[lane].remove(unit)
+        self.drop_stock(lane)
+        return [*taken, *new]
+
+    # --- turns -----------------------------------
 
     def layout(self, lane: int) -> LaneLayout:
         """Return what the lane is made of now."""
@@ -280,7 +327,7 @@ class LaneStore:
             if unit.place is _Place.PRIVATE:
                 (session,) = unit.holders
                 private[session] = private.get(session, 0) + unit.size
-        return Account(lanes=lanes, private=private, leaving=sums[_Place.LEAVING])
+        return Account(lanes=lanes, private=private, leaving=sums[_Place.LEAVING], stock=sums[_Place.STOCK])
 
     def validate(self) -> None:
         """Check that every unit is in one account, and held by whom that account allows."""
@@ -294,6 +341,10 @@ class LaneStore:
                 case _Place.LEAVING:
                     assert unit.holders, unit
                     assert unit.handle is None, unit
+                case _Place.STOCK:
+                    assert not unit.holders, unit
+        in_stock = [unit for units in self._stock.values() for unit in units]
+        assert set(in_stock) == {unit for unit in self._units.values() if unit.place is _Place.STOCK}
         account = self.account()
         assert account.total == self._used == sum(unit.size for unit in self._units.values()), account
         assert self._capacity is None or self._used <= self._capacity, account
@@ -370,3 +421,11 @@ class LaneStore:
         if entry.occupant is not None:
             raise LaneOccupied(f"lane {lane} cannot be {change} while an iteration of {entry.occupant} is in it.")
         return entry
+
+
+def _by_size(units: Iterable[_Unit]) -> dict[int, list[_Unit]]:
+    """Return units by their size, the last one first."""
+    found: dict[int, list[_Unit]] = {}
+    for unit in reversed(list(units)):
+        found.setdefault(unit.size, []).append(unit)
+    return found

@@ -15,9 +15,12 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.driver import Driver
+from sharedkernel.executor.lane_desk import LaneDesk
 from sharedkernel.executor.sessions import SessionProcess, id_of, profile_of
 from sharedkernel.executor.supervisor import send_signal
 from sharedkernel.executor.tasks import Tasks
@@ -99,6 +102,8 @@ class SessionActions:
 
     def _force(self, process: SessionProcess) -> None:
         """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
+        if process.is_lane_coming:
+            return  # it does not know yet that it has the device
         now = self.driver.now()
         if not process.times_forced:
             process.forced_at = now
@@ -157,10 +162,41 @@ class SessionActions:
         if process.unsanctioned:  # it holds one already, of the executor before this
             process.unsanctioned = False
             return
-        has_lane = self._served.lane_desk is not None and self._served.lane_desk.granted(process, lane, size)
+        self._expect_context(process)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
+        desk = self._served.lane_desk
+        if desk is not None and size is not None and desk.is_costly(process, lane, size):
+            process.is_lane_coming = True
+            self._tasks.spawn(self._grant_later(desk, process, lane, size, threads))
+            return
+        has_lane = desk is not None and desk.granted(process, lane, size)
         process.send(protocol.Granted(threads=threads, has_lane=has_lane))
+
+    def _expect_context(self, process: SessionProcess) -> None:
+        """Charge a session that will make its context on a GPU now for as much as another's takes at least.
+
+        What a context takes is known only once it is made, and until then others would be given that memory.
+        """
+        if self._served.device.kind != "cuda" or process.memory.framework:
+            return
+        known = [other.memory.framework for other in self._sessions.values() if other.memory.framework]
+        if known:
+            process.memory = msgspec.structs.replace(process.memory, framework=min(known))
+            self.driver.handle(events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)))
+
+    async def _grant_later(
+        self, desk: LaneDesk, process: SessionProcess, lane: LaneId, size: int, threads: int
+    ) -> None:
+        """Make a large lane while others are served, and tell its session of the grant then."""
+        try:
+            await desk.prepare(lane, size)
+            if process.session is not None and self._sessions.get(process.session) is process:
+                has_lane = desk.granted(process, lane, size)
+                process.send(protocol.Granted(threads=threads, has_lane=has_lane))
+        finally:
+            process.is_lane_coming = False
+            desk.give_up(lane)
 
     def _size_of(self, lane: LaneId, process: SessionProcess) -> int | None:
         """Return the bytes to make *lane* of for a turn of *process*; None: it should do without.

@@ -6,6 +6,7 @@ Each request is answered, by what it asked for or by why that was not done. Who 
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.shelves import Shelves
 from sharedkernel.executor.starting import Starting
 from sharedkernel.executor.supervisor import Supervisor, send_signal
+from sharedkernel.session.page import Word
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +117,10 @@ class Gateways:
             case protocol.OffloadSession():
                 await self._grants.offload(self._session(message.session))
             case protocol.SignalSession():
-                send_signal(self._session(message.session), message.signum)
+                process = self._session(message.session)
+                if message.signum == signal.SIGINT:
+                    process.page.words[Word.INTERRUPTS] += 1
+                send_signal(process, message.signum)
             case protocol.ListSessions():
                 records = [
                     process.record() for process in self._grants.sessions.values() if process.connection is not None

@@ -6,7 +6,8 @@ Its turn ends when it says that nothing of it is left there (:class:`~sharedkern
 more than that it gave its grant back: a session that could not, or was stopped, leaves its bytes where they are, and
 whoever is granted that lane meanwhile has to do without. Private units are given as long as the device has room; who
 is refused asks the core to grow, as for any memory. All of it happens on the executor's event loop, so no lane changes
-in between.
+in between. Only the units of a large lane are created one by one, while the loop does other things as well
+(:meth:`LaneDesk.prepare`).
 
 A lane that the core removes goes here as soon as no turn is left in it: its units are free once the sessions that had
 them let go, which they do at the end of each cell. Not yet run on a GPU.
@@ -17,6 +18,7 @@ who is in the middle of an iteration there. Their units live and die with them, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 UNITS_PER_ANSWER = MAX_DESCRIPTORS
 #: part of a lane that may be more than is needed, and seconds after which more than that goes
 _LARGE_PART, _SHRINK_AFTER = 0.25, 5.0
+#: units that are created at once: a thousand of them take a second
+_MANY_UNITS = 32
 #: why a session that outlived its executor uses no lane, for people
 ADOPTED = (
     "it was there before its executor was restarted, so its iterations use memory of its own; restart its kernel, when "
@@ -83,6 +87,27 @@ class LaneDesk:
         """Take note of a process that an executor before this one started."""
         self._adopted.add(process.process)
         process.lane_note = ADOPTED
+
+    def is_costly(self, process: SessionProcess, lane: int, size: int | None) -> bool:
+        """Return whether it takes long to make a lane as the core has it: first :meth:`prepare` it then."""
+        if size is None or self.is_off or process.process in self._adopted or lane in self._turns.values():
+            return False
+        return self._store.num_missing(lane, size) > _MANY_UNITS
+
+    async def prepare(self, lane: int, size: int) -> None:
+        """Create the units that a lane lacks, one at a time, and let the event loop do other things in between.
+
+        :meth:`granted` then makes the lane of them, or :meth:`give_up` frees them.
+        """
+        try:
+            for _ in self._store.stocking(lane, size):
+                await asyncio.sleep(0)
+        except DeviceMemoryError as error:
+            log.info("lane %d cannot be prepared: %s", lane, error)
+
+    def give_up(self, lane: int) -> None:
+        """Free what was prepared for a lane and is not in it."""
+        self._store.drop_stock(lane)
 
     def granted(self, process: SessionProcess, lane: int, size: int | None) -> bool:
         """Make a lane as the core has it, before a grant is told; return whether the session can take it.

@@ -87,6 +87,17 @@ class SessionRecords:
                 yield kept, page
 
 
+def are_there_sessions(directory: Path) -> bool:
+    """Return whether any process lives that has a record in *directory*, which may be missing."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            with contextlib.suppress(OSError, *UNREADABLE):
+                kept = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                if start_time(kept.pid) == kept.started:
+                    return True
+    return False
+
+
 def _open_page(kept: KeptSession) -> int | None:
     """Open the shared page of a process where the process has it open; None where it has none."""
     with contextlib.suppress(OSError):

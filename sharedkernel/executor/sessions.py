@@ -136,6 +136,8 @@ class SessionProcess:
     end_asked: bool = False
     #: slug and sentence, where this executor ended it of its own accord
     end_reason: tuple[str, str] | None = None
+    #: it was granted the device, and will hear so as soon as its lane is made
+    is_lane_coming: bool = False
     #: it held a grant when this executor took it over, and the scheduler would not have given it one
     unsanctioned: bool = False
     #: signals to yield since its present grant, and when the first was sent

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
+from sharedkernel.device_memory.errors import OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.offload import Leaving
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: units asked for at a time: each comes with a descriptor
 UNITS_PER_REQUEST = MAX_DESCRIPTORS
+#: seconds for which room that a session was promised is waited for, and between two attempts to take it
+ROOM_PATIENCE, _ROOM_INTERVAL = 3.0, 0.05
 #: private bytes in which nothing lives that are worth giving back
 WORTH_FREEING = 32 << 20
 
@@ -86,10 +90,21 @@ class ExecutorSupplier:
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
         """Return new private units of these sizes, in this order; raises SharedKernelError when there is no room.
 
-        The wait for the answer leaves the interpreter to other threads, also in the middle of an iteration.
+        The wait for the answer leaves the interpreter to other threads, also in the middle of an iteration. What the
+        session may have is there soon, if not yet: those who had it are about to let go of it.
         """
         if mid_iteration:
             self.check(sum(sizes))
+        deadline = time.monotonic() + ROOM_PATIENCE
+        while True:
+            try:
+                return self._new_units(sizes)
+            except Refused as error:
+                if error.reason != OutOfDeviceMemory.reason or time.monotonic() > deadline:
+                    raise
+            time.sleep(_ROOM_INTERVAL)
+
+    def _new_units(self, sizes: Sequence[int]) -> list[GivenUnit]:
         given: list[GivenUnit] = []
         try:
             for part in _parts(sizes):

@@ -129,6 +129,8 @@ class CudaMeter:
         self._framework = 0
         #: what the context took when it was made; framework memory is never less
         self._context = 0
+        #: it was made at first use, or NVML has listed this process since
+        self._has_context = True
         self._quiet_looks = 0
         self._is_unsettled = False
         self._holding = threading.Event()
@@ -320,6 +322,7 @@ class CudaMeter:
             # Whatever it is, the user's own operation will meet it, and say it better.
             log.exception("framework memory could not be measured")
             self._context = USUAL_CONTEXT_BYTES
+            self._has_context = False
         self._framework = self._context
         self._measure_framework()
 
@@ -330,8 +333,13 @@ class CudaMeter:
             self._words[Word.FRAMEWORK] = self._framework
             return
         with contextlib.suppress(SharedKernelError):
-            own = (self._device.sample().processes or {}).get(os.getpid())
+            processes = self._device.sample().processes
+            own = None if processes is None else processes.get(os.getpid())
+            if own is None and processes is not None and not self._has_context:
+                # Nothing is held where there was no room for a context; a later operation may still make it.
+                self._framework = 0
             if own is not None:
+                self._has_context = True
                 # Whether NVML counts memory that sessions share for each of them is not known; too much is safe.
                 self._framework = max(own - self._weigh(self.cuda.look())[1], min(self._context, own))
         self._words[Word.FRAMEWORK] = self._framework

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel.session import storages
 from sharedkernel.session.meters import Meter
@@ -61,8 +62,10 @@ class StoragesAway:
         try:
             for storage, kept in self._pairs:
                 pause(done)
-                storage.resize_(kept.nbytes())
-                storage.copy_(kept)
+                # no operation of the user's, for which the gate would want a grant
+                with _disable_current_modes():
+                    storage.resize_(kept.nbytes())
+                    storage.copy_(kept)
                 done += kept.nbytes()
         except BaseException as error:
             # Nobody has written to what is back, so it can go again without another copy.
@@ -114,7 +117,8 @@ class StoragesDeparting:
                 if self._stopped:
                     raise CannotOffload("Its code runs.", reason="busy")
                 copy = torch.UntypedStorage(storage.nbytes())
-                copy.copy_(storage)
+                with _disable_current_modes():
+                    copy.copy_(storage)
                 self._copies.append(copy)
         except RuntimeError as error:
             self._copies.clear()

@@ -80,6 +80,8 @@ class Gate:
         Tells the device's operations by their arguments; None: all are.
     lanes
         The session's lane; None where no bytes are shared.
+    run_ahead
+        Called at each boundary, to wait for a device that works behind the main thread's back; None: there is none.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Gate:
         *,
         concerns: OperationFilter | None = None,
         lanes: Lanes | None = None,
+        run_ahead: Callable[[], None] | None = None,
     ) -> None:
         self._words = page.words
         self._meter = meter
@@ -101,6 +104,7 @@ class Gate:
         self._growth = growth
         self._forecast = forecast
         self._lanes = lanes
+        self._run_ahead = run_ahead
         self.grant = Grant(page, meter, forecast)
         self._wish = Wish(page, meter, notice, forecast, self.grant)
         self._main = threading.get_ident()
@@ -315,7 +319,7 @@ class Gate:
         torch.OutOfMemoryError
             When it may not, as things are: over quota, or larger than the device.
         KeyboardInterrupt
-            When the user interrupts the wait.
+            When the user interrupts the wait, also of torch's threads for backward.
         """
         if self._disabled:
             return
@@ -351,13 +355,14 @@ class Gate:
     def _acquire(self, growth: int = 0, spare: int = 0) -> None:
         """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing; wait for it."""
         self._main_waits = threading.get_ident() == self._main
+        check = None if is_pythons(threading.get_ident()) else self._interrupt_check()
         self._wish.say(growth, spare)
         try:
-            self._wish.wait()
+            self._wish.wait(check)
             while self._departure.is_asked and self._wish.is_open:
                 if self._departure.give_way():
                     self._wish.say(0, spare)
-                self._wish.wait()
+                self._wish.wait(check)
         except BaseException:
             self._wish.withdraw()
             raise
@@ -376,6 +381,19 @@ class Gate:
                 self.grant.threads.make()
             if self._lanes is not None:
                 self._lanes.turn_began(has_lane=self.grant.has_lane)
+
+    def _interrupt_check(self) -> Callable[[], None]:
+        """Return what raises once the user interrupts, for a wait of a thread that Python did not start.
+
+        The main thread waits for that one in C++, where Python runs no signal's handler.
+        """
+        before = self._words[Word.INTERRUPTS]
+
+        def check() -> None:
+            if self._words[Word.INTERRUPTS] != before:
+                raise KeyboardInterrupt
+
+        return check
 
     def _is_main_in_lane(self) -> bool:
         """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""
@@ -408,7 +426,8 @@ class Gate:
                     "again."
                 )
             self._acquire(growth, spare)
-        self.grant.threads.keep()
+        if threading.get_ident() == self._main:
+            self.grant.threads.keep()
 
     def _grow_if_possible(self, growth: int) -> None:
         try:
@@ -424,11 +443,14 @@ class Gate:
         return self._growth.failed(error, self._forecast.source)
 
     def _grow_after(self, operation: Any, error: BaseException) -> bool:
-        """Get the memory that *operation* failed for, in the main thread; whether to do it again.
+        """Get the memory that *operation* failed for, in the main thread or in backward; whether to do it again.
 
         The grant may be gone: the executor's signal, which came during the operation, is handled before its error.
         """
-        if self._disabled or not self._sections or threading.get_ident() != self._main:
+        if self._disabled or not self._sections:
+            return False
+        # Torch's threads for backward have the main thread's mode; that one has called them, and waits for them.
+        if threading.get_ident() != self._main and is_pythons(threading.get_ident()):
             return False
         growth = self._growth.after_failure(operation, error)
         if growth:
@@ -449,6 +471,8 @@ class Gate:
             Whether it is the one that iterations are told by, and not one of those it may turn out to be.
         """
         self._words[_ITERATIONS] += iterations
+        if is_known and self._run_ahead is not None:
+            self._run_ahead()
         if is_known and time.monotonic() < self._quiet_until and not self._words[_PREEMPT]:
             return
         if not self._mode.is_in and is_transform_under_way():

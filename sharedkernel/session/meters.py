@@ -143,6 +143,17 @@ def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: 
     return LaneTurns(torch, meter, channel)
 
 
+def make_run_ahead(device_kind: str) -> Callable[[], None] | None:
+    """Return what keeps a session from queuing ever more work on its device; None where nothing is queued."""
+    if device_kind != "cuda":
+        return None
+    import torch
+
+    from sharedkernel.session.run_ahead import RunAhead
+
+    return RunAhead(torch.cuda).boundary_passed
+
+
 def operation_filter(device_kind: str) -> OperationFilter | None:
     """Return what tells the device's operations from others by their arguments; None where all are the device's."""
     return touches_cuda if device_kind == "cuda" else None

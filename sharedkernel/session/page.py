@@ -1,8 +1,8 @@
 """What passes between one session and its executor without a message: a page of shared memory, and a signal.
 
-The executor writes the *preempt* and *summoned* words; the session writes the rest. A word is read and written in one
-machine instruction, so neither side locks. What the session writes is its own word about itself: the executor shows it,
-and decides nothing by it that would touch another session.
+The executor writes the words *preempt*, *summoned* and *interrupts*; the session writes the rest. A word is read and
+written in one machine instruction, so neither side locks. What the session writes is its own word about itself: the
+executor shows it, and decides nothing by it that would touch another session.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Word(IntEnum):
     SUMMONED = 9
     #: not 0: it takes what lives out of its lane, for which it waits for the device; then the grant goes
     HANDING_OVER = 10
+    #: interrupts sent so far (executor): where Python cannot handle them, they are known by this
+    INTERRUPTS = 11
 
 
 class Turn(IntEnum):

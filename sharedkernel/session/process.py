@@ -32,7 +32,7 @@ from sharedkernel.session.growth import Growth
 from sharedkernel.session.kernel import SessionKernel
 from sharedkernel.session.link import Link
 from sharedkernel.session.meter import set_up_heap
-from sharedkernel.session.meters import make_lanes, make_meter, operation_filter
+from sharedkernel.session.meters import make_lanes, make_meter, make_run_ahead, operation_filter
 from sharedkernel.session.movers import make_mover
 from sharedkernel.session.notices import WaitNotice, show_sentence
 from sharedkernel.session.outbox import Outbox
@@ -112,6 +112,7 @@ class SessionProcess:
             forecast,
             concerns=operation_filter(device_kind),
             lanes=self._lanes,
+            run_ahead=make_run_ahead(device_kind),
         )
         self._gate.on_measured = self._quota.check
         self._quota.on_failure = self._gate.allocation_failed

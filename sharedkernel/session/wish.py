@@ -5,6 +5,9 @@ One thread at a time wishes (the gate sees to that); the link's thread brings th
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from sharedkernel import protocol
 from sharedkernel.session.forecast import Forecast
 from sharedkernel.session.grant import Grant
@@ -15,18 +18,40 @@ from sharedkernel.session.notices import NOTICE_AFTER, REFRESH_INTERVAL, Notice
 from sharedkernel.session.page import Page, Turn, Word
 from sharedkernel.signals_held import interrupts_let_through, signals_held
 
+#: seconds between two checks in a wait of another thread than the main one
+_CHECK_INTERVAL = 0.2
 
-def wait_for_answer(answered: Latch, notice: Notice, link: Link) -> None:
-    """Wait for an answer of the executor, open to interrupts; if it takes long, *notice* shows why, and goes on to."""
+
+def wait_for_answer(answered: Latch, notice: Notice, link: Link, check: Callable[[], None] | None = None) -> None:
+    """Wait for an answer of the executor, open to interrupts; if it takes long, *notice* shows why, and goes on to.
+
+    Parameters
+    ----------
+    answered, notice, link
+        What is waited for, and what the notice shows.
+    check
+        Called now and then; what it raises ends the wait. None: the main thread waits, where interrupts are raised.
+    """
     with interrupts_let_through():
-        if answered.wait(NOTICE_AFTER):
+        if _wait(answered, NOTICE_AFTER, check):
             return
     notice.show(has_executor=link.is_connected)
     while True:
         with interrupts_let_through():
-            if answered.wait(REFRESH_INTERVAL):
+            if _wait(answered, REFRESH_INTERVAL, check):
                 return
         notice.refresh(has_executor=link.is_connected)
+
+
+def _wait(answered: Latch, seconds: float, check: Callable[[], None] | None) -> bool:
+    if check is None:
+        return answered.wait(seconds)
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if answered.wait(min(left, _CHECK_INTERVAL)):
+            return True
+        check()
+    return False
 
 
 class Wish:
@@ -65,10 +90,10 @@ class Wish:
             wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
             self.link.send(*(message for message in (foreseen, wanted) if message))
 
-    def wait(self) -> None:
-        """Wait until there is something to do, open to interrupts."""
+    def wait(self, check: Callable[[], None] | None = None) -> None:
+        """Wait until there is something to do, open to interrupts; *check* as in :func:`wait_for_answer`."""
         try:
-            wait_for_answer(self.answered, self._notice, self.link)
+            wait_for_answer(self.answered, self._notice, self.link, check)
         finally:
             self._notice.end()
 

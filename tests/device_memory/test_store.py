@@ -88,6 +88,41 @@ def test_without_room_nothing_changes(store):
         store.layout(2)
 
 
+def test_units_can_be_created_before_their_lane_needs_them(store, driver):
+    """The lane takes those it has use for, the others are freed."""
+    steps = store.stocking(1, 100 * MIB)
+    for made in range(1, 11):
+        next(steps)
+        assert store.account().stock == driver.created == made * 2 * MIB
+        store.validate()
+    assert store.num_missing(1, 100 * MIB) == 40
+    assert sum(1 for _ in steps) == 40
+    store.create_lane(1, 90 * MIB)
+    assert store.account().lanes == {1: 90 * MIB}
+    assert driver.created == 90 * MIB
+    assert sum(1 for _ in store.stocking(1, 120 * MIB)) == 15
+    before = {unit.unit for unit in store.layout(1).units}
+    assert before < {unit.unit for unit in store.resize_lane(1, 120 * MIB).units}
+    assert store.account().total == store.account().lanes[1] == driver.created == 120 * MIB
+
+
+def test_what_was_created_for_a_lane_in_vain_is_freed(store, driver):
+    """Where there is no room for all of it, and where the lane goes."""
+    store.give_private("a", [64 * MIB] * 7)
+    with pytest.raises(OutOfDeviceMemory):
+        list(store.stocking(1, 100 * MIB))
+    assert store.account().stock == 64 * MIB
+    with pytest.raises(OutOfDeviceMemory):
+        store.create_lane(1, 100 * MIB)
+    assert store.account().stock == 64 * MIB
+    store.drop_stock(1)
+    assert store.account().total == driver.created == 7 * 64 * MIB
+    store.create_lane(1, 30 * MIB)
+    list(store.stocking(1, 40 * MIB))
+    store.remove_lane(1)
+    assert store.account().total == driver.created == 7 * 64 * MIB
+
+
 def test_a_lane_that_changes_keeps_the_units_it_can(store):
     """Growing creates only what is missing; the same size changes nothing."""
     before = store.create_lane(1, 64 * MIB)

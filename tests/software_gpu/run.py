@@ -47,8 +47,8 @@ class RunError(Exception):
     """Why nothing can be run, in one sentence."""
 
 
-def default_capacity(devices: int = 1) -> int:
-    """Return a capacity of each device, in bytes: 1 GiB, or less where all would take over a quarter of what is free.
+def default_capacity(devices: int = 1, *, most: int = _CAPACITY) -> int:
+    """Return a capacity of each device, in bytes: *most*, or less where all would take over a quarter of what is free.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def default_capacity(devices: int = 1) -> int:
     found = re.search(r"MemAvailable:\s+(\d+) kB", text)
     free = int(found[1]) * 1024 if found else 0
     shared = os.statvfs(SHARED_MEMORY)
-    capacity = min(_CAPACITY, min(free, shared.f_bavail * shared.f_frsize) // 4 // devices) // (2 * MIB) * (2 * MIB)
+    capacity = min(most, min(free, shared.f_bavail * shared.f_frsize) // 4 // devices) // (2 * MIB) * (2 * MIB)
     if capacity < _LEAST_CAPACITY:
         raise RunError(
             f"A quarter of the free memory is {capacity // MIB} MiB for each device; "
@@ -137,11 +137,20 @@ def run(command: Sequence[str], directory: Path, python: Path) -> tuple[int, lis
         signal.signal(number, lambda number, _: process.send_signal(number))
     while True:
         try:
-            status = process.wait()
+            status = _wait(process)
             break
         except KeyboardInterrupt:  # the terminal has sent it to the command, too
             continue
     return status, _clean_up(directory)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit status of a process; reap meanwhile what has lost its parent, as an init system does."""
+    while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None:
+        if found.si_pid == process.pid:
+            return process.wait()
+        os.waitpid(found.si_pid, 0)
+    raise AssertionError("nothing is to be waited for")
 
 
 def _clean_up(directory: Path) -> list[str]:

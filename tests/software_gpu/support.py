@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
@@ -41,6 +43,21 @@ def start_python(code: str, *arguments: str, **settings: object) -> subprocess.P
         text=True,
         close_fds=False,
     )
+
+
+@contextlib.contextmanager
+def settings(**values: object) -> Iterator[None]:
+    """Let processes that start meanwhile have other settings, also where the environment is not passed on.
+
+    Sessions and their warm parent get none of the variables of their executor.
+    """
+    path = Path(os.environ["SOFTWARE_GPU_DIRECTORY"]) / "settings"
+    before = path.read_text()
+    path.write_text(before + "".join(f"{key}={value}\n" for key, value in values.items()))
+    try:
+        yield
+    finally:
+        path.write_text(before)
 
 
 def used_by_process() -> dict[int, int]:

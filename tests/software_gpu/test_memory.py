@@ -30,6 +30,18 @@ sys.stdin.read()
 """
 
 
+def test_torch_says_which_processes_have_the_memory() -> None:
+    """It asks NVML in the oldest way, whose structures are smaller."""
+    torch = pytest.importorskip("torch")
+    torch.ones(1, device="cuda")
+    with start_python(HOLD) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=f"Process {process.pid} has [0-9.]+ MiB memory in use"):
+            torch.empty(torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
+        process.kill()
+
+
 def test_more_than_the_device_has_is_out_of_memory() -> None:
     """An error of torch's own is raised its own error, with figures, and the next allocation works."""
     torch = pytest.importorskip("torch")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-from tests.software_gpu.support import run_python
+from tests.software_gpu.support import run_python, start_python, used_bytes
 
 pytestmark = pytest.mark.software_gpu
 
@@ -64,3 +66,23 @@ def test_a_fault_is_of_one_process() -> None:
         subprocess.run([sys.executable, "-c", "import torch; print(torch.ones(3, device='cuda').sum().item())"])
     """
     assert run_python(fault) == "3.0\n"
+
+
+def test_a_process_that_is_stopped_keeps_nobody_out_of_the_driver() -> None:
+    """Wherever in a call it was; it goes on when it is told to."""
+    work = """if True:
+        from tests.software_gpu.support import UNIT, Driver
+        driver = Driver()
+        driver.cuInit(0)
+        print("ready", flush=True)
+        while True:
+            driver.cuMemRelease(driver.cuMemCreate(UNIT, driver.properties(), 0))
+    """
+    with start_python(work) as stopped:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == "ready\n"
+        for _ in range(200):
+            stopped.send_signal(signal.SIGSTOP)
+            used_bytes()  # takes the lock
+            stopped.send_signal(signal.SIGCONT)
+        stopped.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import Outcome, Verdict, table
 from sharedkernel.selftest.trust import Identity
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import MIB, device_bytes
+from tests.software_gpu.support import MIB, device_bytes, settings
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -61,18 +60,6 @@ def patch(torch):
     torch.cuda.MemPool = lambda *arguments: os.abort()
     torch.UntypedStorage.resize_ = lambda self, size: time.sleep(1000)
 """
-
-
-@contextlib.contextmanager
-def settings(**values: object) -> Iterator[None]:
-    """Let processes that start meanwhile have other settings, also where the environment is not passed on."""
-    path = Path(os.environ["SOFTWARE_GPU_DIRECTORY"]) / "settings"
-    before = path.read_text()
-    path.write_text(before + "".join(f"{key}={value}\n" for key, value in values.items()))
-    try:
-        yield
-    finally:
-        path.write_text(before)
 
 
 def patch_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, patch: str) -> None:

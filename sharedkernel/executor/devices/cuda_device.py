@@ -32,9 +32,10 @@ from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.devices.watch import Watch
 from sharedkernel.executor.lane_desk import LaneDesk
+from sharedkernel.executor.session_records import are_there_sessions
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.nvml import Gpu, GpuFacts, GpuSample
-from sharedkernel.paths import KEEPER_SOCKET
+from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import Verdict
@@ -170,9 +171,10 @@ class CudaDevice:
         """Use the best mode that the self-test finds to work; sessions that are there already keep theirs."""
         if self._self_test is None:
             return
-        has_sessions = False
+        # With their memory on the device much would fail. The keeper may be gone, too.
+        has_sessions = are_there_sessions(runtime_directory / RECORDS_DIRECTORY)
         with contextlib.suppress(OSError):
-            has_sessions = listener_of(runtime_directory / KEEPER_SOCKET) > 0
+            has_sessions = has_sessions or listener_of(runtime_directory / KEEPER_SOCKET) > 0
         trying = self.try_out(runtime_directory / _RESULTS, trusts_own=has_sessions)
         self._trying = asyncio.ensure_future(trying)
         await asyncio.wait([self._trying])

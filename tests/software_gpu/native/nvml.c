@@ -32,6 +32,10 @@ struct process_info {
     unsigned long long used;
     unsigned gpu_instance, compute_instance;
 };
+struct process_info_v1 {
+    unsigned pid;
+    unsigned long long used;
+};
 struct process_utilization {
     unsigned pid;
     unsigned long long us;
@@ -218,8 +222,17 @@ API nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struc
         infos[i] = (struct process_info){usage[i].pid, usage[i].bytes, 0xffffffff, 0xffffffff};
     return SUCCESS;
 }
-API nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, struct process_info *infos) {
-    return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos);
+/* What torch calls when memory lacks, with room for so many of the small structures as were found the time before. */
+API nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, struct process_info_v1 *infos) {
+    DEVICE(handle);
+    struct sg_usage usage[MAX_LISTED];
+    unsigned found = (unsigned)sg_memory_by_process(device, usage, MAX_LISTED), room = *count;
+    *count = found;
+    if (room < found)
+        return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < found; i++)
+        infos[i] = (struct process_info_v1){usage[i].pid, usage[i].bytes};
+    return SUCCESS;
 }
 API nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, struct process_info *infos) {
     return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos);

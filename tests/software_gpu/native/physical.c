@@ -37,7 +37,22 @@ static DIR *open_memory_directory(void) {
     return opendir(path);
 }
 
-static bool is_dead(pid_t pid) { return pid <= 0 || (kill(pid, 0) && errno == ESRCH); }
+/* Whether a process is gone, or has ended and only waits to be reaped: the driver frees its memory at once. */
+static bool is_dead(pid_t pid) {
+    char path[64], text[512];
+    if (pid <= 0 || (kill(pid, 0) && errno == ESRCH))
+        return true;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    if (length <= 0)
+        return false;
+    text[length] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && !strncmp(name_end, ") Z", 3);
+}
 
 int64_t sg_recount_memory(int device) {
     int64_t used = 0;
@@ -54,11 +69,19 @@ int64_t sg_recount_memory(int device) {
 /* Free what no process has any more. Only memory of dead processes is looked at: the living free their own. */
 static void sweep(int device) {
     struct piece piece;
+    pid_t last = 0; /* most pieces of one process come one after the other */
+    bool is_last_dead = true;
     DIR *directory = open_memory_directory();
     for (struct dirent *entry; directory && (entry = readdir(directory));) {
         if (!strncmp(entry->d_name, "new-", 4) && is_dead(atoi(entry->d_name + 4)))
             unlinkat(dirfd(directory), entry->d_name, 0);
-        if (!parse(entry->d_name, &piece) || piece.device != device || !is_dead(piece.pid))
+        if (!parse(entry->d_name, &piece) || piece.device != device)
+            continue;
+        if (piece.pid != last) {
+            last = piece.pid;
+            is_last_dead = is_dead(last);
+        }
+        if (!is_last_dead)
             continue;
         int fd = openat(dirfd(directory), entry->d_name, O_RDWR | O_CLOEXEC);
         if (fd < 0)

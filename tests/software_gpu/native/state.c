@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 struct shared {
     uint64_t magic;
     pthread_mutex_t mutex;
+    pid_t holder; /* who has the mutex */
     struct sg_device devices[SG_MAX_DEVICES];
 };
 static const uint64_t MAGIC = 0x736f66747761724;
@@ -66,15 +68,55 @@ struct sg_device *sg_device(int device) {
     return &shared->devices[device];
 }
 
+static bool is_stopped(pid_t pid) {
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[length < 0 ? 0 : length] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && !strncmp(name_end, ") T", 3);
+}
+
+/* A process that is stopped (SIGSTOP) first leaves a driver in the kernel, which has locks only there. This one may
+ * have to go on until it has let go of the mutex; then it is stopped again. */
+static int lock_mutex(void) {
+    pid_t resumed = 0;
+    for (;;) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 20000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        int result = pthread_mutex_timedlock(&shared->mutex, &until);
+        if (result != ETIMEDOUT) {
+            if (resumed)
+                kill(resumed, SIGSTOP);
+            return result;
+        }
+        pid_t holder = shared->holder;
+        if (holder > 0 && is_stopped(holder)) {
+            resumed = holder;
+            kill(holder, SIGCONT);
+        }
+    }
+}
+
 void sg_lock(void) {
-    if (pthread_mutex_lock(&shared->mutex) == EOWNERDEAD) { /* somebody died while changing the figures */
+    if (lock_mutex() == EOWNERDEAD) { /* somebody died while changing the figures */
         pthread_mutex_consistent(&shared->mutex);
         for (int i = 0; i < SG_MAX_DEVICES; i++)
             shared->devices[i].used = sg_recount_memory(i);
     }
+    shared->holder = getpid();
 }
 
-void sg_unlock(void) { pthread_mutex_unlock(&shared->mutex); }
+void sg_unlock(void) {
+    shared->holder = 0;
+    pthread_mutex_unlock(&shared->mutex);
+}
 
 int64_t sg_now(void) {
     struct timespec now;

@@ -1,0 +1,21 @@
+"""A short soak; `make soak-software-gpu` runs a long one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.software_gpu.soak import soak
+
+pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(600)]
+
+SECONDS = 75.0
+
+
+def test_nothing_is_wrong_after_random_cells_of_four_notebooks() -> None:
+    """Nor does one hang or end otherwise than it has to; all memory is given back."""
+    said: list[str] = []
+    report = soak(seconds=SECONDS, tenants=4, seed=13, say=said.append)
+    assert report.is_clean, "\n".join([*said, json.dumps(vars(report), indent=2)])
+    assert len(report.cells) > 10
