@@ -3,7 +3,7 @@
 Ended sessions and closed websockets leave rings of objects behind (Jupyter's and tornado's as well as our own), which
 Python looks for only when a quarter more objects are there than after its last look: the more sessions, the later. And
 the C library's allocator keeps what is freed among what is still used. So a service stays as large as its busiest hour,
-and looks as if it leaked (ARCHITECTURE.md, "Found by measuring").
+and looks as if it leaked (docs/decisions/2026-11-22-memory-of-a-gateway.md).
 """
 
 from __future__ import annotations

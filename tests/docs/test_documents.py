@@ -73,6 +73,13 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     assert "preempt_patience" in (tmp_path / "html" / "reference" / "configuration.html").read_text()
 
 
+@pytest.mark.parametrize("document", [ROOT / "ARCHITECTURE.md", *DOCUMENTS], ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(document: Path) -> None:
+    """Sphinx checks the links within docs; this test also checks those of the pages beside it."""
+    links = re.findall(r"\]\((?!\w+:)([^)#]+)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists() and "reference/" not in link] == []
+
+
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
     """Start an executor and a gateway."""

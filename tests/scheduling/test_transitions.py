@@ -144,8 +144,8 @@ def test_events_are_legal_exactly_where_the_table_says(sched: Desk, state: Sessi
     assert bool(caught.value.story) == (state is not SessionState.DEAD)
 
 
-def test_architecture_shows_these_tables() -> None:
-    """The section in ARCHITECTURE.md is the code's own table."""
-    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+def test_the_documentation_shows_these_tables() -> None:
+    """The tables in docs/session-states.md are the code's own."""
+    text = (Path(__file__).parents[2] / "docs" / "session-states.md").read_text()
     shown = text.split("<!-- session states -->")[1]
     assert shown.strip() == transition_table()
