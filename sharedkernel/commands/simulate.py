@@ -12,10 +12,10 @@ from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.commands.scenario import OnProgress, ScenarioApp, TraceScenarioApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import PolicyName, SchedulerConfig
-from sharedkernel.scheduling.job_policies import JobPolicyName
 from sharedkernel.scheduling.matching import AlloX
 from sharedkernel.scheduling.placement import PLACEMENTS, PlacementName
-from sharedkernel.scheduling.policies import POLICIES
+from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks

@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sharedkernel.scheduling.model import LaneId, Session, SessionId, SessionState
+from sharedkernel.scheduling.model.session import LaneId, Session, SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 
 

@@ -1,6 +1,6 @@
 """The scheduling core: pure decisions about one device. Events in, actions out; see `scheduler.py`."""
 
-from sharedkernel.scheduling.model import (
+from sharedkernel.scheduling.model.session import (
     LaneId,
     MemoryProfile,
     PolicyName,

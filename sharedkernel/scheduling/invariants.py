@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharedkernel.scheduling.model import (
+from sharedkernel.scheduling.model.session import (
     ACTIVE_STATES,
     HOLDING_STATES,
     LINE_STATES,
@@ -17,7 +17,7 @@ from sharedkernel.scheduling.model import (
 from sharedkernel.units import format_bytes
 
 if TYPE_CHECKING:
-    from sharedkernel.scheduling.records import Records
+    from sharedkernel.scheduling.steps.records import Records
 
 
 def check(records: Records) -> None:

@@ -18,7 +18,7 @@ horus
     had; ours is the sum of predicted utilisations beyond what the device can give, then the misfit of memory, both in
     parts of the device. Utilisation is a session's on its own, predicted from its iterations, corrected by measurement.
 
-Not covered: when to place (`matching.py`, `job_policies.py`), and moving what runs.
+Not covered: when to place (`matching.py`, `policies/whole_jobs.py`), and moving what runs.
 """
 
 from __future__ import annotations

@@ -10,16 +10,17 @@ Facts and decisions
     Sessions report facts; the scheduler decides. Nothing is freed because it was asked back, only when its holder says
     that it is free: a session whose grant was revoked is `preempting`, with lane and memory still charged. Events whose
     session is in a state that does not allow them raise :class:`~sharedkernel.errors.InvalidTransition` and change
-    nothing. `transitions.py` has both tables.
+    nothing. `model/transitions.py` has both tables.
 
 Four questions, each with its modules
-    *May it have memory?* `admission.py`, with `claims.py` for what each in line waits for, `lanes.py` for the layout
-    and `ledger.py` for the sums. *Who makes room for it?* `reclaim.py` takes lanes, `offloading.py` moves idle memory
-    away, `memory_turns.py` that of cells that run. *Who is served next?* `turns.py`, in the order of `policies.py`.
-    *How much was each served?* `service.py`. All of them read and write the same `records.py`. An event is first
-    written there (`facts.py`), then all is *settled* (`settling.py`): lanes are set right, the line for memory is
+    *May it have memory?* `memory/admission.py`, with `memory/demand.py` for what each in line waits for,
+    `memory/lanes.py` for the layout and `memory/ledger.py` for the sums. *Who makes room for it?* `memory/reclaim.py`
+    takes lanes, `memory/offloading.py` moves idle memory away, `memory/turns.py` that of cells that run. *Who is served
+    next?* `steps/dispatch.py`, in the order of `policies/builtin.py`. *How much was each served?*
+    `policies/accounting.py`. All of them read and write the same `steps/records.py`. An event is first written there
+    (`steps/handlers.py`), then all is *settled* (`steps/reconcile.py`): lanes are set right, the line for memory is
     admitted as far as it fits, turns are taken, and idle sessions are asked to move away for who is still in line. What
-    is decided is carried out by `decisions.py`.
+    is decided is carried out by `steps/apply.py`.
 
 Interrupted iterations
     A grant that was released in the middle of an iteration leaves live bytes in its lane. The lane is that session's
@@ -36,7 +37,7 @@ Offloading and restoring
 Memory turns
     Where idle memory does not suffice, sessions take turns on the device's memory: one whose memory quantum is over is
     told to move out, gives its grant back at its next boundary (or is called to its gate), and gets in line for its own
-    memory. `memory_turns.py` says who, when, and what is promised to those who wait.
+    memory. `memory/turns.py` says who, when, and what is promised to those who wait.
 
 Growth
     An iteration, or a cell, that comes to need more than it has gives its grant back and waits in line, with its lane.
@@ -69,20 +70,20 @@ The safety condition
 from __future__ import annotations
 
 from sharedkernel.errors import InvalidTransition
-from sharedkernel.scheduling.actions import Action
-from sharedkernel.scheduling.decisions import Decisions
-from sharedkernel.scheduling.events import Event, SessionEvent
-from sharedkernel.scheduling.facts import Facts
 from sharedkernel.scheduling.invariants import check
-from sharedkernel.scheduling.lanes import Lanes
-from sharedkernel.scheduling.ledger import Ledger
-from sharedkernel.scheduling.model import SchedulerConfig, Session, SessionId, SessionState
-from sharedkernel.scheduling.policies import Policy
-from sharedkernel.scheduling.records import Records
-from sharedkernel.scheduling.service import ServiceClock
-from sharedkernel.scheduling.settling import Settling
+from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.events import Event, SessionEvent
+from sharedkernel.scheduling.model.session import SchedulerConfig, Session, SessionId, SessionState
+from sharedkernel.scheduling.model.transitions import TRANSITIONS
+from sharedkernel.scheduling.policies.accounting import ServiceClock
+from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
-from sharedkernel.scheduling.transitions import TRANSITIONS
+from sharedkernel.scheduling.steps.apply import Decisions
+from sharedkernel.scheduling.steps.handlers import Facts
+from sharedkernel.scheduling.steps.reconcile import Settling
+from sharedkernel.scheduling.steps.records import Records
 
 
 class Scheduler:

@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sharedkernel.scheduling import interference
-from sharedkernel.scheduling.model import (
+from sharedkernel.scheduling.model.session import (
     HOLDING_STATES,
     OPEN_STATES,
     LaneId,
@@ -17,10 +16,11 @@ from sharedkernel.scheduling.model import (
     SessionState,
     UserId,
 )
+from sharedkernel.scheduling.policies import interference
 
 if TYPE_CHECKING:
-    from sharedkernel.scheduling.predictions import Estimate
-    from sharedkernel.scheduling.records import Records
+    from sharedkernel.scheduling.policies.predictions import Estimate
+    from sharedkernel.scheduling.steps.records import Records
 
 #: what a session that does not run waits for
 WaitingFor = Literal["memory", "lane", "restore"]

@@ -13,9 +13,9 @@ import pytest
 from sharedkernel.paths import LOGS_DIRECTORY
 from sharedkernel.protocol import Limits
 from sharedkernel.scheduling import Scheduler, SchedulerConfig
-from sharedkernel.scheduling.actions import Grant
-from sharedkernel.scheduling.events import from_dict
-from sharedkernel.scheduling.model import HOLDING_STATES
+from sharedkernel.scheduling.model.actions import Grant
+from sharedkernel.scheduling.model.events import from_dict
+from sharedkernel.scheduling.model.session import HOLDING_STATES
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionState, UserId
-from sharedkernel.scheduling.actions import (
+from sharedkernel.scheduling.model.actions import (
     Action,
     CreateLane,
     ForceYield,
@@ -22,7 +22,7 @@ from sharedkernel.scheduling.actions import (
     Revoke,
     Summon,
 )
-from sharedkernel.scheduling.events import (
+from sharedkernel.scheduling.model.events import (
     CellClosed,
     CellInterrupted,
     CellOpened,
@@ -44,8 +44,8 @@ from sharedkernel.scheduling.events import (
     UsedWithoutGrant,
     UserConfigured,
 )
-from sharedkernel.scheduling.policies import POLICIES
-from sharedkernel.scheduling.transitions import TRANSITIONS
+from sharedkernel.scheduling.model.transitions import TRANSITIONS
+from sharedkernel.scheduling.policies.builtin import POLICIES
 
 MIB = 1 << 20
 CAPACITY, RESERVE = 100 * MIB, 5 * MIB

@@ -1,0 +1,388 @@
+"""The line for memory: who is admitted, who waits, who is refused.
+
+A want is *refused* when it cannot be met as things are, whoever leaves: over its user's quota, or larger than the
+device could ever give. Otherwise it waits in line until there is room for its claim (`demand.py`). Those behind may be
+admitted past one that does not fit, but nobody starves: a session that was overtaken for `overtake_patience`, or has
+waited that long where the policy is preemptive, has a *reservation*: nobody behind it is admitted before it. Only
+one that would not fit if all lanes went has none: others' waiting would not help it.
+
+*Growth* goes first, the oldest before the others: who waits in the middle of an iteration holds memory that others
+wait for. It does not wait for ever: after `growth_patience` it is refused, and earlier where nothing else is going on
+at all, the latest first. So two sessions that grow at once cannot wait for each other's memory for good.
+
+A *restore* waits while its user's quota is exceeded by it, as long as their idle sessions can be moved away instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sharedkernel.scheduling.memory.demand import Claims
+from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.memory.offloading import Offloading, keeps_enough
+from sharedkernel.scheduling.memory.refusals import over_quota_by, refuse_restore, refuse_wait, refuse_want
+from sharedkernel.scheduling.memory.revision_cache import Remembered
+from sharedkernel.scheduling.memory.turns import MemoryTurns, late_at
+from sharedkernel.scheduling.model.actions import Refuse
+from sharedkernel.scheduling.model.session import (
+    Lane,
+    MemoryProfile,
+    SchedulerConfig,
+    Session,
+    SessionId,
+    SessionState,
+    User,
+    UserId,
+)
+from sharedkernel.scheduling.policies.builtin import Policy, Rank
+
+
+@dataclass(slots=True, kw_only=True)
+class Admissions:
+    """What one pass along the line came to."""
+
+    #: have now what they claimed
+    admitted: list[Session] = field(default_factory=list)
+    #: cannot be met as things are
+    refused: list[Refuse] = field(default_factory=list)
+    #: were passed over only because others before them wait for the same
+    behind: set[Session] = field(default_factory=set)
+
+
+class Admission:
+    """The line for one device's memory.
+
+    Parameters
+    ----------
+    config, policy, ledger, lanes, claims, offloading, turns, users, holders
+        The scheduler's.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        policy: Policy,
+        ledger: Ledger,
+        lanes: Lanes,
+        claims: Claims,
+        offloading: Offloading,
+        turns: MemoryTurns,
+        users: dict[UserId, User],
+        holders: Mapping[str, Session],
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.ledger = ledger
+        self.lanes = lanes
+        self.claims = claims
+        self.offloading = offloading
+        self.turns = turns
+        self.users = users
+        self.holders = holders
+        #: all and only sessions that are in line: `waiting`, or `restoring` with room still to be made
+        self.waiting: dict[SessionId, Session] = {}
+        #: those in line who were passed over last time only because others before them wait for the same
+        self.behind: set[Session] = set()
+        #: when those in line were admitted last, seconds
+        self._now = 0.0
+        self._lines: Remembered[list[Session]] = Remembered(ledger, holders)
+        self._passes: Remembered[Admissions] = Remembered(ledger, holders)
+        self._deadlines: Remembered[float | None] = Remembered(ledger, holders)
+        self._served: Remembered[bool] = Remembered(ledger, holders)
+
+    def enter_line(self, session: Session) -> None:
+        """Let *session* wait in line."""
+        self.waiting[session.id] = session
+        self.ledger.revision += 1
+
+    def leave_line(self, session: Session) -> None:
+        """Let *session* leave the line, if it is in it."""
+        session.has_room_made, session.hopeless_since = False, None
+        if self.waiting.pop(session.id, None) is not None:
+            self.ledger.revision += 1
+
+    def line(self) -> list[Session]:
+        """Return the sessions in line, first in line first, but for those that are asked to give way."""
+        return self._lines.ask(self._now, self._sorted)
+
+    def _sorted(self) -> tuple[list[Session], float]:
+        return sorted(self._staying(), key=self._place_in_line), self.same_until(self._now)
+
+    def _staying(self) -> Iterable[Session]:
+        return (session for session in self.waiting.values() if not session.is_asked_to_offload)
+
+    def _place_in_line(self, session: Session) -> Rank:
+        if session.growth:
+            return (0, *self.turns.seniority(session, self._now), session.arrival)
+        if session.has_room_made:
+            return (1, session.arrival)
+        # Whoever may reclaim memory comes before those from whom it is taken, wherever the policy would put them.
+        if self.is_due(session, self._now):
+            return (2, *self.turns.place(session, self._now), session.arrival)
+        return (3, *self.policy.line(session))
+
+    # --- refusing -----------------------------------
+
+    def refusal(self, session: Session) -> Refuse | None:
+        """Return why *session*'s want, or its restoring, cannot be met as things are; None: it can, sooner or later."""
+        if session.is_cut_short:
+            return None
+        if session.state is SessionState.RESTORING:
+            return refuse_restore(session, self.ledger, self.offloading.own(session.user))
+        return refuse_want(session, self.ledger)
+
+    def latest_growing(self) -> Session | None:
+        """Return the latest to grow; None when nobody waits for that."""
+        growing = (session for session in self.waiting.values() if session.growth)
+        return max(growing, key=_arrival, default=None)
+
+    def latest_in_the_way(self) -> Session | None:
+        """Return the latest of those who wait themselves and keep what others wait for; None: there is none."""
+        keeping = (session for session in self.waiting.values() if keeps_enough(session))
+        latest = max(keeping, key=_arrival, default=None)
+        others = (session for session in self.waiting.values() if session is not latest)
+        return latest if any(self.claims.shortfall(session) > 0 for session in others) else None
+
+    def patience_ends(self, session: Session) -> float:
+        """Return when *session* has waited for as long as one that holds memory itself may."""
+        return session.waiting_since + self.config.growth_patience
+
+    def refuse_wait(self, session: Session, *, waited: float = 0.0) -> Refuse:
+        """Return the refusal of *session*'s want, which would wait in vain, or has *waited* for too long."""
+        return refuse_wait(session, self.ledger, self.users.values(), waited)
+
+    def _has_expired(self, session: Session, now: float) -> bool:
+        if session.growth > 0:
+            return now >= self.patience_ends(session) and not self._is_about_to_be_helped(session)
+        return self._is_hopeless_from(session) <= now
+
+    def _is_about_to_be_helped(self, session: Session) -> bool:
+        """Return whether others have been told to make room for *session*, or will be when their quantum is over."""
+        is_coming = session.has_room_made and self.turns.coming(self._now) > 0
+        return is_coming or self.offloading.eviction.waiting is session
+
+    def _is_hopeless_from(self, session: Session) -> float:
+        """Return from when on *session* waits in vain: for more than it could have if all others moved; else infinity.
+
+        What cannot move may go some day, so that is not said at once; least of all of what others' tensors keep while
+        their cells are open, as those may end soon, or be refused what they wait for. A cell that was moved out in its
+        middle is never refused: it can neither go on nor end without its memory.
+        """
+        if session.growth or session.live or session.is_cut_short:
+            return math.inf
+        excess = self.claims.excess(session)
+        if excess <= 0:
+            session.hopeless_since = None
+            return math.inf
+        if session.hopeless_since is None:
+            session.hopeless_since = self._now
+        patience = self.config.overtake_patience
+        return max(self._is_refused_from(session, excess), session.hopeless_since + patience)
+
+    def _is_refused_from(self, session: Session, excess: int) -> float:
+        """Return when *session* has waited for long enough in which it lacked *excess* bytes for good."""
+        patience = self.config.overtake_patience
+        if session.state is SessionState.WAITING and session.is_measured:
+            kept, since = self.claims.stays_of_others(session)
+            if excess > kept:
+                # It asks again, for less: what it needs now may not be what it was measured to need.
+                return max(session.waiting_since, since) + patience
+        return self.patience_ends(session) + patience
+
+    def next_deadline(self) -> float | None:
+        """Return when the next in line is refused for having waited too long; None when nobody will be."""
+
+        def earliest() -> tuple[float | None, float]:
+            growing = (session for session in self._staying() if session.growth or session.lacked)
+            moments = [moment for moment in map(self.patience_ends, growing) if moment > self._now]
+            moments += [moment for moment in map(self._is_hopeless_from, self._staying()) if moment < math.inf]
+            return min(moments, default=None), min(moments, default=math.inf)
+
+        return self._deadlines.ask(self._now, earliest)
+
+    def same_until(self, now: float) -> float:
+        """Return before when, seconds, nothing about the line changes by time alone."""
+        patience, moments = self.config.overtake_patience, []
+        for session in self.waiting.values():
+            if self.policy.is_preemptive:
+                moments.append(session.waiting_since + patience)
+            if session.overtaken_at is not None:
+                moments.append(session.overtaken_at + patience)
+            if session.growth or session.lacked:
+                moments.append(self.patience_ends(session))
+            moments.append(self._is_hopeless_from(session))
+        moments += map(late_at, self.turns.leaving.values())
+        moments += map(self.turns.delayed_until, self.waiting.values())
+        moments += map(self.turns.settled_at, self.waiting.values())
+        return min((moment for moment in moments if moment > now), default=math.inf)
+
+    # --- admitting -----------------------------------
+
+    def admit(self, now: float) -> Admissions:
+        """Give those in line what they claim, as far as it fits."""
+        self._now = now
+        result = self._passes.ask(now, lambda: (self._pass(now), self.same_until(now)))
+        self.behind = result.behind
+        return result
+
+    def _pass(self, now: float) -> Admissions:
+        """Go along the line once."""
+        result = Admissions()
+        passed: list[Session] = []
+        is_barred = keeps_barred = False
+        for session in self.line():
+            if is_barred:
+                if self._has_expired(session, now):
+                    result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
+                continue
+            is_behind = self._is_behind(session, passed) or (keeps_barred and self.claims.kept(session) > 0)
+            if session.lacked and now >= self.patience_ends(session):
+                session.lacked = 0  # it comes back without, and is refused it then
+                self.ledger.revision += 1
+            if refusal := self.refusal(session):
+                result.refused.append(refusal)
+            elif not is_behind and self._place(session):
+                result.admitted.append(session)
+                for other in passed:
+                    if other.overtaken_at is None:
+                        other.overtaken_at = now
+            elif self._has_expired(session, now):
+                result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
+            else:
+                passed.append(session)
+                if is_behind:
+                    result.behind.add(session)
+                is_first = self._has_reservation(session, now)
+                # One that waits for those before it only must not keep others from what they do not wait for.
+                is_barred = is_first and not is_behind and self.is_attainable(session)
+                keeps_barred = keeps_barred or (is_first and not self._is_hopeless(session))
+        return result
+
+    def _is_behind(self, session: Session, passed: list[Session]) -> bool:
+        """Return whether *session* wants to grow, and one before it could not."""
+        return session.growth > 0 and any(other.growth for other in passed)
+
+    def _place(self, session: Session) -> bool:
+        """Charge *session* for what it claims, if it fits now; return whether it did."""
+        if session.state is SessionState.RESTORING:
+            return self._restore(session)
+        if session.growth:
+            return self._grow(session)
+        need = self._need(session)
+        if self.lanes.place(session, need):
+            return True
+        if session.is_measured or not self.policy.is_preemptive or self.freeing(session) is not None:
+            return False
+        # All that there could be cannot be had soon: others' iterations are interrupted. Take what there is.
+        return self.lanes.place(session, min(need, self.lanes.largest_now(session.domain)))
+
+    def _restore(self, session: Session) -> bool:
+        """Charge *session* for what it moved away, if there is room."""
+        if over_quota_by(session) > 0 or self.claims.lacks_headroom(session) > 0:
+            return False
+        if not self.lanes.make_room(session.returning):
+            return False
+        memory = session.memory
+        persistent = memory.persistent + session.returning
+        restored = MemoryProfile(persistent=persistent, ephemeral=memory.ephemeral, framework=memory.framework)
+        self.ledger.set_memory(session, restored)
+        session.is_returning = True
+        self.turns.let_in(session, self.waiting.values(), self._now)
+        return True
+
+    def _grow(self, session: Session) -> bool:
+        """Charge *session* for what it needs more, if there is room."""
+        wanted = session.wanted
+        assert wanted is not None
+        if self.claims.lacks_headroom(session) > 0:
+            return False
+        if session.lane is None:
+            if not self.lanes.fit(session, max(0, wanted - session.parked)):
+                return False
+        elif not self._grow_in_lane(session):
+            return False
+        memory = session.memory
+        # Where nothing was measured yet, this much is known now: its lane is not cut below it.
+        if session.rest is not None:
+            session.rest = wanted
+        grown = MemoryProfile(persistent=memory.persistent, ephemeral=wanted, framework=memory.framework)
+        self.ledger.set_memory(session, grown)
+        assert session.lane is not None
+        self.lanes.close(session.lane)
+        return True
+
+    def _grow_in_lane(self, session: Session) -> bool:
+        # Rather all of it beside the lane: what its lane has to spare may be in pieces that are too small for it.
+        beside = session.growth
+        if not self.lanes.make_room(beside):
+            beside = self.claims.beside(session)
+            if beside and not self.lanes.make_room(beside, keep=session.lane):
+                return False
+        session.live += beside
+        session.grown += beside
+        self.ledger.set_parked(session, session.parked + beside)
+        return True
+
+    def _need(self, session: Session) -> int:
+        """Return the lane size to ask for: what was measured, else all that one lane of its domain could have."""
+        if session.is_measured:
+            return session.need
+        room = self.ledger.room(session.domain)
+        quota = session.user.quota
+        return room if quota is None else min(room, quota - session.user.persistent)
+
+    # --- what keeps others from being admitted -----------------------------------
+
+    def is_attainable(self, session: Session) -> bool:
+        """Return whether *session* would fit if every lane went, what is live in those that do not run being parked."""
+        is_over_quota = session.state is SessionState.RESTORING and over_quota_by(session) > 0
+        return not is_over_quota and self.claims.shortfall(session) <= 0
+
+    def is_due(self, session: Session, now: float) -> bool:
+        """Return whether *session* has waited long enough to be put before others."""
+        return self.policy.is_preemptive and now >= session.waiting_since + self.config.overtake_patience
+
+    def _has_reservation(self, session: Session, now: float) -> bool:
+        overtaken = session.overtaken_at is not None and now >= session.overtaken_at + self.config.overtake_patience
+        is_first = session.has_room_made or self.is_due(session, now)
+        return overtaken or is_first or not self.policy.may_overtake()
+
+    def _is_hopeless(self, session: Session) -> bool:
+        """Return whether not even moving idle memory away would let *session* fit."""
+        return self.policy.may_overtake() and self._is_without_hope(session)
+
+    def is_served(self, now: float) -> bool:
+        """Return whether no more memory for lanes would help anybody in line at *now*, seconds."""
+        if not self.waiting:
+            return True
+        # Those whom idle memory is moved away for may fit soon.
+        return self._served.ask(now, lambda: (all(map(self._is_without_hope, self.line())), self.same_until(now)))
+
+    def _is_without_hope(self, session: Session) -> bool:
+        return not self.is_attainable(session) and session not in self.offloading.helped
+
+    def freeing(self, session: Session) -> Lane | None:
+        """Return a lane whose next boundary lets *session* fit."""
+        for lane in self.lanes.by_id.values():
+            is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
+            if is_soon_empty and self._is_freed_by(lane, session):
+                return lane
+        return None
+
+    def _is_freed_by(self, lane: Lane, session: Session) -> bool:
+        """Return whether *session* fits once *lane* comes to its next boundary."""
+        if self.claims.is_beside(session):
+            return self.lanes.can_make_room(self.claims.beside(session), emptied=lane)
+        need = self._need(session) if session.wanted is None else max(0, session.wanted - session.parked)
+        if session.wanted is None:
+            need += lane.size - lane.settled_size if lane.domain != session.domain else 0
+            if need < 1:
+                return False
+        return self.lanes.compaction(session.domain, need, emptied=lane) is not None
+
+
+def _arrival(session: Session) -> int:
+    return session.arrival

@@ -1,0 +1,211 @@
+"""What those in line wait for, in bytes: who would fit if others gave way, and by how much who would not.
+
+Three kinds of sessions stand in line, each with a *claim*:
+
+- a want without a lane claims a lane of its need;
+- a *growth* claims bytes beside its lane: the interrupted iteration, or cell, came to need more than it has. What its
+  lane has to spare counts. Where the lane was lost meanwhile, it claims a lane for all of it;
+- a *restore* claims what was offloaded, as persistent memory.
+
+What persists is not given back at a boundary, and growth may turn out to persist. So both are admitted only if every
+open cell that could have its lane now, all other lanes gone, still could have it afterwards: its *headroom*. Without
+it two notebooks might be restored side by side and then wait for each other's memory, neither able to run. The headroom
+includes what the session that is restored needs itself, if it could ever have that.
+
+What a session can ever have is its *ceiling*: the device without the *residue* of all others, which is what stays of
+them when everything that can be moved was moved away. A restore claims no headroom beyond its ceiling, and whoever
+claims more than the ceiling waits in vain.
+
+This module asks and answers; `admission.py` acts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.model.session import Lane, Session, SessionId, SessionState
+
+#: persistent memory below which moving a session's away is not worth it, bytes
+LEAST_OFFLOAD = 1 << 20
+
+
+class Claims:
+    """Measures the claims of those in line against what there is.
+
+    Parameters
+    ----------
+    ledger, lanes, sessions
+        The scheduler's.
+    """
+
+    def __init__(self, ledger: Ledger, lanes: Lanes, sessions: Mapping[SessionId, Session]) -> None:
+        self.ledger = ledger
+        self.lanes = lanes
+        self._sessions = sessions
+        #: residue of all sessions, and the ledger's revision for which it was summed
+        self._residue = (-1, 0)
+        #: all and only the sessions with an open cell
+        self.open: dict[SessionId, Session] = {}
+
+    def room(self, gone: Collection[Session] = ()) -> int:
+        """Return what is free if every lane goes, what is live in those that do not run being parked, bytes.
+
+        A lane stays that holds what plain Python left of an iteration, if it could not be had again; not that of
+        *gone*, as of :meth:`headroom`.
+        """
+        lanes = self.lanes.by_id.values()
+        return self.ledger.free + sum(gain(lane) for lane in lanes if not self._stays(lane, gone))
+
+    def _stays(self, lane: Lane, gone: Collection[Session]) -> bool:
+        occupant = lane.occupant
+        if occupant is None or lane.holder is not None or occupant.state is not SessionState.READY:
+            return False
+        return occupant not in gone and not self.can_clear(lane)
+
+    def can_clear(self, lane: Lane) -> bool:
+        """Return whether clearing *lane* makes room, and everybody whose bytes are parked can still finish after it.
+
+        Those without a lane need one for the rest of their interrupted iterations. While the most demanding of them
+        can have it on the device, all can, one after the other; were they parked too tightly, none could.
+        """
+        room = self.ledger.room_without_lanes() - (lane.occupant.unparked if lane.occupant is not None else 0)
+        stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
+        needs = [session.need for session in stranded if session is not lane.occupant]
+        if lane.occupant is not None:
+            needs.append(max(0, lane.occupant.need - lane.occupant.unparked))
+        return gain(lane) > 0 and max(needs, default=0) <= room
+
+    def is_beside(self, session: Session) -> bool:
+        """Return whether *session* claims bytes beside all lanes; if not, it claims a lane."""
+        return session.state is SessionState.RESTORING or (session.growth > 0 and session.lane is not None)
+
+    def beside(self, session: Session) -> int:
+        """Return how many bytes beside all lanes *session* claims at least."""
+        if session.state is SessionState.RESTORING:
+            return session.returning
+        lane, wanted = session.lane, session.wanted
+        if not session.growth or lane is None or wanted is None:
+            return 0
+        return max(0, min(session.growth, wanted - session.parked - lane.size))
+
+    def kept(self, session: Session) -> int:
+        """Return how many of the bytes that *session* claims may persist."""
+        return session.returning if session.state is SessionState.RESTORING else session.growth
+
+    def ceiling(self, session: Session) -> int:
+        """Return the most bytes that *session* can ever have for persistent and ephemeral memory together."""
+        if self._residue[0] != self.ledger.revision:
+            self._residue = (self.ledger.revision, sum(map(residue, self._sessions.values())))
+        others = self._residue[1] - residue(session)
+        device = self.ledger.capacity - self.ledger.reserve - self.ledger.shelf
+        return device - others - session.memory.framework
+
+    def stays_of_others(self, session: Session) -> tuple[int, float]:
+        """Return what cannot be moved of others' tensors while their cells are open, bytes, and the last cell's end."""
+        kept, since = 0, -math.inf
+        for other in self._sessions.values():
+            if other is session or is_movable(other) or not (other.memory.persistent + other.live):
+                continue
+            if other.id in self.open:
+                kept += other.memory.persistent + other.live
+            else:
+                since = max(since, other.idle_since)
+        return kept, since
+
+    def excess(self, session: Session) -> int:
+        """Return by how many bytes what *session* claims exceeds its ceiling; 0 or less: it can have it some day."""
+        claim = session.returning if session.state is SessionState.RESTORING else least(session)
+        return session.memory.persistent + claim - self.ceiling(session)
+
+    def headroom(self, session: Session, room: int, gone: Collection[Session] = ()) -> int:
+        """Return the largest need that must be met beside what *session* claims.
+
+        Parameters
+        ----------
+        session
+            In line.
+        room
+            What :meth:`room` returned.
+        gone
+            Sessions that are about to move out, and so need no lane.
+        """
+        is_restoring = session.state is SessionState.RESTORING
+        if is_restoring:
+            limit = self.ceiling(session) - session.memory.persistent - session.returning
+            room = min(room, limit)
+        others = (
+            other.need
+            for other in self.open.values()
+            if other is not session and other not in gone and _takes_part(other)
+        )
+        most = max((need for need in others if need <= room), default=0)
+        return max(most, session.need) if is_restoring and session.need <= limit else most
+
+    def lacks_headroom(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return by how many bytes what *session* claims for good would exceed what there is beside the headroom.
+
+        What is live of its iteration in its lane is taken to go with it. *gone* as of :meth:`headroom`.
+        """
+        room = self.room(gone)
+        return self.kept(session) + self.headroom(session, room, gone) - room - session.unparked
+
+    def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return how many bytes *session* lacks even if every other lane goes; 0 or less: its claim is attainable.
+
+        An interrupted iteration lacks nothing: it is given its lane then, whatever else is held. *gone* as of
+        :meth:`headroom`.
+        """
+        if session.state is SessionState.RESTORING:
+            return self.lacks_headroom(session, gone)
+        room = self.room(gone)
+        if session.growth:
+            lane = session.lane
+            now = least(session) if lane is None else self.beside(session) + gain(lane)
+            return max(now - room, self.lacks_headroom(session, gone))
+        return 0 if session.live else least(session) - room
+
+    def missing(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return how many bytes *session* lacks that others' memory is moved away for.
+
+        Others' lanes count as room for it, but not for growth: that waits in the middle of an iteration. *gone* as of
+        :meth:`headroom`.
+        """
+        missing = self.shortfall(session, gone)
+        if session.growth and session.lane is not None:
+            missing = max(missing, self.beside(session) - self.ledger.free)
+        return missing
+
+
+def residue(session: Session) -> int:
+    """Return the bytes that stay of *session* when all that can be moved away is.
+
+    What is live of an interrupted iteration stays as well where it cannot be moved: its boundary may never come.
+    """
+    kept = 0 if is_movable(session) else session.memory.persistent + session.live
+    return session.memory.framework + kept
+
+
+def is_movable(session: Session) -> bool:
+    """Return whether *session*'s persistent memory can be moved away, now or later in its cell."""
+    if session.declined or session.user.offload_after is None or session.memory.persistent < LEAST_OFFLOAD:
+        return False
+    is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.is_returning
+    return not is_away
+
+
+def least(session: Session) -> int:
+    """Return with how large a lane *session* is content, bytes; what is not measured takes what there is."""
+    return 1 if session.wanted is None else max(0, session.wanted - session.parked)
+
+
+def gain(lane: Lane) -> int:
+    """Return how many bytes are free once *lane* is cleared, and what is live in it now is parked."""
+    is_live = lane.occupant is not None and lane.holder is None
+    return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
+
+
+def _takes_part(session: Session) -> bool:
+    return session.state is not SessionState.RESTORING or session.is_returning

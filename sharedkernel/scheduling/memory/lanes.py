@@ -1,0 +1,445 @@
+"""The lanes of one device: which there are, how large, and whose sessions share them.
+
+A session is given a lane in the order of Salus's Algorithm 1, among the lanes of its trust domain: a new lane of the
+size it needs, else the best-fitting lane that is large enough, else the smallest that can grow to it. Before it is
+told that nothing fits, lanes are merged: the sessions of an empty lane move to a larger lane of their domain. Only
+*empty* lanes change, those in which nothing of any iteration is live; so a change moves no bytes. Nor does it when a
+session with nothing live in its lane moves to another, see `steps/dispatch.py`.
+
+Sizes follow needs: an empty lane is as large as the largest need among its sessions (so it shrinks when that one
+leaves, and goes with its last session). A session whose need was not measured yet could need anything: it asks for
+all that one lane of its domain could have, and others whose need is unknown share that lane with it, whatever its
+size. Such a lane is *open*: it keeps its size until all are measured or memory runs short.
+
+This module emits the actions that change lanes. It does not touch the states of sessions: those that it must send away
+are returned to the scheduler.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.model.actions import Action, CreateLane, RemoveLane, ResizeLane
+from sharedkernel.scheduling.model.session import Lane, LaneId, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """Lanes to merge so that a session gets room."""
+
+    #: the lane that grows; None: a new lane is created
+    target: Lane | None
+    #: lanes whose sessions move to another lane of their domain
+    merged: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """Where a session can move whose own lane is busy."""
+
+    #: a lane in which nothing is live; None: a new one is created
+    lane: Lane | None
+
+
+class Lanes:
+    """Creates, resizes, merges and removes the lanes of one device.
+
+    Parameters
+    ----------
+    ledger
+        Where their sizes are charged.
+    actions
+        Where actions are appended.
+    """
+
+    def __init__(self, ledger: Ledger, actions: list[Action]) -> None:
+        self.ledger = ledger
+        self.by_id: dict[LaneId, Lane] = {}
+        self._by_domain: dict[str, dict[LaneId, Lane]] = {}
+        self._actions = actions
+        self._numbers = itertools.count(1)
+        #: sessions that are in another lane, since somebody asked last
+        self.moved: list[Session] = []
+        #: lanes whose size may not be right
+        self._stale: dict[LaneId, Lane] = {}
+
+    def of_domain(self, domain: str) -> Iterable[Lane]:
+        """Return the lanes of a trust domain, oldest first."""
+        return self._by_domain.get(domain, {}).values()
+
+    # --- giving a session a lane -----------------------------------
+
+    def place(self, session: Session, need: int) -> bool:
+        """Give *session* a lane of at least *need* bytes, if there can be one now.
+
+        Returns
+        -------
+        bool
+            Whether it has one now.
+        """
+        if session.live and not self.by_id:
+            # Others came to keep more while its iteration was parked. It must be able to end, so it has what there is.
+            self._join(self._create(session.domain, max(need, session.need)), session)
+            return True
+        if self.ledger.free < 0:
+            return False
+        if not session.is_measured:
+            opened = [lane for lane in self.of_domain(session.domain) if lane.is_open]
+            if opened:
+                self._join(max(opened, key=_size), session)
+                return True
+            if need < 1:
+                return False
+        return self.fit(session, need)
+
+    def fit(self, session: Session, need: int) -> bool:
+        """Give *session* a lane of at least *need* bytes, its need being known; return whether it has one now."""
+        if self.ledger.free < 0:
+            return False
+        lane = self._find(session.domain, need) or self._compact(session.domain, need)
+        if lane is None:
+            return False
+        self._join(lane, session)
+        return True
+
+    def make_room(self, amount: int, *, keep: Lane | None = None) -> bool:
+        """Cut empty open lanes, but for *keep*, or merge empty ones so that *amount* bytes are free, if that can be.
+
+        Returns
+        -------
+        bool
+            Whether they are free now.
+        """
+        missing = amount - self.ledger.free
+        wide = [lane for lane in self.by_id.values() if lane is not keep and _spare(lane) > 0]
+        if self.ledger.free >= 0 and sum(map(_spare, wide)) >= missing:
+            for lane in wide:
+                taken = max(0, min(_spare(lane), missing))
+                self._resize(lane, lane.size - taken)
+                missing -= taken
+            return True
+        merged = self._merges(amount)
+        for lane in merged or ():
+            self._merge(lane, None)
+        return merged is not None
+
+    def can_make_room(self, amount: int, *, emptied: Lane) -> bool:
+        """Return whether :meth:`make_room` could, once *emptied*, in which something runs, is empty."""
+        return self._merges(amount, emptied=emptied) is not None
+
+    def largest_now(self, domain: str) -> int:
+        """Return how large a lane of *domain* can be now, an existing one or one that is grown or made, bytes."""
+        lanes = list(self.of_domain(domain))
+        made = self.ledger.free + sum(lane.size for lane in lanes if lane.is_empty)
+        return max([made, *(lane.size for lane in lanes)])
+
+    def _find(self, domain: str, need: int) -> Lane | None:
+        free = self.ledger.free
+        if need <= free:
+            return self._create(domain, need)
+        lanes = self.of_domain(domain)
+        if fitting := [lane for lane in lanes if lane.size >= need]:
+            return min(fitting, key=_size)
+        if growing := [lane for lane in lanes if lane.is_empty and lane.size + free >= need]:
+            lane = min(growing, key=_size)
+            self._resize(lane, need)
+            return lane
+        return None
+
+    def _compact(self, domain: str, need: int) -> Lane | None:
+        plan = self.compaction(domain, need)
+        if plan is None:
+            return None
+        for lane in plan.merged:
+            self._merge(lane, plan.target if plan.target and lane.domain == domain else None)
+        if plan.target is None:
+            return self._create(domain, need)
+        self._resize(plan.target, need)
+        return plan.target
+
+    def compaction(self, domain: str, need: int, *, emptied: Lane | None = None) -> Compaction | None:
+        """Return which empty lanes to merge so that a lane of *domain* can have *need* bytes; None: it cannot.
+
+        Parameters
+        ----------
+        domain, need
+            Trust domain and bytes.
+        emptied
+            A lane to be taken for empty although something runs in it: would its next boundary make room?
+        """
+        free = self._free_after(emptied)
+        merged = self._merges(need, emptied=emptied)
+        if merged is not None:
+            return Compaction(target=None, merged=merged)
+        if free < 0:
+            return None
+        empty, movable = self._empty(emptied), self._movable(emptied)
+        own = [lane for lane in empty if lane.domain == domain]
+        if not own:
+            return None
+        # All other empty lanes of the domain can move into the one that grows, the largest too.
+        target = max(own, key=_size_after(emptied))
+        others = [lane for lane in empty if lane is not target and (lane.domain == domain or lane in movable)]
+        merged = _least_merges(others, need - free - target.settled_size)
+        return None if merged is None else Compaction(target=target, merged=merged)
+
+    def _merges(self, amount: int, *, emptied: Lane | None = None) -> tuple[Lane, ...] | None:
+        """Return the fewest lanes to merge into larger ones so that *amount* bytes are free; None: all do not help."""
+        free = self._free_after(emptied)
+        return None if free < 0 else _least_merges(self._movable(emptied), amount - free)
+
+    def _free_after(self, emptied: Lane | None) -> int:
+        return self.ledger.free + (0 if emptied is None else emptied.size - emptied.settled_size)
+
+    def _empty(self, emptied: Lane | None) -> list[Lane]:
+        return [lane for lane in self.by_id.values() if lane.is_empty or lane is emptied]
+
+    def _movable(self, emptied: Lane | None) -> list[Lane]:
+        """Return the empty lanes beside which their domain has a larger one."""
+        size = _size_after(emptied)
+        return [
+            lane
+            for lane in self._empty(emptied)
+            if any(size(other) > size(lane) for other in self.of_domain(lane.domain))
+        ]
+
+    # --- moving out of a busy lane -----------------------------------
+
+    def is_movable(self, session: Session) -> bool:
+        """Return whether *session* could be in any lane that is large enough: its need is known, nothing is in its own.
+
+        What is parked of it stays where it is, beside all lanes.
+        """
+        return session.is_measured and not session.unparked and self.ledger.free >= 0
+
+    def spot(self, session: Session, besides: Collection[LaneId]) -> Spot | None:
+        """Return where *session*, which is movable, finds room: a lane of its own, else an empty one; None: nowhere.
+
+        Parameters
+        ----------
+        session
+            Queued in a busy lane.
+        besides
+            Lanes that are others' turn.
+        """
+        if session.need <= self.ledger.free:
+            return Spot(lane=None)
+        empty = (lane for lane in self.of_domain(session.domain) if lane.is_empty and lane.id not in besides)
+        lane = min((lane for lane in empty if self._can_hold(lane, session)), key=_size, default=None)
+        return None if lane is None else Spot(lane=lane)
+
+    def leaves_room(self, holder: Session, session: Session) -> bool:
+        """Return whether *session*, which is movable, finds room once *holder*, in another lane, runs no more."""
+        lane = holder.lane
+        if lane is None or lane is session.lane:
+            return False
+        return session.need <= self.ledger.free or (lane.domain == session.domain and self._can_hold(lane, session))
+
+    def move(self, session: Session, spot: Spot) -> None:
+        """Let *session* leave its lane for *spot*."""
+        self.leave(session)
+        lane = self._create(session.domain, session.need) if spot.lane is None else spot.lane
+        if lane.size < session.need:
+            self._resize(lane, session.need)
+        self._join(lane, session)
+        self.moved.append(session)
+
+    def _can_hold(self, lane: Lane, session: Session) -> bool:
+        return session.need <= lane.size + self.ledger.free
+
+    # --- when facts change -----------------------------------
+
+    def leave(self, session: Session) -> None:
+        """Take *session* out of its lane, if it has one."""
+        lane = session.lane
+        if lane is None:
+            return
+        lane.drop(session)
+        self._stale[lane.id] = lane
+        self.ledger.revision += 1
+
+    def remeasured(self, session: Session) -> bool:
+        """Take note that *session*'s need may have changed; return whether it can stay in its lane for now."""
+        lane = session.lane
+        if lane is None:
+            return True
+        self._stale[lane.id] = lane
+        if lane.is_empty or session in (lane.holder, lane.occupant):
+            return True  # the lane's size is put right when it is empty
+        if session.need <= lane.size:
+            return True
+        self.leave(session)
+        return False
+
+    def close(self, lane: Lane) -> None:
+        """Cut *lane*, if it is empty and open no more: the needs of all its sessions are known, and it meets them."""
+        if lane.is_empty:
+            self._tidy(lane)
+
+    def settle(self) -> list[Session]:
+        """Set the sizes of empty lanes right, and give lanes up while more is held than there is.
+
+        Returns
+        -------
+        list of Session
+            Those that had to leave their lanes.
+        """
+        left: list[Session] = []
+        for lane in list(self._stale.values()):
+            if lane.is_empty:
+                left += self._tidy(lane)
+        if self.ledger.free < 0:
+            left += self._give_up()
+        return left
+
+    # --- parking -----------------------------------
+
+    def can_park(self, lane: Lane, free: int) -> bool:
+        """Return whether the live bytes of *lane*'s occupant can be parked with *free* bytes beside all lanes.
+
+        The lane can be cut to what its sessions then need of it: nothing in it is live any more.
+        """
+        occupant = lane.occupant
+        return occupant is None or occupant.unparked <= max(0, free + lane.size - lane.parking_size)
+
+    def park(self, lane: Lane) -> list[Session]:
+        """Park the live bytes of *lane*'s occupant, so that the lane is empty.
+
+        Returns
+        -------
+        list of Session
+            The occupant, if it had to leave the lane: the rest of its iteration was measured to need a larger one.
+        """
+        occupant = lane.occupant
+        if occupant is None:
+            return []
+        self.ledger.set_parked(occupant, occupant.live)
+        lane.occupant = None
+        self._stale[lane.id] = lane
+        if self.ledger.free < 0:
+            self._resize(lane, max(0, lane.size + self.ledger.free))
+        if occupant.need <= lane.size:
+            return []
+        self.leave(occupant)
+        return [occupant]
+
+    def clear(self, lane: Lane) -> list[Session]:
+        """Remove a lane in which nothing runs and return the sessions that were in it; what is live is parked."""
+        if lane.occupant is not None:
+            self.ledger.set_parked(lane.occupant, lane.occupant.live)
+            lane.occupant = None
+        left = list(lane.sessions.values())
+        for session in left:
+            self.leave(session)
+        self._tidy(lane)
+        return left
+
+    def _tidy(self, lane: Lane) -> list[Session]:
+        self._stale.pop(lane.id, None)
+        size = lane.size + max(0, self.ledger.free)
+        left: list[Session] = []
+        if lane.need > size:
+            left = [session for session in lane.sessions.values() if session.need > size]
+            for session in left:
+                self.leave(session)
+        self._stale.pop(lane.id, None)
+        if not lane.sessions:
+            self._remove(lane)
+        elif not lane.is_open or lane.need > lane.size:
+            self._resize(lane, lane.need)
+        return left
+
+    def _give_up(self) -> list[Session]:
+        left: list[Session] = []
+        for lane in self.by_id.values():
+            self._cut(lane)
+        while self.ledger.free < 0:
+            # The latest to come goes first, but only those that a lane's size is owed to: others would free nothing.
+            # Interrupted iterations keep their lanes, or they could not end.
+            deciding = [
+                session
+                for lane in self.by_id.values()
+                if lane.is_empty
+                for need in (lane.need,)
+                for session in lane.sessions.values()
+                if not session.live and (not session.is_measured or session.need == need)
+            ]
+            if not deciding:
+                break
+            session = max(deciding, key=lambda session: session.arrival)
+            last = session.lane
+            assert last is not None
+            self.leave(session)
+            left.append(session)
+            left += self._tidy(last)
+            self._cut(last)
+        return left
+
+    def _cut(self, lane: Lane) -> None:
+        """Take what is missing from an empty lane that is larger than is known to be needed."""
+        if lane.is_empty and lane.is_open and self.ledger.free < 0:
+            self._resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
+
+    # --- the changes themselves -----------------------------------
+
+    def _create(self, domain: str, size: int) -> Lane:
+        lane = Lane(id=LaneId(next(self._numbers)), domain=domain, size=0)
+        self.by_id[lane.id] = lane
+        self._by_domain.setdefault(domain, {})[lane.id] = lane
+        self.ledger.set_lane(lane, size)
+        self._actions.append(CreateLane(lane=lane.id, size=size, domain=domain))
+        return lane
+
+    def _resize(self, lane: Lane, size: int) -> None:
+        if size != lane.size:
+            self.ledger.set_lane(lane, size)
+            self._actions.append(ResizeLane(lane=lane.id, size=size))
+
+    def _remove(self, lane: Lane) -> None:
+        self.ledger.set_lane(lane, 0)
+        del self.by_id[lane.id], self._by_domain[lane.domain][lane.id]
+        if not self._by_domain[lane.domain]:
+            del self._by_domain[lane.domain]
+        self._stale.pop(lane.id, None)
+        self._actions.append(RemoveLane(lane=lane.id))
+
+    def _join(self, lane: Lane, session: Session) -> None:
+        lane.join(session)
+        self.ledger.revision += 1
+
+    def _merge(self, lane: Lane, target: Lane | None) -> None:
+        if target is None:
+            target = min((other for other in self.of_domain(lane.domain) if _size(other) > _size(lane)), key=_size)
+        for session in lane.sessions.values():
+            target.join(session)
+            self.moved.append(session)
+        lane.sessions.clear()
+        self._remove(lane)
+
+
+def _size(lane: Lane) -> tuple[int, int]:
+    return (lane.size, lane.id)
+
+
+def _size_after(emptied: Lane | None) -> Callable[[Lane], tuple[int, int]]:
+    """Return the size of lanes, *emptied* being empty."""
+    return lambda lane: (lane.settled_size, lane.id) if lane is emptied else _size(lane)
+
+
+def _spare(lane: Lane) -> int:
+    """Return what an empty open lane has beyond what is known to be needed, but for a last byte, so that it stays."""
+    return lane.size - max(lane.need, 1) if lane.is_empty and lane.is_open else 0
+
+
+def _least_merges(lanes: list[Lane], amount: int) -> tuple[Lane, ...] | None:
+    """Return the fewest of *lanes* that make *amount* bytes free, smallest first; None when all do not."""
+    chosen: list[Lane] = []
+    for lane in sorted(lanes, key=_size, reverse=True):
+        if amount <= 0:
+            break
+        chosen.append(lane)
+        amount -= lane.settled_size
+    return None if amount > 0 else tuple(reversed(chosen))

@@ -1,0 +1,312 @@
+"""Memory is shared in time: sessions that do not fit on the device together take turns on it.
+
+A session has its memory on the device for a *memory quantum* at least. When that is over and somebody in line lacks
+memory, it is told to move out: at its next boundary it gives its grant back, moves its memory away whole, and gets in
+line to come back. While plain Python runs in its cell it is called to its gate by a signal. A session that cannot move
+(threads of its own may use its memory, say) declines, keeps what it has, and counts as residue from then on.
+
+The quantum
+    is `memory_quantum`, or twelve times what it was seen to cost to move the one out and the other in, if that is
+    longer: so that a tenth of the time is spent on copying, short cells' copies included. A holder whose quantum is
+    over moves at once. A cell that was opened lately, or a session that is idle for less than its user's
+    `offload_after`, stays a little longer, until whoever waits has waited for a quantum as well.
+
+Who moves out
+    As few as are missing. Idle sessions that are due for offloading anyway first, then the sessions of those users
+    that have had most memory for the longest time for their share. Where all that may be moved would not do, nobody is.
+
+Whose turn is next
+    In line, whoever has waited for `overtake_patience` is served by a deadline: that of the moment it came, plus a
+    quantum for each user's share over its own. So users with equal shares come back in the order in which they left.
+    Cells that begin go before those that were moved out in their middle, as for device time short cells do; but nobody
+    is delayed by that for more than one quantum. A cell that its user interrupted counts as one that begins: it needs
+    its memory only to end.
+    Room that was made for one session is taken by no other.
+
+The promise, under `fair`
+    Let n sessions of equal shares have memory and open cells, each of which fits beside everybody's residue. Then each
+    is served within n * (quantum + transfer) of coming to wait, and a quantum more if short cells came meanwhile. With
+    unequal shares n is (sum of the shares) / (own share), and one more for the turn that had just begun. Under
+    `srtf`, `las` and `gittins` the same holds for memory, not for device time. Under `priority` it holds among the
+    highest class that wants memory; lower classes make room for higher ones at once, and wait. Under `fifo` and
+    `pack` nothing is taken from a cell that runs: whoever lacks memory waits for cells to end.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, Claims, is_movable
+from sharedkernel.scheduling.model.session import SchedulerConfig, Session, SessionId, SessionState, User, UserId
+from sharedkernel.scheduling.policies.base import Policy
+
+#: how many times longer than the transfer a quantum is at least
+QUANTUM_OVER_TRANSFER = 12.0
+#: seconds within which a session that was told to move out is expected at its gate; then it counts as staying
+ARRIVAL_PATIENCE = 5.0
+#: longest memory quantum, seconds, however slow transfers were
+_LONGEST_QUANTUM = 600.0
+#: weight of each transfer relative to the next one
+_DECAY = 0.7
+
+
+@dataclass(slots=True, kw_only=True)
+class Eviction:
+    """Who is to move out for whom."""
+
+    #: for whom; None: for nobody
+    waiting: Session | None = None
+    #: who is to move out now
+    sessions: list[Session] = field(default_factory=list)
+    #: when enough of the others will have had their quantum; None: they have, or it would not help
+    due_at: float | None = None
+
+
+class TransferSpeed:
+    """How long it takes to move memory off the device and back, learned from what was moved."""
+
+    def __init__(self) -> None:
+        self._out = _Rate()
+        self._back = _Rate()
+
+    def moved_out(self, size: int, seconds: float) -> None:
+        """Record that *size* bytes were moved away in *seconds*."""
+        self._out.add(size, seconds)
+
+    def came_back(self, size: int, seconds: float) -> None:
+        """Record that *size* bytes were brought back in *seconds*."""
+        self._back.add(size, seconds)
+
+    def seconds_out(self, session: Session) -> float:
+        """Return how long moving *session* away is expected to take, seconds; 0 before anything was moved."""
+        return self._out.seconds(session.memory.persistent + session.live)
+
+    def seconds_back(self, session: Session) -> float:
+        """Return how long bringing *session* back is expected to take, seconds."""
+        return self._back.seconds(session.returning)
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Seconds per byte, weighted by size and by age: what is small says little, as there is a constant part."""
+
+    size: float = 0.0
+    taken: float = 0.0
+
+    def add(self, size: int, seconds: float) -> None:
+        self.size = _DECAY * self.size + size
+        self.taken = _DECAY * self.taken + seconds
+
+    def seconds(self, size: int) -> float:
+        return size * self.taken / max(self.size, size, 1)  # a small transfer says nothing of a large one
+
+
+class MemoryTurns:
+    """Chooses who moves out for those in line.
+
+    Parameters
+    ----------
+    config, policy, claims, users, idle
+        The scheduler's.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        policy: Policy,
+        claims: Claims,
+        users: Mapping[UserId, User],
+        idle: Mapping[SessionId, Session],
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.speed = TransferSpeed()
+        #: all and only the sessions with an open cell that were told to move out and have not answered
+        self.leaving: dict[SessionId, Session] = {}
+        self._claims = claims
+        self._users = users
+        self._idle = idle
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether memory is ever taken from a cell that runs."""
+        return self.config.memory_quantum is not None and self.policy.is_preemptive
+
+    # --- how long a turn is -----------------------------------
+
+    def quantum(self, holder: Session, waiting: Session) -> float:
+        """Return for how long *holder* may keep its memory while *waiting* waits for it, seconds."""
+        moving = self.speed.seconds_out(holder) + self.speed.seconds_back(waiting)
+        return max(self.config.memory_quantum or 0.0, min(QUANTUM_OVER_TRANSFER * moving, _LONGEST_QUANTUM))
+
+    def settled_at(self, session: Session) -> float:
+        """Return from when on *session* may be moved out again, having come back; -infinity: it never came back.
+
+        It would get nowhere otherwise. One that finds no room for its next iteration is refused it first. Where nobody
+        can run, those who came back earlier go on at the cost of the later ones (:meth:`seniority`).
+        """
+        quantum = self.config.memory_quantum
+        if not self.are_taken or quantum is None or not session.residence.is_back:
+            return -math.inf
+        return session.residence.began + max(quantum, 2 * self.config.overtake_patience)
+
+    def seniority(self, session: Session, now: float) -> tuple[int, float]:
+        """Return the place of *session* among those who wait for each other: first who came back first of late."""
+        return (0, session.residence.began) if now < self.settled_at(session) else (1, 0.0)
+
+    def ends_at(self, holder: Session, waiting: Session) -> float:
+        """Return from when on *holder* may be moved out for *waiting*; infinite: never, as things are."""
+        is_idle = holder.state is SessionState.IDLE
+        ripe_at = ripens_at(holder) if is_idle else math.inf
+        protection = self.policy.memory_protection(holder, waiting)
+        if not self.are_taken or protection == math.inf:
+            return ripe_at
+        quantum = protection * self.quantum(holder, waiting)
+        began = holder.residence.began
+        at_latest = max(began, waiting.waiting_since) + quantum
+        usual = ripe_at if is_idle else max(began, holder.opened_at) + quantum
+        settled_at = self.settled_at(holder) if holder.state is SessionState.WAITING else -math.inf
+        return max(min(at_latest, usual), holder.ask_again_at, settled_at)
+
+    def place(self, session: Session, now: float) -> tuple[bool, float]:
+        """Return the place in line of *session*, which is due, at *now*: behind cells that begin, by its deadline."""
+        return now < self.delayed_until(session), self._deadline(session)
+
+    def delayed_until(self, session: Session) -> float:
+        """Return until when cells that begin are let in before *session*; infinite: the first is still to come."""
+        quantum = self.config.memory_quantum
+        if quantum is None or not session.is_cut_short or session.is_interrupted:
+            return -math.inf
+        return math.inf if session.delayed_at is None else session.delayed_at + quantum
+
+    def let_in(self, session: Session, line: Iterable[Session], now: float) -> None:
+        """Record whom of the *line* *session* delays, for which there is room now, or room is made."""
+        if session.is_cut_short and not session.is_interrupted:
+            return
+        for other in line:
+            is_behind = other.is_cut_short and not other.is_interrupted
+            if is_behind and other.delayed_at is None and other.arrival < session.arrival:
+                other.delayed_at = now
+
+    def _deadline(self, session: Session) -> float:
+        """Return by when *session*, which is in line, should have its memory."""
+        quantum = self.config.memory_quantum
+        if quantum is None or not self.policy.is_preemptive:
+            return session.waiting_since
+        shares = sum(user.share for user in self._users.values() if user.sessions)
+        return session.waiting_since + quantum * shares / session.user.share
+
+    # --- who moves out -----------------------------------
+
+    def coming(self, now: float) -> int:
+        """Return the bytes that those who were told to move out will free, but for those who do not come."""
+        return sum(gives(session) for session in self.leaving.values() if now < late_at(session))
+
+    def choose(self, line: list[Session], coming: int, besides: Collection[Session], now: float) -> Eviction:
+        """Return who is to move out for the first in *line* that it helps.
+
+        Parameters
+        ----------
+        line
+            Those who may be helped, first in line first.
+        coming
+            Bytes that are on their way out, or were asked to be.
+        besides
+            Idle sessions that have just been chosen otherwise; *coming* counts them.
+        now
+            Seconds.
+        """
+        if not self.are_taken:
+            return Eviction()
+        gone = set(self.leaving.values())
+        for position, session in enumerate(line):
+            missing = self._claims.missing(session, gone)
+            taken = max(0, min(coming, missing))
+            coming, missing = coming - taken, missing - taken
+            if missing <= 0:
+                continue
+            before = line[:position]
+            candidates = [other for other in self._candidates(session) if other not in before and other not in besides]
+            eviction = self._evict(session, candidates, gone, taken, now)
+            if eviction is not None:
+                return eviction
+        return Eviction()
+
+    def _candidates(self, waiting: Session) -> Iterable[Session]:
+        for session in self._idle.values():
+            if may_ask(session) and is_movable(session):
+                yield session
+        for session in self._claims.open.values():
+            if session is not waiting and session.id not in self.leaving and may_move_out(session):
+                yield session
+
+    def _evict(
+        self, session: Session, candidates: list[Session], gone: set[Session], coming: int, now: float
+    ) -> Eviction | None:
+        """Return who of *candidates* is to move out for *session*; None where all of them would not do."""
+        ends = {other: self.ends_at(other, session) for other in candidates}
+        moments = [now, *sorted({end for end in ends.values() if now < end < math.inf})]
+
+        def is_enough(moment: float) -> bool:
+            return self._is_enough(session, [other for other in candidates if ends[other] <= moment], gone, coming)
+
+        place = bisect_left(moments, True, key=is_enough)  # the later, the more are due
+        if place == len(moments):
+            return None
+        if place > 0:
+            return Eviction(waiting=session, due_at=moments[place])
+        due = [other for other in candidates if ends[other] <= now]
+        return Eviction(waiting=session, sessions=self._fewest(session, due, gone, coming, now))
+
+    def _fewest(
+        self, session: Session, due: list[Session], gone: set[Session], coming: int, now: float
+    ) -> list[Session]:
+        """Return the first of those *due* whose memory is enough for *session*."""
+        least_missing = self._claims.missing(session, gone.union(due))
+        chosen: list[Session] = []
+        for other in sorted(due, key=lambda other: self._worth(other, now)):
+            chosen.append(other)
+            coming += gives(other)
+            if coming >= least_missing and coming >= self._claims.missing(session, gone.union(chosen)):
+                break
+        return chosen
+
+    def _is_enough(self, session: Session, chosen: list[Session], gone: set[Session], coming: int) -> bool:
+        return self._claims.missing(session, gone.union(chosen)) <= coming + sum(map(gives, chosen))
+
+    def _worth(self, session: Session, now: float) -> tuple[bool, float, int]:
+        """Return what those who may move out are sorted by, the first to go first."""
+        is_ripe = session.state is SessionState.IDLE and ripens_at(session) <= now
+        held = (s.memory.persistent * (now - s.residence.began) for s in session.user.sessions.values())
+        return (not is_ripe, -sum(held) / session.user.share, -session.arrival)
+
+
+def may_ask(session: Session) -> bool:
+    """Return whether *session*, which is idle, may be asked to move its memory away."""
+    return not (session.declined or session.is_asked_to_offload) and session.memory.persistent >= LEAST_OFFLOAD
+
+
+def may_move_out(session: Session) -> bool:
+    """Return whether *session*, whose cell is open, may be told to move out."""
+    has_memory = session.state is not SessionState.RESTORING and is_movable(session)
+    return has_memory and not session.is_asked_to_offload
+
+
+def ripens_at(session: Session) -> float:
+    """Return from when on *session*, which is idle, may be asked to move away for others."""
+    after = session.user.offload_after
+    return math.inf if after is None else max(session.idle_since + after, session.ask_again_at)
+
+
+def gives(session: Session) -> int:
+    """Return how many bytes are free once *session*, idle or in the middle of its cell, was moved away."""
+    return session.memory.persistent + session.live
+
+
+def late_at(session: Session) -> float:
+    """Return from when on nobody counts on *session*, which was told to move out, to come; infinite: it has come."""
+    since = session.residence.ending_since
+    return math.inf if since is None or session.is_asked_to_offload else since + ARRIVAL_PATIENCE

@@ -1,0 +1,474 @@
+"""What the scheduler knows: ids, configuration, and its records of users, sessions and lanes.
+
+Bytes are integers, times are seconds on one monotonic axis. The records are mutable and belong to one
+:class:`~sharedkernel.scheduling.scheduler.Scheduler`; callers see them only through its snapshot.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, NewType
+
+from sharedkernel.errors import ConfigError
+
+SessionId = NewType("SessionId", str)
+UserId = NewType("UserId", str)
+LaneId = NewType("LaneId", int)
+
+#: entries of a session's story that are kept
+STORY_LENGTH = 60
+
+
+class SessionState(StrEnum):
+    """What a session is doing, as the scheduler sees it."""
+
+    #: no cell is open
+    IDLE = "idle"
+    #: wants a grant, but its memory is not admitted: it has no lane
+    WAITING = "waiting"
+    #: a cell is open; holds no grant and wants none (plain Python runs)
+    READY = "ready"
+    #: wants a grant and has a lane
+    QUEUED = "queued"
+    #: holds a grant
+    RUNNING = "running"
+    #: holds a grant that was revoked; lane and memory stay charged until it is released
+    PREEMPTING = "preempting"
+    #: no cell is open; its device memory is moved away as far as it can be
+    OFFLOADED = "offloaded"
+    #: a cell is open; its memory waits for room or is on its way back, and the cell for its memory
+    RESTORING = "restoring"
+    #: not known to the scheduler (not started yet, or ended and forgotten)
+    DEAD = "dead"
+
+
+#: states in which a session takes part in the competition for lanes
+ACTIVE_STATES = frozenset({SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING})
+#: states in which a session may be in line for memory
+LINE_STATES = frozenset({SessionState.WAITING, SessionState.RESTORING})
+#: states in which a cell is open
+OPEN_STATES = frozenset(
+    {SessionState.READY, SessionState.WAITING, SessionState.QUEUED, SessionState.RESTORING, *ACTIVE_STATES}
+)
+#: states in which a session holds a grant
+HOLDING_STATES = frozenset({SessionState.RUNNING, SessionState.PREEMPTING})
+
+
+class PolicyName(StrEnum):
+    """Policies by the name they have in the configuration."""
+
+    FAIR = "fair"
+    FIFO = "fifo"
+    SRTF = "srtf"
+    PACK = "pack"
+    PRIORITY = "priority"
+    LAS = "las"
+    GITTINS = "gittins"
+
+
+#: where it is known from how much more a cell needs, see `policies/predictions.py`
+PredictionOrigin = Literal["declared", "earlier", "residual"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """A session's device memory as its meter sees it, in bytes."""
+
+    #: stays between iterations
+    persistent: int = 0
+    #: largest need of an iteration beyond what is persistent; None: not measured yet
+    ephemeral: int | None = None
+    #: held while the process lives, whatever the notebook does
+    framework: int = 0
+
+    def __post_init__(self) -> None:
+        if self.persistent < 0 or self.framework < 0 or (self.ephemeral is not None and self.ephemeral < 0):
+            raise ValueError(f"an amount of memory is negative in {self}.")
+
+    @property
+    def resident(self) -> int:
+        """Bytes held between iterations too: persistent and framework memory."""
+        return self.persistent + self.framework
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How one device is scheduled.
+
+    Raises
+    ------
+    ConfigError
+        With a sentence that says which value cannot be used and what is accepted.
+    """
+
+    #: memory of the device, bytes
+    capacity: int
+    #: held back from sessions, bytes
+    reserve: int = 0
+    #: who is served next: a :class:`PolicyName`
+    policy: str = PolicyName.FAIR
+    #: seconds of service by which a holder may outrun the first in line before its grant is revoked
+    quantum: float = 0.05
+    #: seconds from revoking a grant to demanding it by a signal
+    preempt_patience: float = 0.05
+    #: iterations, as far as it is known how long they last, that a holder may take to give its grant back before it is
+    #: demanded by a signal: to interrupt one costs more than it on a device where its memory has to be moved out
+    preempt_iterations: float = 0.0
+    #: seconds that a session waits for memory behind others before it is put before them
+    overtake_patience: float = 5.0
+    #: seconds that an interrupted iteration waits for memory it came to need, before it is refused; and a cell for
+    #: memory that nobody can move out of its way
+    growth_patience: float = 30.0
+    #: least seconds for which a session keeps its memory on the device while others wait for room; None: as long as its
+    #: cell runs
+    memory_quantum: float | None = 20.0
+    #: most lanes that run at once
+    parallel_lanes: int = 1
+    #: a second lane starts only while the solo utilisations of all that run then sum to at most this
+    utilisation_limit: float = 1.0
+    #: policy ``fifo``: whether later cells that fit run while the oldest waits for memory
+    backfill: bool = False
+
+    def __post_init__(self) -> None:
+        if self.capacity <= 0:
+            raise ConfigError(f"capacity is {self.capacity} bytes; give the device's memory, more than 0.")
+        if not 0 <= self.reserve < self.capacity:
+            raise ConfigError(
+                f"reserve is {self.reserve} bytes; it must be at least 0 and less than the capacity "
+                f"({self.capacity} bytes)."
+            )
+        if self.policy not in list(PolicyName):
+            raise ConfigError(f"unknown policy {self.policy!r}; choose one of {', '.join(PolicyName)}.")
+        for name in ("quantum", "preempt_patience", "overtake_patience", "growth_patience", "utilisation_limit"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{name} is {value}; it must be a number greater than 0.")
+        if self.memory_quantum is not None and not (self.memory_quantum > 0 and math.isfinite(self.memory_quantum)):
+            raise ConfigError(f"memory_quantum is {self.memory_quantum}; it must be a number greater than 0, or None.")
+        if not (self.preempt_iterations >= 0 and math.isfinite(self.preempt_iterations)):
+            raise ConfigError(f"preempt_iterations is {self.preempt_iterations}; it must be 0 or more.")
+        if self.parallel_lanes < 1:
+            raise ConfigError(f"parallel_lanes is {self.parallel_lanes}; at least one lane must be able to run.")
+        if self.backfill and self.policy != PolicyName.FIFO:
+            raise ConfigError(f"backfill belongs to the policy fifo, not to {self.policy}; leave it out.")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class User:
+    """A person with a share and a quota."""
+
+    id: UserId
+    #: weight in fair sharing, relative to the other users'
+    share: float = 1.0
+    #: most bytes of persistent memory over all sessions plus one session's ephemeral memory; None: not limited
+    quota: int | None = None
+    #: seconds that a session must be idle before it is offloaded for others; None: never for others
+    offload_after: float | None = 30.0
+    #: class, larger first; counts under the policy `priority`
+    priority: int = 0
+    #: persistent bytes over all of the user's sessions and on the shelf; kept by the ledger
+    persistent: int = 0
+    #: bytes on the user's shelf, which outlive sessions; kept by the ledger
+    shelf: int = 0
+    #: device-seconds held under grants by all sessions, ended ones too; never lifted
+    attained: float = 0.0
+    #: service over share, lifted when the user becomes active: what fairness compares
+    virtual: float = 0.0
+    #: not served since the user became active
+    fresh: bool = False
+    #: when the user last stopped being active
+    rested_since: float = -math.inf
+    #: where a session starts that becomes active alone: the virtual service of the last one that was active
+    floor: float = 0.0
+    #: all live sessions
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    #: all and only sessions in :data:`ACTIVE_STATES`; the user is active while there is one
+    active: dict[SessionId, Session] = field(default_factory=dict)
+    #: grants held now
+    num_grants: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Residence:
+    """A session's present stay on the device with its memory, see `memory/turns.py`."""
+
+    #: when its memory came to the device
+    began: float = 0.0
+    #: whether it came back from having been moved away
+    is_back: bool = False
+    #: when it was told to move out at its next boundary; None: it was not
+    ending_since: float | None = None
+    #: when it is called to its gate by a signal (again), while plain Python runs; infinite: it is not
+    call_at: float = math.inf
+    #: seconds from that signal to the next
+    call_interval: float = 0.0
+    #: when it was asked to move its memory away, or allowed to bring it back
+    moving_since: float = 0.0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the session was told to move out, and has neither done so nor declined."""
+        return self.ending_since is not None
+
+    def go_on(self) -> None:
+        """Withdraw the request to move out."""
+        self.ending_since, self.call_at = None, math.inf
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """One user's kernel."""
+
+    id: SessionId
+    user: User
+    #: trust domain: lanes are shared only within one
+    domain: str
+    state: SessionState = SessionState.IDLE
+    memory: MemoryProfile = MemoryProfile()
+    #: lane it belongs to while its cell is open, from its first admitted want; None: not admitted
+    lane: Lane | None = None
+
+    #: number of its present cell, counted over all sessions
+    cell: int = 0
+    #: number of the want with which it came for memory, counted over all sessions
+    arrival: int = 0
+    #: whether its present cell has been granted the device
+    started: bool = False
+    #: since when it waits for memory
+    waiting_since: float = 0.0
+    #: since when it is queued, or when it was last
+    queued_since: float = 0.0
+    #: when a later arrival was first admitted past it; None: not overtaken
+    overtaken_at: float | None = None
+
+    #: device-seconds held under grants; never lifted
+    attained: float = 0.0
+    #: service, lifted when the session becomes active: what is compared within one user
+    virtual: float = 0.0
+    #: not served since the session became active
+    fresh: bool = False
+    #: whether it, or its user, was fresh when its present grant began
+    came_fresh: bool = False
+    #: device-seconds held under its present grant
+    held: float = 0.0
+    #: when it last stopped being active
+    rested_since: float = -math.inf
+
+    #: what tells its present cell's source from others; None: not known
+    source: str | None = None
+    #: device-seconds it had attained when its present cell was opened, or its last one
+    attained_before: float = 0.0
+    #: iterations left in its cell, as it declared last, and what it had attained then; None: it declared nothing
+    declared: int | None = None
+    declared_at: float = 0.0
+    #: whether its cell had more service than was foreseen: nothing is believed until it ends
+    is_misjudged: bool = False
+    #: device-seconds that its cell was expected to need when it came for the device last
+    remaining: float = 0.0
+
+    #: bytes of an interrupted iteration that are still live; the iteration goes on at its next grant
+    live: int = 0
+    #: bytes of `live` that are kept out of the lane, and charged beside it, so that others may run in it
+    parked: int = 0
+
+    #: bytes that its want needs beyond what it has, while it waits for them
+    growth: int = 0
+    #: bytes of `parked` that were given for growth; what it needs its lane for does not fall before its next boundary
+    grown: int = 0
+
+    #: bytes that are moved away; while it is restoring they may be back already
+    offloaded: int = 0
+    #: whether it is restoring, and there is room for it, which is charged as persistent memory
+    is_returning: bool = False
+    #: whether it was asked to offload and has not answered yet
+    is_asked_to_offload: bool = False
+    #: whether it gave way in the middle of its cell: its iteration, and what it lacked, come back with the rest
+    is_cut_short: bool = False
+    #: whether its user interrupted that cell: it needs its memory back only to end
+    is_interrupted: bool = False
+    #: bytes that it lacked when it gave way; room is made for them as well
+    lacked: int = 0
+    #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not
+    rest: int | None = None
+    #: whether it kept its memory when it was asked to offload, since its last cell closed
+    declined: bool = False
+    #: when it may be asked again that just had no time for it
+    ask_again_at: float = -math.inf
+    #: since when no cell of it is open
+    idle_since: float = 0.0
+    #: when its present cell, or its last one, was opened
+    opened_at: float = 0.0
+    #: its stay on the device with its memory
+    residence: Residence = field(default_factory=Residence)
+    #: when a cell that began later was first let in before it, which waits in the middle of its own; None: it was not
+    delayed_at: float | None = None
+    #: whether others were told to move out to make room for it, while it is in line: nobody may take that room
+    has_room_made: bool = False
+    #: since when it has lacked memory that it cannot have while all others stay; None: it can have all that it claims
+    hopeless_since: float | None = None
+
+    #: when its revoked grant is demanded by a signal (again); infinite: it is not
+    force_at: float = math.inf
+    #: seconds from that demand to the next
+    force_interval: float = 0.0
+    #: whether the revoked grant was demanded by a signal at least once
+    forced: bool = False
+    #: whether its last preemption had to be forced: the next one's patience is shorter
+    stubborn: bool = False
+
+    #: iterations reported so far
+    iterations: int = 0
+    #: decayed mean of device time per iteration; None: none reported yet
+    iteration_seconds: float | None = None
+    #: what an iteration was predicted to take beforehand, seconds; None: nothing was
+    predicted_iteration_seconds: float | None = None
+    #: device-seconds held since the last reported iteration
+    unreported: float = 0.0
+    #: decayed means of device time per iteration over grants alone, and over grants beside others; None: none were
+    solo_iteration_seconds: float | None = None
+    shared_iteration_seconds: float | None = None
+    #: decayed mean of its utilisation while it ran alone (0 to 1); None: not measured yet
+    measured_utilisation: float | None = None
+    #: what was predicted of it beforehand (0 to 1); None: nothing
+    predicted_utilisation: float | None = None
+    #: whether no other lane has run since its present grant began, or was measured last
+    alone: bool = True
+    #: the source that what is measured of its iterations belongs to; None: not known
+    measured_source: str | None = None
+
+    #: (when, what happened, state afterwards), oldest first
+    story: deque[tuple[float, str, SessionState]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its need is known."""
+        return self.memory.ephemeral is not None
+
+    @property
+    def need(self) -> int:
+        """Bytes that it needs a lane for: its ephemeral memory but for what is parked; 0 while that is not known."""
+        return max(0, (self.memory.ephemeral or 0) - self.parked)
+
+    @property
+    def wanted(self) -> int | None:
+        """Ephemeral bytes, parked ones included, that its want is for; None: not measured yet."""
+        if self.growth:
+            return max(self.memory.ephemeral or 0, self.live) + self.growth
+        return self.memory.ephemeral
+
+    @property
+    def cell_service(self) -> float:
+        """Device-seconds that its present cell was given, or its last one."""
+        return self.attained - self.attained_before
+
+    @property
+    def expected_iteration_seconds(self) -> float | None:
+        """Device time of its next iteration, as measured lately, else predicted; None: not known."""
+        return self.predicted_iteration_seconds if self.iteration_seconds is None else self.iteration_seconds
+
+    @property
+    def utilisation(self) -> float | None:
+        """How busy it keeps the device alone (0 to 1), measured, else predicted; None: not known."""
+        return self.predicted_utilisation if self.measured_utilisation is None else self.measured_utilisation
+
+    @property
+    def returning(self) -> int:
+        """Bytes that restoring it takes."""
+        return self.offloaded + self.lacked
+
+    @property
+    def unparked(self) -> int:
+        """Live bytes of an interrupted iteration that are in the lane."""
+        return self.live - self.parked
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lane:
+    """A slice of the device's ephemeral memory whose sessions run one at a time."""
+
+    id: LaneId
+    #: trust domain of all its sessions
+    domain: str
+    size: int
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    #: the session that holds a grant in it
+    holder: Session | None = None
+    #: the session whose interrupted iteration is live in it; while that runs, the holder
+    occupant: Session | None = None
+    #: what its sessions need, negative, the most first; and what some needed before
+    _needs: list[tuple[int, SessionId]] = field(default_factory=list)
+    #: all and only its sessions whose need is not measured
+    _unmeasured: set[SessionId] = field(default_factory=set)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of any session's iteration is in it, so that it can be resized, merged or removed."""
+        return self.holder is None and self.occupant is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a session whose need is not measured yet."""
+        return bool(self._unmeasured)
+
+    @property
+    def need(self) -> int:
+        """Largest known need among its sessions, bytes."""
+        self._drop_outdated()
+        return -self._needs[0][0] if self._needs else 0
+
+    @property
+    def settled_size(self) -> int:
+        """What it will be cut to once it is empty, bytes; its size, if that is smaller or its need not known."""
+        return self.size if self.is_open else min(self.size, self.need)
+
+    @property
+    def parking_size(self) -> int:
+        """Least size it can have once its occupant's live bytes are parked."""
+        need = self.need
+        occupant = self.occupant
+        if occupant is not None and need == occupant.need:
+            while self._needs and self._needs[0][1] == occupant.id:
+                heapq.heappop(self._needs)
+                self._drop_outdated()
+            need = max(self.need, occupant.need - occupant.unparked)
+            self.note_need(occupant)
+        return min(self.size, max(need, 1) if self.is_open else need)
+
+    def join(self, session: Session) -> None:
+        """Take *session* in."""
+        session.lane = self
+        self.sessions[session.id] = session
+        self.note_need(session)
+
+    def drop(self, session: Session) -> None:
+        """Let *session* go."""
+        session.lane = None
+        del self.sessions[session.id]
+        self._unmeasured.discard(session.id)
+        if self.holder is session:
+            self.holder = None
+        if self.occupant is session:
+            self.occupant = None
+
+    def note_need(self, session: Session) -> None:
+        """Take note of what *session*, which is in it, needs now."""
+        if session.is_measured:
+            self._unmeasured.discard(session.id)
+        else:
+            self._unmeasured.add(session.id)
+        heapq.heappush(self._needs, (-session.need, session.id))
+        if len(self._needs) > 2 * len(self.sessions) + 16:
+            self._needs = [(-other.need, other.id) for other in self.sessions.values()]
+            heapq.heapify(self._needs)
+
+    def _drop_outdated(self) -> None:
+        while self._needs:
+            need, id = self._needs[0]
+            session = self.sessions.get(id)
+            if session is not None and session.need == -need:
+                break
+            heapq.heappop(self._needs)

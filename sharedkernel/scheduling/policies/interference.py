@@ -1,0 +1,87 @@
+"""How much sessions that run side by side slow each other: as it is foreseen, and as it is seen (Horus, TPDS 2022).
+
+Foreseen: sessions keep their speed while their solo utilisations of the device sum to at most 1, and share it beyond,
+in proportion. Horus's premise; on the 1,388 pairs published with Gavel mean normalised speed is at least 0.97 up to
+there. So a second lane runs only while that sum is bearable (`steps/dispatch.py`), and a session of which nothing is
+known runs alone.
+
+Seen: device time per iteration over grants beside others, against that over grants alone.
+
+How busy one source was seen to keep the device is a mere guess for another one, and kept as such until that is
+predicted or measured; how long its iterations took says nothing about another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sharedkernel.scheduling.model.session import Session
+
+#: weight of the newest value in decayed means
+_DECAY = 0.2
+#: seconds of service that do not count: sums of times are not exact
+_ROUNDING = 1e-9
+
+
+def decayed(mean: float | None, value: float) -> float:
+    """Return the decayed *mean* with a new *value*; None: there was none before."""
+    return value if mean is None else (1 - _DECAY) * mean + _DECAY * value
+
+
+def begin_source(session: Session, source: str) -> None:
+    """Take note that *session* runs *source* from now on."""
+    if session.measured_source == source:
+        return
+    session.measured_source = source
+    if session.measured_utilisation is not None:
+        session.predicted_utilisation, session.measured_utilisation = session.measured_utilisation, None
+    session.iteration_seconds = session.predicted_iteration_seconds = None
+    session.solo_iteration_seconds = session.shared_iteration_seconds = None
+    session.unreported = 0.0
+
+
+def take_measurement(session: Session, *, iterations: int, utilisation: float | None) -> None:
+    """Learn from a grant of *session*, from its beginning or the last measurement until now.
+
+    Parameters
+    ----------
+    session
+        It holds the grant still.
+    iterations
+        Completed meanwhile.
+    utilisation
+        How busy it kept the device meanwhile (0 to 1); None: not measured.
+    """
+    if iterations:
+        seconds = session.unreported / iterations
+        session.iteration_seconds = decayed(session.iteration_seconds, seconds)
+        if session.unreported <= session.held + _ROUNDING:  # all of it in this grant
+            if session.alone:
+                session.solo_iteration_seconds = decayed(session.solo_iteration_seconds, seconds)
+            else:
+                session.shared_iteration_seconds = decayed(session.shared_iteration_seconds, seconds)
+        session.iterations += iterations
+        session.unreported = 0.0
+    if utilisation is not None and session.alone:
+        session.measured_utilisation = decayed(session.measured_utilisation, utilisation)
+
+
+def foreseen_slowdown(session: Session, holders: Collection[Session]) -> float | None:
+    """Return how many times longer *session*'s iterations should take beside the other *holders* than alone.
+
+    1: as long; None: it does not hold the device, or something is not known.
+    """
+    if session not in holders:
+        return None
+    total = 0.0
+    for holder in holders:
+        if holder.utilisation is None:
+            return None if len(holders) > 1 else 1.0
+        total += holder.utilisation
+    return max(1.0, total) if len(holders) > 1 else 1.0
+
+
+def seen_slowdown(session: Session) -> float | None:
+    """Return how many times longer *session*'s iterations took beside others than alone; None: not seen yet."""
+    alone, beside = session.solo_iteration_seconds, session.shared_iteration_seconds
+    return beside / alone if alone and beside is not None else None

@@ -1,0 +1,133 @@
+"""What the scheduler can decide about a session, each with what it changes and the action that carries it out.
+
+When, and about whom, is decided elsewhere: `handlers.py` where an event alone decides it, else `reconcile.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sharedkernel.scheduling.model.actions import ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
+from sharedkernel.scheduling.model.session import Session, SessionState
+from sharedkernel.scheduling.steps.records import Records
+
+#: longest time between two signals that demand the same grant, seconds, however often they went unheard
+_LONGEST_FORCE_INTERVAL = 1.0
+#: by how much shorter patience is with a session that had to be forced the last time
+_STUBBORN = 0.1
+#: seconds for which a long iteration is waited for at most
+_LONGEST_PATIENCE = 2.0
+
+
+class Decisions:
+    """Carries decisions out on the records of one device.
+
+    Parameters
+    ----------
+    records
+        The scheduler's.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._actions = records.actions
+
+    # --- turns -----------------------------------
+
+    def grant(self, session: Session) -> None:
+        """Let *session* run in its lane; what an interrupted iteration has live there is parked."""
+        records, lane = self._records, session.lane
+        assert lane is not None
+        if lane.occupant is not session:
+            for other in records.lanes.park(lane):
+                records.send_back(other)
+        lane.holder = session
+        records.clock.begin(session)
+        records.decide(session, "grant")
+        self._actions.append(Grant(session=session.id, lane=lane.id, parallel=len(records.clock.holders)))
+
+    def revoke(self, session: Session) -> None:
+        """Ask *session* for its grant, at its next boundary."""
+        session.forced = False
+        self._records.decide(session, "revoke")
+        self._actions.append(Revoke(session=session.id))
+
+    def end_turn(self, session: Session) -> None:
+        """Take the device from *session*, by a signal if it does not give it back in time."""
+        if session.state is SessionState.RUNNING:
+            self.revoke(session)
+        config = self._records.config
+        patience = config.preempt_patience * (_STUBBORN if session.stubborn else 1.0)
+        iterations = config.preempt_iterations * (session.iteration_seconds or 0.0)
+        patience = max(patience, min(iterations, _LONGEST_PATIENCE))
+        session.force_at = self._records.clock.now + patience
+        session.force_interval = patience
+
+    def force(self) -> None:
+        """Demand by signal what was revoked and not released in time, and call those who should move out."""
+        now = self._records.clock.now
+        for session in self._records.turns.leaving.values():
+            residence = session.residence
+            if session.state is SessionState.READY and residence.call_at <= now:
+                residence.call_at = now + residence.call_interval
+                residence.call_interval = min(2 * residence.call_interval, _LONGEST_FORCE_INTERVAL)
+                self._actions.append(Summon(session=session.id))
+        for session in self._records.clock.holders.values():
+            if session.force_at <= now:
+                session.forced = True
+                session.force_at = now + session.force_interval
+                session.force_interval = min(2 * session.force_interval, _LONGEST_FORCE_INTERVAL)
+                self._actions.append(ForceYield(session=session.id))
+
+    # --- memory -----------------------------------
+
+    def refuse(self, session: Session, refusal: Refuse) -> None:
+        """Tell *session*, which is in line, that it will not get what it waits for."""
+        if session.state is SessionState.RESTORING:
+            self._records.admission.leave_line(session)
+            self._records.decide(session, "refuse to restore")
+        else:
+            self._records.decide(session, "refuse")
+        self._actions.append(refusal)
+
+    def offload(self, session: Session) -> None:
+        """Ask *session* to move its memory away."""
+        session.is_asked_to_offload = True
+        session.residence.moving_since = self._records.clock.now
+        self._records.ledger.revision += 1
+        self._actions.append(Offload(session=session.id))
+
+    def end_stay(self, session: Session) -> None:
+        """Tell *session*, whose cell is open, to move out at its next boundary."""
+        records = self._records
+        session.residence.ending_since = records.clock.now
+        records.turns.leaving[session.id] = session
+        records.ledger.revision += 1
+        match session.state:
+            case SessionState.RUNNING | SessionState.PREEMPTING if session.force_at == math.inf:
+                self.end_turn(session)
+            case SessionState.READY:
+                self.expect(session)
+            case SessionState.QUEUED | SessionState.WAITING:
+                self.move_out(session)
+
+    def expect(self, session: Session) -> None:
+        """Call *session*, which should move out, by a signal if it does not come to its gate in time."""
+        patience = self._records.config.preempt_patience
+        session.residence.call_at = self._records.clock.now + patience
+        session.residence.call_interval = patience
+
+    def move_out(self, session: Session) -> None:
+        """Ask *session*, which is at its gate in the middle of its cell, to move its memory away."""
+        records = self._records
+        if session.lane is not None:
+            records.ledger.set_parked(session, session.live)  # what is live of it is to go, not its lane's
+            records.send_back(session)
+        self.offload(session)
+
+    def restore(self, session: Session) -> None:
+        """Let *session* come back: there is room."""
+        session.residence.moving_since = self._records.clock.now
+        self._records.admission.leave_line(session)
+        self._records.decide(session, "restore")
+        self._actions.append(Restore(session=session.id))

@@ -1,0 +1,327 @@
+"""What each event means for the records: sessions report facts, and this module takes note of them.
+
+Where an event alone decides what becomes of its session that is done here: a want that cannot be met is refused, a cell
+of an offloaded session gets in line. Everything else is settled afterwards (`reconcile.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from sharedkernel.scheduling.model.events import (
+    CellClosed,
+    CellInterrupted,
+    CellOpened,
+    DeviceWanted,
+    DeviceWantWithdrawn,
+    Event,
+    GrantMeasured,
+    GrantReleased,
+    HistoryRecalled,
+    MemoryMeasured,
+    OffloadDeclined,
+    Offloaded,
+    OffloadRequested,
+    PolicyConfigured,
+    Restored,
+    SessionEnded,
+    SessionStarted,
+    ShelfMeasured,
+    Tick,
+    UsedWithoutGrant,
+    UserConfigured,
+    WorkForeseen,
+)
+from sharedkernel.scheduling.model.session import MemoryProfile, Session, SessionState
+from sharedkernel.scheduling.policies import interference
+from sharedkernel.scheduling.steps.apply import Decisions
+from sharedkernel.scheduling.steps.records import Records, at_least
+
+#: events of every turn, of which the ledger notices itself what they change for those in line
+_TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, MemoryMeasured})
+#: seconds until a session that had no time to move away may be asked again
+_ASK_AGAIN = 0.5
+
+
+class Facts:
+    """Writes events into the records of one device.
+
+    Parameters
+    ----------
+    records, decisions
+        The scheduler's.
+    """
+
+    def __init__(self, records: Records, decisions: Decisions) -> None:
+        self._records = records
+        self._decisions = decisions
+        self._cells = itertools.count(1)
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            UserConfigured: self._on_user_configured,
+            PolicyConfigured: self._on_policy_configured,
+            SessionStarted: self._on_session_started,
+            CellOpened: self._on_cell_opened,
+            DeviceWanted: self._on_device_wanted,
+            DeviceWantWithdrawn: self._on_device_want_withdrawn,
+            GrantReleased: self._on_grant_released,
+            MemoryMeasured: self._on_memory_measured,
+            CellClosed: self._on_cell_closed,
+            OffloadRequested: self._on_offload_requested,
+            Offloaded: self._on_offloaded,
+            OffloadDeclined: self._on_offload_declined,
+            Restored: self._on_restored,
+            CellInterrupted: self._on_cell_interrupted,
+            ShelfMeasured: self._on_shelf_measured,
+            SessionEnded: self._on_session_ended,
+            WorkForeseen: self._on_work_foreseen,
+            GrantMeasured: self._on_grant_measured,
+            UsedWithoutGrant: self._on_used_without_grant,
+            HistoryRecalled: self._on_history_recalled,
+        }
+
+    def take(self, event: Event) -> None:
+        """Take note of *event*, which the state of its session allows."""
+        if type(event) not in _TURNS:
+            self._records.ledger.revision += 1
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    # --- users and the device -----------------------------------
+
+    def _on_user_configured(self, event: UserConfigured) -> None:
+        records = self._records
+        user = records.user(event.user)
+        user.share, user.quota, user.offload_after = event.share, event.quota, event.offload_after
+        user.priority = event.priority
+        records.clock.share_changed(user)
+        records.order.user_changed(user)
+        for session in user.sessions.values():
+            # An interrupted iteration is let finish: its lane could not be given to anybody else.
+            if session.state is SessionState.QUEUED and not session.live:
+                refusal = records.admission.refusal(session)
+                if refusal is not None:
+                    records.send_back(session)
+                    self._decisions.refuse(session, refusal)
+
+    def _on_policy_configured(self, event: PolicyConfigured) -> None:
+        config = dataclasses.replace(self._records.config, policy=event.policy, backfill=event.backfill)
+        self._records.configure(config)
+
+    def _on_shelf_measured(self, event: ShelfMeasured) -> None:
+        self._records.ledger.set_shelf(self._records.user(event.user), event.bytes)
+
+    def _on_history_recalled(self, event: HistoryRecalled) -> None:
+        self._records.predictions.recall(event.cells)
+
+    # --- a session's life -----------------------------------
+
+    def _on_session_started(self, event: SessionStarted) -> None:
+        records = self._records
+        user = records.user(event.user)
+        session = Session(
+            id=event.session, user=user, domain=event.domain, attained=event.attained, idle_since=records.clock.now
+        )
+        session.attained_before = event.attained
+        # Reported, but nothing to make up for: who had the device before the others came owes them nothing.
+        user.attained += event.attained
+        user.sessions[session.id] = records.sessions[session.id] = session
+        records.ledger.set_memory(session, MemoryProfile(framework=event.framework))
+        records.offloading.idle[session.id] = session
+        records.note(session, event)
+
+    def _on_cell_opened(self, event: CellOpened) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        session.cell = next(self._cells)
+        session.opened_at = records.clock.now
+        session.started = False
+        session.source, session.attained_before = event.source, session.attained
+        session.declared, session.is_misjudged = None, False
+        session.remaining = records.predictions.estimate(session).seconds
+        records.move(session, event)
+        if session.state is SessionState.RESTORING:
+            records.enter_line(session)
+
+    def _on_cell_closed(self, event: CellClosed) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        records.set_live(session, 0)
+        records.lanes.leave(session)
+        session.is_returning = session.is_cut_short = session.is_interrupted = session.declined = False
+        session.lacked, session.rest = 0, None
+        if session.residence.is_ending:  # unless it was asked already, it is asked like any that is idle
+            is_asked = session.is_asked_to_offload
+            records.stay(session)
+            session.is_asked_to_offload = is_asked
+        session.idle_since = records.clock.now
+        records.measure(session, event.memory)
+        records.move(session, event)
+        if records.predictions.cell_closed(session) and records.policy.learns:
+            records.order.rebuild(records.policy, records.queued.values())
+
+    def _on_session_ended(self, event: SessionEnded) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if session.id in records.clock.holders:
+            records.end_grant(session)
+        records.set_live(session, 0)
+        records.lanes.leave(session)
+        records.move(session, event)
+        session.is_returning = False
+        records.stay(session)
+        records.ledger.set_memory(session, MemoryProfile(ephemeral=0))
+        del records.sessions[session.id], session.user.sessions[session.id]
+
+    # --- wanting and having the device -----------------------------------
+
+    def _on_device_wanted(self, event: DeviceWanted) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if event.memory is not None:
+            records.measure(session, event.memory)
+        if event.utilisation is not None:
+            session.predicted_utilisation = event.utilisation
+        if event.iteration_seconds is not None:
+            session.predicted_iteration_seconds = event.iteration_seconds
+        _declare(session, event.remaining_iterations)
+        session.remaining = records.predictions.estimate(session).seconds
+        records.move(session, event)
+        session.growth = event.growth
+        if session.residence.is_ending:
+            if records.admission.waiting:
+                records.enter_line(session)
+                if session.lane is not None:
+                    records.ledger.set_parked(session, session.live)
+                    records.lanes.leave(session)
+                if not session.is_asked_to_offload:  # it was if it withdrew its want and wants again
+                    self._decisions.offload(session)
+                return
+            records.stay(session)  # nobody waits any more
+        refusal = records.admission.refusal(session)
+        if refusal is not None:
+            self._decisions.refuse(session, refusal)
+        elif session.lane is None or session.growth:
+            records.enter_line(session)
+        else:
+            records.decide(session, "admit")
+
+    def _on_device_want_withdrawn(self, event: DeviceWantWithdrawn) -> None:
+        self._records.move(self._records.sessions[event.session], event)
+
+    def _on_grant_released(self, event: GrantReleased) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        interference.take_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+        session.is_misjudged = session.is_misjudged or records.predictions.has_exceeded(session)
+        _declare(session, event.remaining_iterations)
+        if session.state is SessionState.PREEMPTING:
+            session.stubborn = session.forced
+        records.end_grant(session)
+        if event.at != "yield":
+            session.rest = None
+        need = session.need
+        records.set_live(session, event.live_bytes if event.at == "yield" else 0)
+        if session.grown:
+            # Its iteration is still to need what it grew to. What was parked for that and not used is forgotten.
+            records.measure(session, at_least(event.memory, ephemeral=need + session.parked))
+        else:
+            records.measure(session, event.memory)
+        records.move(session, event)
+        if session.residence.is_ending:
+            self._decisions.expect(session)
+
+    def _on_memory_measured(self, event: MemoryMeasured) -> None:
+        session = self._records.sessions[event.session]
+        self._records.measure(session, event.memory)
+        self._records.note(session, event)
+
+    def _on_work_foreseen(self, event: WorkForeseen) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if event.source is not None:
+            session.source = event.source
+            interference.begin_source(session, event.source)
+        session.is_misjudged = session.is_misjudged or records.predictions.has_exceeded(session)
+        if event.iteration_seconds is not None:
+            session.predicted_iteration_seconds = event.iteration_seconds
+        if event.utilisation is not None:
+            session.predicted_utilisation = event.utilisation
+        _declare(session, event.remaining_iterations)
+
+    def _on_grant_measured(self, event: GrantMeasured) -> None:
+        holders = self._records.clock.holders
+        session = holders.get(event.session)
+        if session is not None:
+            interference.take_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+            if event.iterations:
+                session.alone = len(holders) == 1
+
+    def _on_used_without_grant(self, event: UsedWithoutGrant) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        is_queued = session.state is SessionState.QUEUED
+        if is_queued:  # its part of the rank changes, which nothing else does meanwhile
+            records.order.remove(session)
+        records.clock.charge(session, event.seconds)
+        if is_queued:
+            records.order.add(session)
+        records.order.user_changed(session.user)
+        records.note(session, event)
+
+    # --- moving memory away and back -----------------------------------
+
+    def _on_offload_requested(self, event: OffloadRequested) -> None:
+        session = self._records.sessions[event.session]
+        self._records.note(session, event)
+        if session.state is SessionState.IDLE and not session.is_asked_to_offload:
+            self._decisions.offload(session)
+
+    def _on_offloaded(self, event: Offloaded) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if session.is_asked_to_offload:
+            elapsed = records.clock.now - session.residence.moving_since
+            records.turns.speed.moved_out(event.offloaded, elapsed)
+        if session.state is SessionState.WAITING:
+            session.is_cut_short, session.lacked = True, session.growth
+            # What is live of its iteration counts as persistent from now on.
+            session.rest = max(0, (session.memory.ephemeral or 0) - session.live)
+            records.set_live(session, 0)
+            records.lanes.leave(session)
+        records.measure(session, event.memory)
+        session.offloaded = event.offloaded
+        records.stay(session)
+        records.move(session, event)
+        if session.is_cut_short:
+            records.enter_line(session)
+
+    def _on_offload_declined(self, event: OffloadDeclined) -> None:
+        session = self._records.sessions[event.session]
+        self._records.stay(session)
+        # If its code runs by now that is why.
+        is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
+        session.declined = not is_for_now
+        session.ask_again_at = self._records.clock.now + _ASK_AGAIN
+        self._records.note(session, event)
+
+    def _on_restored(self, event: Restored) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        elapsed = records.clock.now - session.residence.moving_since
+        if session.is_returning:
+            records.turns.speed.came_back(session.offloaded, elapsed)
+        session.residence.began, session.residence.is_back = records.clock.now, True
+        session.is_returning = session.is_cut_short = session.is_interrupted = False
+        session.offloaded = 0
+        records.measure(session, event.memory)
+        # Like any growth: parked until its next boundary tells the truth.
+        session.live = session.grown = session.lacked
+        records.ledger.set_parked(session, session.lacked)
+        session.lacked = 0
+        records.move(session, event)
+
+    def _on_cell_interrupted(self, event: CellInterrupted) -> None:
+        session = self._records.sessions[event.session]
+        session.is_interrupted = True
+        self._records.note(session, event)
+
+
+def _declare(session: Session, iterations: int | None) -> None:
+    """Note that *iterations* are left in *session*'s cell, if it says so."""
+    if iterations is not None:
+        session.declared, session.declared_at = iterations, session.attained

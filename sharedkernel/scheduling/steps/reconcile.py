@@ -1,0 +1,255 @@
+"""What is done after any event: lanes are set right, the line is admitted, turns are taken, room is made.
+
+In this order: lanes whose size is not right any more; those in line for memory who fit; whose turn it is; then, while
+somebody is still in line, what others must give up for them (`memory/reclaim.py`, `memory/offloading.py`). Where those
+in line only wait for each other, somebody gives way, or is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sharedkernel.scheduling.memory.demand import is_movable
+from sharedkernel.scheduling.memory.reclaim import Reclaim
+from sharedkernel.scheduling.memory.turns import late_at
+from sharedkernel.scheduling.model.session import Session, SessionState
+from sharedkernel.scheduling.steps import dispatch
+from sharedkernel.scheduling.steps.apply import Decisions
+from sharedkernel.scheduling.steps.records import Records
+
+
+class Settling:
+    """Brings the records of one device in order.
+
+    Parameters
+    ----------
+    records, decisions
+        The scheduler's.
+    """
+
+    def __init__(self, records: Records, decisions: Decisions) -> None:
+        self._records = records
+        self._decisions = decisions
+        #: when a holder's turn will be over
+        self._turn_deadline: float | None = None
+
+    def settle(self) -> None:
+        """Bring lanes, the line for memory and turns in order."""
+        records = self._records
+        for session in records.lanes.settle():
+            records.send_back(session)
+        self._admit()
+        self._take_turns()
+        while records.admission.waiting and self._make_room():
+            self._admit()
+            self._take_turns()
+        if not records.admission.waiting:
+            records.offloading.forget()
+            for session in list(records.turns.leaving.values()):
+                if not session.is_asked_to_offload:
+                    records.stay(session)
+        self._decisions.force()
+
+    def next_deadline(self) -> float | None:
+        """Return when to settle again if nothing happens before; None when time alone changes nothing."""
+        records = self._records
+        deadlines = [holder.force_at for holder in records.clock.holders.values() if holder.force_at < math.inf]
+        if self._turn_deadline is not None:
+            deadlines.append(self._turn_deadline)
+        if records.admission.waiting:
+            waited_for = (
+                records.reclaimer.next_deadline(records.clock.now),
+                records.admission.next_deadline(),
+                records.offloading.ripe_at,
+                records.offloading.eviction.due_at,
+                self._deadlock_ends(),
+            )
+            deadlines += [deadline for deadline in waited_for if deadline is not None]
+            if self._is_still(beside_turns=True):
+                deadlines += [moment for moment in self._settled_at() if moment > records.clock.now]
+            for session in records.turns.leaving.values():
+                moments = (late_at(session), session.residence.call_at if session.id in records.ready else math.inf)
+                deadlines += [moment for moment in moments if records.clock.now < moment < math.inf]
+        return min(deadlines, default=None)
+
+    def is_stuck(self) -> bool:
+        """Return whether somebody waits to grow and nothing will change by itself."""
+        return self._is_still() and self._records.admission.latest_growing() is not None
+
+    # --- the line for memory -----------------------------------
+
+    def _admit(self) -> None:
+        """Admit as many in line as fit, and those who reclaim empty lanes."""
+        records = self._records
+        while records.admission.waiting:
+            result = records.admission.admit(records.clock.now)
+            for refusal in result.refused:
+                self._decisions.refuse(records.sessions[refusal.session], refusal)
+            has_grown = any(session.growth for session in result.admitted)
+            for session in result.admitted:
+                if session.state is SessionState.RESTORING:
+                    self._decisions.restore(session)
+                else:
+                    records.decide(session, "admit")
+            # Whoever grew may have left the rest of a lane to others, who were asked before.
+            if not self._clear(records.reclaimer.reclaim(records.clock.now)) and not has_grown:
+                break
+
+    def _make_room(self) -> bool:
+        """Take from others, at their boundaries or while they are idle, what those in line lack.
+
+        Return whether somebody was refused, which may let others in line have what they wait for.
+        """
+        records = self._records
+        # Asked last: the lane that is needed may have been granted only now, for its interrupted iteration to end.
+        reclaim = records.reclaimer.reclaim(records.clock.now)
+        for session in reclaim.asked:
+            self._decisions.revoke(session)
+        for session in reclaim.demanded:
+            self._decisions.end_turn(session)
+        self._ask_for_boundaries()
+        line, line_until = records.admission.line(), records.admission.same_until
+        for session in records.offloading.choose(line, records.clock.now, line_until=line_until):
+            self._decisions.offload(session)
+        self._end_stays()
+        if records.offloading.eviction.due_at is not None and self._is_still(beside_turns=True):
+            self._make_way()  # there is nothing to wait for until that quantum is over
+        while self.is_stuck():
+            if self._unstick():
+                return True
+        ends = self._deadlock_ends()
+        if ends is not None and not self._make_way() and ends <= records.clock.now:
+            return self._refuse_wait(records.admission.latest_in_the_way())
+        return False
+
+    def _ask_for_boundaries(self) -> None:
+        """Ask those who cannot move out for the boundary at which what they have parked of an iteration comes free."""
+        records = self._records
+        if not records.policy.is_preemptive or all(map(records.admission.is_attainable, records.admission.line())):
+            return
+        for session in list(records.clock.holders.values()):
+            if session.state is SessionState.RUNNING and session.parked and not is_movable(session):
+                self._decisions.revoke(session)
+
+    def _end_stays(self) -> None:
+        """Tell those to move out whose memory quantum is over and whose memory somebody in line lacks."""
+        records = self._records
+        eviction = records.offloading.eviction
+        if eviction.waiting is None or not eviction.sessions:
+            return
+        eviction.waiting.has_room_made = True
+        records.turns.let_in(eviction.waiting, records.admission.waiting.values(), records.clock.now)
+        for session in eviction.sessions:
+            if session.state is SessionState.IDLE:
+                self._decisions.offload(session)
+            else:
+                self._decisions.end_stay(session)
+        for session in records.lanes.settle():
+            records.send_back(session)
+        self._take_turns()
+
+    def _clear(self, reclaim: Reclaim) -> bool:
+        """Clear the empty lanes of *reclaim*; return whether there were any."""
+        for lane in reclaim.lanes:
+            for session in self._records.lanes.clear(lane):
+                self._records.send_back(session)
+        return bool(reclaim.lanes)
+
+    # --- those who wait for each other -----------------------------------
+
+    def _is_still(self, *, beside_turns: bool = False) -> bool:
+        """Return whether there is a line, nobody runs or may come to run, and no memory is on its way.
+
+        Parameters
+        ----------
+        beside_turns
+            Whether memory quanta that will be over some time do not count.
+        """
+        records = self._records
+        if records.offloading.eviction.due_at is not None and not beside_turns:
+            return False
+        if records.clock.holders or records.ready or not records.admission.waiting or records.offloading.is_coming():
+            return False
+        return not any(session.is_returning for session in records.claims.open.values())
+
+    def _deadlock_ends(self) -> float | None:
+        """Return when one is refused of several who wait for each other's persistent memory; None: they do not.
+
+        It came to that by facts: they turned out to keep more than was foreseen. Only the end of a cell can help.
+        """
+        admission = self._records.admission
+        latest = admission.latest_in_the_way() if self._is_still() else None
+        return None if latest is None else admission.patience_ends(latest)
+
+    def _settled_at(self) -> Iterator[float]:
+        """Yield from when on those may give way who came back and wait again."""
+        records = self._records
+        for session in (*records.admission.waiting.values(), *records.queued.values()):
+            yield records.turns.settled_at(session)
+
+    def _unstick(self) -> bool:
+        """Take back at once what lanes can give, or what those later in line hold; else refuse the latest to grow.
+
+        Return whether it was refused.
+        """
+        records = self._records
+        if self._clear(records.reclaimer.reclaim(records.clock.now, at_once=True)):
+            self._admit()
+            self._take_turns()
+        elif not self._make_way():
+            return self._refuse_wait(records.admission.latest_growing())
+        return False
+
+    def _make_way(self) -> bool:
+        """Have some in line moved away for one before them; return whether there are such."""
+        records = self._records
+        line = records.admission.line()
+        waiting, chosen = records.offloading.who_gives_way(line, records.queued.values(), records.clock.now)
+        if waiting is not None:
+            waiting.has_room_made = True
+        for session in chosen:
+            if session.state is SessionState.QUEUED:
+                records.ledger.set_parked(session, session.live)  # what is live of it is to go, not its lane's
+                records.send_back(session)
+            self._decisions.offload(session)
+        if chosen:
+            for session in records.lanes.settle():
+                records.send_back(session)
+            self._take_turns()
+        return bool(chosen)
+
+    def _refuse_wait(self, session: Session | None) -> bool:
+        """Refuse *session*, if there is one, what it waits for; return whether there is."""
+        if session is not None:
+            self._decisions.refuse(session, self._records.admission.refuse_wait(session))
+        return session is not None
+
+    # --- turns -----------------------------------
+
+    def _take_turns(self) -> None:
+        records = self._records
+        keepers: list[Session] = []
+        if records.policy.reserves:
+            keepers = [session for session in records.ready.values() if records.policy.keeps_place(session)]
+        chosen = dispatch.choose(
+            config=records.config,
+            policy=records.policy,
+            lanes=records.lanes,
+            order=records.order,
+            keepers=keepers,
+            holders=records.clock.holders.values(),
+            may_move=lambda: records.admission.is_served(records.clock.now),
+            now=records.clock.now,
+        )
+        self._turn_deadline = chosen.deadline
+        for session in chosen.asked:
+            self._decisions.revoke(session)
+        for session in chosen.revocations:
+            self._decisions.end_turn(session)
+        for session in chosen.grants:
+            self._decisions.grant(session)
+        if chosen.move is not None:
+            records.lanes.move(*chosen.move)
+        if chosen.is_unfinished:
+            self._take_turns()

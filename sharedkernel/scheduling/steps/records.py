@@ -1,0 +1,218 @@
+"""What is known of one device: its users, sessions, lanes and memory, and the elementary changes to them.
+
+Each session stands where its state says: among the idle, the ready, the queued, those with an open cell, those that
+take part in the competition. :meth:`Records.enter` keeps that so; nothing else changes a session's state. What an event
+means is `handlers.py`'s matter, what is done about it `reconcile.py`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from sharedkernel.scheduling.memory.admission import Admission
+from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, Claims
+from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.memory.offloading import Offloading
+from sharedkernel.scheduling.memory.reclaim import Reclaimer
+from sharedkernel.scheduling.memory.turns import MemoryTurns
+from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.events import SessionEvent
+from sharedkernel.scheduling.model.session import (
+    ACTIVE_STATES,
+    LINE_STATES,
+    OPEN_STATES,
+    MemoryProfile,
+    SchedulerConfig,
+    Session,
+    SessionId,
+    SessionState,
+    User,
+    UserId,
+)
+from sharedkernel.scheduling.model.transitions import DECISIONS, TRANSITIONS
+from sharedkernel.scheduling.policies.accounting import ServiceClock
+from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.predictions import Predictions
+from sharedkernel.scheduling.steps.run_queue import ServiceOrder
+
+
+class Records:
+    """The records of one device, which all parts of its scheduler share.
+
+    Parameters
+    ----------
+    config
+        How the device is scheduled.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.users: dict[UserId, User] = {}
+        self.sessions: dict[SessionId, Session] = {}
+        #: what was decided since the present event, in order
+        self.actions: list[Action] = []
+        self.ledger = Ledger(config.capacity, config.reserve)
+        self.lanes = Lanes(self.ledger, self.actions)
+        self.clock = ServiceClock(config.quantum, config.parallel_lanes)
+        self.claims = Claims(self.ledger, self.lanes, self.sessions)
+        self.predictions = Predictions(self.claims.open.values)
+        self.policy = POLICIES[config.policy](config, self.predictions)
+        idle: dict[SessionId, Session] = {}
+        self.turns = MemoryTurns(config, self.policy, self.claims, self.users, idle)
+        self.offloading = Offloading(self.claims, self.turns, idle, self.clock.holders)
+        self.admission = Admission(
+            config,
+            self.policy,
+            self.ledger,
+            self.lanes,
+            self.claims,
+            self.offloading,
+            self.turns,
+            self.users,
+            self.clock.holders,
+        )
+        self.reclaimer = Reclaimer(self.admission)
+        self.order = ServiceOrder(self.policy, self.lanes)
+        #: all and only the sessions that are `queued`, `ready`
+        self.queued: dict[SessionId, Session] = {}
+        self.ready: dict[SessionId, Session] = {}
+        #: where sessions of some states are found
+        self.indexes: dict[SessionState, dict[SessionId, Session]] = {
+            SessionState.IDLE: self.offloading.idle,
+            SessionState.QUEUED: self.queued,
+            SessionState.READY: self.ready,
+        }
+        self._arrivals = itertools.count(1)
+
+    def user(self, user: UserId) -> User:
+        """Return the record of *user*, a new one if there is none."""
+        return self.users.setdefault(user, User(id=user))
+
+    def configure(self, config: SchedulerConfig) -> None:
+        """Rank by *config*'s policy from now on; nobody loses a grant by that alone."""
+        self.config = config
+        self.policy = POLICIES[config.policy](config, self.predictions)
+        self.admission.config, self.admission.policy = config, self.policy
+        self.turns.config, self.turns.policy = config, self.policy
+        self.reclaimer.policy = self.policy
+        self.order.rebuild(self.policy, self.queued.values())
+
+    # --- a session's state -----------------------------------
+
+    def decide(self, session: Session, decision: str) -> None:
+        """Move *session* as *decision*, one of :data:`.DECISIONS`, says."""
+        before, after = DECISIONS[decision]
+        assert session.state is before, f"cannot {decision} session {session.id} while it is {session.state}"
+        self.enter(session, after, decision)
+
+    def move(self, session: Session, event: SessionEvent) -> None:
+        """Move *session* as *event* says."""
+        self.enter(session, TRANSITIONS[session.state, type(event)], type(event).__name__)
+
+    def note(self, session: Session, event: SessionEvent) -> None:
+        """Write *event*, which does not move *session*, into its story."""
+        session.story.append((self.clock.now, type(event).__name__, session.state))
+
+    def enter(self, session: Session, state: SessionState, reason: str) -> None:
+        """Let *session* be in *state*, and write *reason* into its story."""
+        before, session.state = session.state, state
+        session.story.append((self.clock.now, reason, state))
+        if before is state:
+            return
+        if state in OPEN_STATES:
+            self.claims.open[session.id] = session
+        else:
+            self.claims.open.pop(session.id, None)
+        if before in LINE_STATES:
+            self.admission.leave_line(session)
+            session.growth = 0
+        if (index := self.indexes.get(before)) is not None:
+            del index[session.id]
+        if before is SessionState.QUEUED:
+            self.order.remove(session)
+        if (index := self.indexes.get(state)) is not None:
+            index[session.id] = session
+        if (before in ACTIVE_STATES) != (state in ACTIVE_STATES):
+            if state in ACTIVE_STATES:
+                self.clock.activate(session)
+            else:
+                self.clock.deactivate(session)
+        if state is SessionState.QUEUED:
+            session.queued_since = self.clock.now
+            self.order.add(session)  # after it was lifted
+
+    # --- the line for memory -----------------------------------
+
+    def enter_line(self, session: Session) -> None:
+        """Let *session* wait for memory behind those who wait already."""
+        session.arrival = next(self._arrivals)
+        session.waiting_since = self.clock.now
+        session.overtaken_at = session.delayed_at = None
+        self.admission.enter_line(session)
+
+    def stay(self, session: Session) -> None:
+        """Note that *session* was asked to move out no longer."""
+        session.is_asked_to_offload = False
+        session.residence.go_on()
+        if self.turns.leaving.pop(session.id, None) is not None:
+            self.ledger.revision += 1
+
+    def send_back(self, session: Session) -> None:
+        """Let *session*, which had to leave its lane, come for memory anew."""
+        self.lanes.leave(session)
+        if session.state is SessionState.QUEUED:
+            self.decide(session, "send back")
+            self.enter_line(session)
+
+    # --- what a session holds -----------------------------------
+
+    def measure(self, session: Session, memory: MemoryProfile) -> None:
+        """Charge *session* for *memory*; it leaves its lane if that is too small now."""
+        # What was promised stays promised, until it is there, or the iteration has ended that it was promised for.
+        if session.is_returning:
+            memory = at_least(memory, persistent=session.memory.persistent)
+        if session.grown:
+            memory = at_least(memory, ephemeral=session.memory.ephemeral)
+        if session.rest is not None:
+            rest = min(memory.ephemeral or 0, session.rest)
+            memory = MemoryProfile(persistent=memory.persistent, ephemeral=rest, framework=memory.framework)
+        had_memory = session.memory.persistent >= LEAST_OFFLOAD
+        self.ledger.set_memory(session, memory)
+        if not had_memory and memory.persistent >= LEAST_OFFLOAD:
+            session.residence.began = self.clock.now
+        if not self.lanes.remeasured(session):
+            self.send_back(session)
+
+    def set_live(self, session: Session, live: int) -> None:
+        """Note that *live* bytes of an interrupted iteration of *session* are in its lane, or parked from it."""
+        if live != session.live:
+            session.live = live
+            self.ledger.revision += 1
+        self.ledger.set_parked(session, min(session.parked, live))
+        session.grown = min(session.grown, session.parked)
+        lane = session.lane
+        if lane is not None:
+            if session.unparked:
+                lane.occupant = session
+            elif lane.occupant is session:
+                lane.occupant = None
+
+    def end_grant(self, session: Session) -> None:
+        """Take note that *session*, which held a grant, holds none now."""
+        self.clock.end(session)
+        self.order.user_changed(session.user)
+        session.force_at = math.inf
+        if session.lane is not None:
+            session.lane.holder = None
+
+
+def at_least(memory: MemoryProfile, *, persistent: int = 0, ephemeral: int | None = None) -> MemoryProfile:
+    """Return *memory* with figures no smaller than those given."""
+    if ephemeral is None:
+        ephemeral = memory.ephemeral
+    elif memory.ephemeral is not None:
+        ephemeral = max(ephemeral, memory.ephemeral)
+    persistent = max(persistent, memory.persistent)
+    return MemoryProfile(persistent=persistent, ephemeral=ephemeral, framework=memory.framework)
