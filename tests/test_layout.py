@@ -84,8 +84,6 @@ LONG_MODULES = frozenset(
         "executor.shelves",
         "executor.supervisor",
         "relay.relay",
-        "scheduling.memory.lanes",
-        "scheduling.model.session",
         "session.gate",
         "shelf.layout",
         "simulator.device",

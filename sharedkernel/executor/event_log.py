@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from sharedkernel.scheduling.model import events
-from sharedkernel.scheduling.model.session import SchedulerConfig
+from sharedkernel.scheduling.model.config import SchedulerConfig
 
 log = logging.getLogger(__name__)
 

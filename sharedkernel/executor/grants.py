@@ -28,7 +28,8 @@ from sharedkernel.executor.views import Views
 from sharedkernel.executor.waits import WaitTeller
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
-from sharedkernel.scheduling.model.session import HOLDING_STATES, SchedulerConfig, SessionId, SessionState, UserId
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.session.page import Turn, Word
 from sharedkernel.units import format_bytes
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sharedkernel.scheduling.model.session import LaneId, Session, SessionId, SessionState
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharedkernel.scheduling.model.session import (
+from sharedkernel.scheduling.model.session import Lane, Session
+from sharedkernel.scheduling.model.types import (
     ACTIVE_STATES,
     HOLDING_STATES,
     LINE_STATES,
     OPEN_STATES,
-    Lane,
     LaneId,
-    Session,
     SessionState,
 )
 from sharedkernel.units import format_bytes

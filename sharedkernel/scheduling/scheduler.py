@@ -74,9 +74,11 @@ from sharedkernel.scheduling.invariants import check
 from sharedkernel.scheduling.memory.lanes import Lanes
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import Event, SessionEvent
-from sharedkernel.scheduling.model.session import SchedulerConfig, Session, SessionId, SessionState
+from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
+from sharedkernel.scheduling.model.types import SessionId, SessionState
 from sharedkernel.scheduling.policies.accounting import ServiceClock
 from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot

@@ -6,12 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sharedkernel.scheduling.model.session import (
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import (
     HOLDING_STATES,
     OPEN_STATES,
     LaneId,
     PredictionOrigin,
-    Session,
     SessionId,
     SessionState,
     UserId,

@@ -15,7 +15,7 @@ from sharedkernel.protocol import Limits
 from sharedkernel.scheduling import Scheduler, SchedulerConfig
 from sharedkernel.scheduling.model.actions import Grant
 from sharedkernel.scheduling.model.events import from_dict
-from sharedkernel.scheduling.model.session import HOLDING_STATES
+from sharedkernel.scheduling.model.types import HOLDING_STATES
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 

@@ -27,16 +27,9 @@ from sharedkernel.scheduling.memory.refusals import over_quota_by, refuse_restor
 from sharedkernel.scheduling.memory.revision_cache import Remembered
 from sharedkernel.scheduling.memory.turns import MemoryTurns, late_at
 from sharedkernel.scheduling.model.actions import Refuse
-from sharedkernel.scheduling.model.session import (
-    Lane,
-    MemoryProfile,
-    SchedulerConfig,
-    Session,
-    SessionId,
-    SessionState,
-    User,
-    UserId,
-)
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.session import Lane, Session, User
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionId, SessionState, UserId
 from sharedkernel.scheduling.policies.builtin import Policy, Rank
 
 
@@ -381,7 +374,7 @@ class Admission:
             need += lane.size - lane.settled_size if lane.domain != session.domain else 0
             if need < 1:
                 return False
-        return self.lanes.compaction(session.domain, need, emptied=lane) is not None
+        return self.lanes.can_make_lane(session.domain, need, emptied=lane)
 
 
 def _arrival(session: Session) -> int:

@@ -26,7 +26,8 @@ from collections.abc import Collection, Mapping
 
 from sharedkernel.scheduling.memory.lanes import Lanes
 from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.model.session import Lane, Session, SessionId, SessionState
+from sharedkernel.scheduling.model.session import Lane, Session
+from sharedkernel.scheduling.model.types import SessionId, SessionState
 
 #: persistent memory below which moving a session's away is not worth it, bytes
 LEAST_OFFLOAD = 1 << 20

@@ -17,23 +17,15 @@ are returned to the scheduler.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from sharedkernel.scheduling.memory.compaction import plan_lane, plan_merges
+from sharedkernel.scheduling.memory.lane_table import LaneTable, by_size
 from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.model.actions import Action, CreateLane, RemoveLane, ResizeLane
-from sharedkernel.scheduling.model.session import Lane, LaneId, Session
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compaction:
-    """Lanes to merge so that a session gets room."""
-
-    #: the lane that grows; None: a new lane is created
-    target: Lane | None
-    #: lanes whose sessions move to another lane of their domain
-    merged: tuple[Lane, ...]
+from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.session import Lane, Session
+from sharedkernel.scheduling.model.types import LaneId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +49,13 @@ class Lanes:
 
     def __init__(self, ledger: Ledger, actions: list[Action]) -> None:
         self.ledger = ledger
-        self.by_id: dict[LaneId, Lane] = {}
-        self._by_domain: dict[str, dict[LaneId, Lane]] = {}
-        self._actions = actions
-        self._numbers = itertools.count(1)
+        self._table = LaneTable(ledger, actions)
+        #: all lanes; to be looked at only
+        self.by_id = self._table.by_id
         #: sessions that are in another lane, since somebody asked last
-        self.moved: list[Session] = []
+        self.moved = self._table.moved
         #: lanes whose size may not be right
-        self._stale: dict[LaneId, Lane] = {}
-
-    def of_domain(self, domain: str) -> Iterable[Lane]:
-        """Return the lanes of a trust domain, oldest first."""
-        return self._by_domain.get(domain, {}).values()
+        self._stale = self._table.stale
 
     # --- giving a session a lane -----------------------------------
 
@@ -82,14 +69,14 @@ class Lanes:
         """
         if session.live and not self.by_id:
             # Others came to keep more while its iteration was parked. It must be able to end, so it has what there is.
-            self._join(self._create(session.domain, max(need, session.need)), session)
+            self._table.join(self._table.create(session.domain, max(need, session.need)), session)
             return True
         if self.ledger.free < 0:
             return False
         if not session.is_measured:
-            opened = [lane for lane in self.of_domain(session.domain) if lane.is_open]
+            opened = [lane for lane in self._table.of_domain(session.domain) if lane.is_open]
             if opened:
-                self._join(max(opened, key=_size), session)
+                self._table.join(max(opened, key=by_size), session)
                 return True
             if need < 1:
                 return False
@@ -102,7 +89,7 @@ class Lanes:
         lane = self._find(session.domain, need) or self._compact(session.domain, need)
         if lane is None:
             return False
-        self._join(lane, session)
+        self._table.join(lane, session)
         return True
 
     def make_room(self, amount: int, *, keep: Lane | None = None) -> bool:
@@ -118,93 +105,51 @@ class Lanes:
         if self.ledger.free >= 0 and sum(map(_spare, wide)) >= missing:
             for lane in wide:
                 taken = max(0, min(_spare(lane), missing))
-                self._resize(lane, lane.size - taken)
+                self._table.resize(lane, lane.size - taken)
                 missing -= taken
             return True
-        merged = self._merges(amount)
+        merged = plan_merges(self._table, amount)
         for lane in merged or ():
-            self._merge(lane, None)
+            self._table.merge(lane, None)
         return merged is not None
 
     def can_make_room(self, amount: int, *, emptied: Lane) -> bool:
         """Return whether :meth:`make_room` could, once *emptied*, in which something runs, is empty."""
-        return self._merges(amount, emptied=emptied) is not None
+        return plan_merges(self._table, amount, emptied=emptied) is not None
+
+    def can_make_lane(self, domain: str, need: int, *, emptied: Lane) -> bool:
+        """Return whether a lane of *domain* can have *need* bytes once *emptied*, in which something runs, is empty."""
+        return plan_lane(self._table, domain, need, emptied=emptied) is not None
 
     def largest_now(self, domain: str) -> int:
         """Return how large a lane of *domain* can be now, an existing one or one that is grown or made, bytes."""
-        lanes = list(self.of_domain(domain))
+        lanes = list(self._table.of_domain(domain))
         made = self.ledger.free + sum(lane.size for lane in lanes if lane.is_empty)
         return max([made, *(lane.size for lane in lanes)])
 
     def _find(self, domain: str, need: int) -> Lane | None:
         free = self.ledger.free
         if need <= free:
-            return self._create(domain, need)
-        lanes = self.of_domain(domain)
+            return self._table.create(domain, need)
+        lanes = self._table.of_domain(domain)
         if fitting := [lane for lane in lanes if lane.size >= need]:
-            return min(fitting, key=_size)
+            return min(fitting, key=by_size)
         if growing := [lane for lane in lanes if lane.is_empty and lane.size + free >= need]:
-            lane = min(growing, key=_size)
-            self._resize(lane, need)
+            lane = min(growing, key=by_size)
+            self._table.resize(lane, need)
             return lane
         return None
 
     def _compact(self, domain: str, need: int) -> Lane | None:
-        plan = self.compaction(domain, need)
+        plan = plan_lane(self._table, domain, need)
         if plan is None:
             return None
         for lane in plan.merged:
-            self._merge(lane, plan.target if plan.target and lane.domain == domain else None)
+            self._table.merge(lane, plan.target if plan.target and lane.domain == domain else None)
         if plan.target is None:
-            return self._create(domain, need)
-        self._resize(plan.target, need)
+            return self._table.create(domain, need)
+        self._table.resize(plan.target, need)
         return plan.target
-
-    def compaction(self, domain: str, need: int, *, emptied: Lane | None = None) -> Compaction | None:
-        """Return which empty lanes to merge so that a lane of *domain* can have *need* bytes; None: it cannot.
-
-        Parameters
-        ----------
-        domain, need
-            Trust domain and bytes.
-        emptied
-            A lane to be taken for empty although something runs in it: would its next boundary make room?
-        """
-        free = self._free_after(emptied)
-        merged = self._merges(need, emptied=emptied)
-        if merged is not None:
-            return Compaction(target=None, merged=merged)
-        if free < 0:
-            return None
-        empty, movable = self._empty(emptied), self._movable(emptied)
-        own = [lane for lane in empty if lane.domain == domain]
-        if not own:
-            return None
-        # All other empty lanes of the domain can move into the one that grows, the largest too.
-        target = max(own, key=_size_after(emptied))
-        others = [lane for lane in empty if lane is not target and (lane.domain == domain or lane in movable)]
-        merged = _least_merges(others, need - free - target.settled_size)
-        return None if merged is None else Compaction(target=target, merged=merged)
-
-    def _merges(self, amount: int, *, emptied: Lane | None = None) -> tuple[Lane, ...] | None:
-        """Return the fewest lanes to merge into larger ones so that *amount* bytes are free; None: all do not help."""
-        free = self._free_after(emptied)
-        return None if free < 0 else _least_merges(self._movable(emptied), amount - free)
-
-    def _free_after(self, emptied: Lane | None) -> int:
-        return self.ledger.free + (0 if emptied is None else emptied.size - emptied.settled_size)
-
-    def _empty(self, emptied: Lane | None) -> list[Lane]:
-        return [lane for lane in self.by_id.values() if lane.is_empty or lane is emptied]
-
-    def _movable(self, emptied: Lane | None) -> list[Lane]:
-        """Return the empty lanes beside which their domain has a larger one."""
-        size = _size_after(emptied)
-        return [
-            lane
-            for lane in self._empty(emptied)
-            if any(size(other) > size(lane) for other in self.of_domain(lane.domain))
-        ]
 
     # --- moving out of a busy lane -----------------------------------
 
@@ -227,8 +172,8 @@ class Lanes:
         """
         if session.need <= self.ledger.free:
             return Spot(lane=None)
-        empty = (lane for lane in self.of_domain(session.domain) if lane.is_empty and lane.id not in besides)
-        lane = min((lane for lane in empty if self._can_hold(lane, session)), key=_size, default=None)
+        empty = (lane for lane in self._table.of_domain(session.domain) if lane.is_empty and lane.id not in besides)
+        lane = min((lane for lane in empty if self._can_hold(lane, session)), key=by_size, default=None)
         return None if lane is None else Spot(lane=lane)
 
     def leaves_room(self, holder: Session, session: Session) -> bool:
@@ -241,10 +186,10 @@ class Lanes:
     def move(self, session: Session, spot: Spot) -> None:
         """Let *session* leave its lane for *spot*."""
         self.leave(session)
-        lane = self._create(session.domain, session.need) if spot.lane is None else spot.lane
+        lane = self._table.create(session.domain, session.need) if spot.lane is None else spot.lane
         if lane.size < session.need:
-            self._resize(lane, session.need)
-        self._join(lane, session)
+            self._table.resize(lane, session.need)
+        self._table.join(lane, session)
         self.moved.append(session)
 
     def _can_hold(self, lane: Lane, session: Session) -> bool:
@@ -320,7 +265,7 @@ class Lanes:
         lane.occupant = None
         self._stale[lane.id] = lane
         if self.ledger.free < 0:
-            self._resize(lane, max(0, lane.size + self.ledger.free))
+            self._table.resize(lane, max(0, lane.size + self.ledger.free))
         if occupant.need <= lane.size:
             return []
         self.leave(occupant)
@@ -347,9 +292,9 @@ class Lanes:
                 self.leave(session)
         self._stale.pop(lane.id, None)
         if not lane.sessions:
-            self._remove(lane)
+            self._table.remove(lane)
         elif not lane.is_open or lane.need > lane.size:
-            self._resize(lane, lane.need)
+            self._table.resize(lane, lane.need)
         return left
 
     def _give_up(self) -> list[Session]:
@@ -381,65 +326,9 @@ class Lanes:
     def _cut(self, lane: Lane) -> None:
         """Take what is missing from an empty lane that is larger than is known to be needed."""
         if lane.is_empty and lane.is_open and self.ledger.free < 0:
-            self._resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
-
-    # --- the changes themselves -----------------------------------
-
-    def _create(self, domain: str, size: int) -> Lane:
-        lane = Lane(id=LaneId(next(self._numbers)), domain=domain, size=0)
-        self.by_id[lane.id] = lane
-        self._by_domain.setdefault(domain, {})[lane.id] = lane
-        self.ledger.set_lane(lane, size)
-        self._actions.append(CreateLane(lane=lane.id, size=size, domain=domain))
-        return lane
-
-    def _resize(self, lane: Lane, size: int) -> None:
-        if size != lane.size:
-            self.ledger.set_lane(lane, size)
-            self._actions.append(ResizeLane(lane=lane.id, size=size))
-
-    def _remove(self, lane: Lane) -> None:
-        self.ledger.set_lane(lane, 0)
-        del self.by_id[lane.id], self._by_domain[lane.domain][lane.id]
-        if not self._by_domain[lane.domain]:
-            del self._by_domain[lane.domain]
-        self._stale.pop(lane.id, None)
-        self._actions.append(RemoveLane(lane=lane.id))
-
-    def _join(self, lane: Lane, session: Session) -> None:
-        lane.join(session)
-        self.ledger.revision += 1
-
-    def _merge(self, lane: Lane, target: Lane | None) -> None:
-        if target is None:
-            target = min((other for other in self.of_domain(lane.domain) if _size(other) > _size(lane)), key=_size)
-        for session in lane.sessions.values():
-            target.join(session)
-            self.moved.append(session)
-        lane.sessions.clear()
-        self._remove(lane)
-
-
-def _size(lane: Lane) -> tuple[int, int]:
-    return (lane.size, lane.id)
-
-
-def _size_after(emptied: Lane | None) -> Callable[[Lane], tuple[int, int]]:
-    """Return the size of lanes, *emptied* being empty."""
-    return lambda lane: (lane.settled_size, lane.id) if lane is emptied else _size(lane)
+            self._table.resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
 
 
 def _spare(lane: Lane) -> int:
     """Return what an empty open lane has beyond what is known to be needed, but for a last byte, so that it stays."""
     return lane.size - max(lane.need, 1) if lane.is_empty and lane.is_open else 0
-
-
-def _least_merges(lanes: list[Lane], amount: int) -> tuple[Lane, ...] | None:
-    """Return the fewest of *lanes* that make *amount* bytes free, smallest first; None when all do not."""
-    chosen: list[Lane] = []
-    for lane in sorted(lanes, key=_size, reverse=True):
-        if amount <= 0:
-            break
-        chosen.append(lane)
-        amount -= lane.settled_size
-    return None if amount > 0 else tuple(reversed(chosen))

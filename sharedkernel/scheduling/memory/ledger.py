@@ -7,7 +7,8 @@ so that each question costs the same however many sessions there are; it decides
 
 from __future__ import annotations
 
-from sharedkernel.scheduling.model.session import Lane, MemoryProfile, Session, SessionId, User
+from sharedkernel.scheduling.model.session import Lane, Session, User
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
 
 
 class Ledger:

@@ -28,7 +28,8 @@ from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, Claims
 from sharedkernel.scheduling.memory.refusals import over_quota_by
 from sharedkernel.scheduling.memory.revision_cache import Remembered
 from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, gives, late_at, may_ask, ripens_at
-from sharedkernel.scheduling.model.session import Session, SessionId, SessionState, User
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import SessionId, SessionState
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.demand import gain, least
 from sharedkernel.scheduling.memory.revision_cache import Remembered
-from sharedkernel.scheduling.model.session import ACTIVE_STATES, Lane, Session, SessionState
+from sharedkernel.scheduling.model.session import Lane, Session
+from sharedkernel.scheduling.model.types import ACTIVE_STATES, SessionState
 from sharedkernel.scheduling.policies.builtin import Rank
 
 

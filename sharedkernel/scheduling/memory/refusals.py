@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.actions import Refuse
-from sharedkernel.scheduling.model.session import Session, SessionState, User
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.units import format_bytes, format_seconds
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.model.session import LaneId, Session
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import LaneId
 
 T = TypeVar("T")
 

@@ -40,7 +40,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, Claims, is_movable
-from sharedkernel.scheduling.model.session import SchedulerConfig, Session, SessionId, SessionState, User, UserId
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import SessionId, SessionState, UserId
 from sharedkernel.scheduling.policies.base import Policy
 
 #: how many times longer than the transfer a quantum is at least

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sharedkernel.scheduling.model.session import LaneId, SessionId
+from sharedkernel.scheduling.model.types import LaneId, SessionId
 
 #: why a wanted grant will never come as things are
 RefusalReason = Literal["quota", "no_lane_fits", "memory"]

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from sharedkernel.scheduling.model.session import MemoryProfile, PolicyName, SessionId, UserId
+from sharedkernel.scheduling.model.config import PolicyName
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionId, UserId
 
 #: where a grant was given back: at an iteration boundary, at the end of the cell, or in the middle of an iteration
 ReleasePoint = Literal["boundary", "cell", "yield"]

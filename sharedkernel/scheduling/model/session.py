@@ -1,4 +1,4 @@
-"""What the scheduler knows: ids, configuration, and its records of users, sessions and lanes.
+"""The scheduler's records of users, sessions and lanes.
 
 Bytes are integers, times are seconds on one monotonic axis. The records are mutable and belong to one
 :class:`~sharedkernel.scheduling.scheduler.Scheduler`; callers see them only through its snapshot.
@@ -10,151 +10,11 @@ import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Literal, NewType
 
-from sharedkernel.errors import ConfigError
-
-SessionId = NewType("SessionId", str)
-UserId = NewType("UserId", str)
-LaneId = NewType("LaneId", int)
+from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId, SessionState, UserId
 
 #: entries of a session's story that are kept
 STORY_LENGTH = 60
-
-
-class SessionState(StrEnum):
-    """What a session is doing, as the scheduler sees it."""
-
-    #: no cell is open
-    IDLE = "idle"
-    #: wants a grant, but its memory is not admitted: it has no lane
-    WAITING = "waiting"
-    #: a cell is open; holds no grant and wants none (plain Python runs)
-    READY = "ready"
-    #: wants a grant and has a lane
-    QUEUED = "queued"
-    #: holds a grant
-    RUNNING = "running"
-    #: holds a grant that was revoked; lane and memory stay charged until it is released
-    PREEMPTING = "preempting"
-    #: no cell is open; its device memory is moved away as far as it can be
-    OFFLOADED = "offloaded"
-    #: a cell is open; its memory waits for room or is on its way back, and the cell for its memory
-    RESTORING = "restoring"
-    #: not known to the scheduler (not started yet, or ended and forgotten)
-    DEAD = "dead"
-
-
-#: states in which a session takes part in the competition for lanes
-ACTIVE_STATES = frozenset({SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING})
-#: states in which a session may be in line for memory
-LINE_STATES = frozenset({SessionState.WAITING, SessionState.RESTORING})
-#: states in which a cell is open
-OPEN_STATES = frozenset(
-    {SessionState.READY, SessionState.WAITING, SessionState.QUEUED, SessionState.RESTORING, *ACTIVE_STATES}
-)
-#: states in which a session holds a grant
-HOLDING_STATES = frozenset({SessionState.RUNNING, SessionState.PREEMPTING})
-
-
-class PolicyName(StrEnum):
-    """Policies by the name they have in the configuration."""
-
-    FAIR = "fair"
-    FIFO = "fifo"
-    SRTF = "srtf"
-    PACK = "pack"
-    PRIORITY = "priority"
-    LAS = "las"
-    GITTINS = "gittins"
-
-
-#: where it is known from how much more a cell needs, see `policies/predictions.py`
-PredictionOrigin = Literal["declared", "earlier", "residual"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryProfile:
-    """A session's device memory as its meter sees it, in bytes."""
-
-    #: stays between iterations
-    persistent: int = 0
-    #: largest need of an iteration beyond what is persistent; None: not measured yet
-    ephemeral: int | None = None
-    #: held while the process lives, whatever the notebook does
-    framework: int = 0
-
-    def __post_init__(self) -> None:
-        if self.persistent < 0 or self.framework < 0 or (self.ephemeral is not None and self.ephemeral < 0):
-            raise ValueError(f"an amount of memory is negative in {self}.")
-
-    @property
-    def resident(self) -> int:
-        """Bytes held between iterations too: persistent and framework memory."""
-        return self.persistent + self.framework
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """How one device is scheduled.
-
-    Raises
-    ------
-    ConfigError
-        With a sentence that says which value cannot be used and what is accepted.
-    """
-
-    #: memory of the device, bytes
-    capacity: int
-    #: held back from sessions, bytes
-    reserve: int = 0
-    #: who is served next: a :class:`PolicyName`
-    policy: str = PolicyName.FAIR
-    #: seconds of service by which a holder may outrun the first in line before its grant is revoked
-    quantum: float = 0.05
-    #: seconds from revoking a grant to demanding it by a signal
-    preempt_patience: float = 0.05
-    #: iterations, as far as it is known how long they last, that a holder may take to give its grant back before it is
-    #: demanded by a signal: to interrupt one costs more than it on a device where its memory has to be moved out
-    preempt_iterations: float = 0.0
-    #: seconds that a session waits for memory behind others before it is put before them
-    overtake_patience: float = 5.0
-    #: seconds that an interrupted iteration waits for memory it came to need, before it is refused; and a cell for
-    #: memory that nobody can move out of its way
-    growth_patience: float = 30.0
-    #: least seconds for which a session keeps its memory on the device while others wait for room; None: as long as its
-    #: cell runs
-    memory_quantum: float | None = 20.0
-    #: most lanes that run at once
-    parallel_lanes: int = 1
-    #: a second lane starts only while the solo utilisations of all that run then sum to at most this
-    utilisation_limit: float = 1.0
-    #: policy ``fifo``: whether later cells that fit run while the oldest waits for memory
-    backfill: bool = False
-
-    def __post_init__(self) -> None:
-        if self.capacity <= 0:
-            raise ConfigError(f"capacity is {self.capacity} bytes; give the device's memory, more than 0.")
-        if not 0 <= self.reserve < self.capacity:
-            raise ConfigError(
-                f"reserve is {self.reserve} bytes; it must be at least 0 and less than the capacity "
-                f"({self.capacity} bytes)."
-            )
-        if self.policy not in list(PolicyName):
-            raise ConfigError(f"unknown policy {self.policy!r}; choose one of {', '.join(PolicyName)}.")
-        for name in ("quantum", "preempt_patience", "overtake_patience", "growth_patience", "utilisation_limit"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"{name} is {value}; it must be a number greater than 0.")
-        if self.memory_quantum is not None and not (self.memory_quantum > 0 and math.isfinite(self.memory_quantum)):
-            raise ConfigError(f"memory_quantum is {self.memory_quantum}; it must be a number greater than 0, or None.")
-        if not (self.preempt_iterations >= 0 and math.isfinite(self.preempt_iterations)):
-            raise ConfigError(f"preempt_iterations is {self.preempt_iterations}; it must be 0 or more.")
-        if self.parallel_lanes < 1:
-            raise ConfigError(f"parallel_lanes is {self.parallel_lanes}; at least one lane must be able to run.")
-        if self.backfill and self.policy != PolicyName.FIFO:
-            raise ConfigError(f"backfill belongs to the policy fifo, not to {self.policy}; leave it out.")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -228,7 +88,7 @@ class Session:
     #: trust domain: lanes are shared only within one
     domain: str
     state: SessionState = SessionState.IDLE
-    memory: MemoryProfile = MemoryProfile()
+    memory: MemoryProfile = field(default_factory=MemoryProfile)
     #: lane it belongs to while its cell is open, from its first admitted want; None: not admitted
     lane: Lane | None = None
 

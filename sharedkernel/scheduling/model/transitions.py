@@ -27,7 +27,7 @@ from sharedkernel.scheduling.model.events import (
     UsedWithoutGrant,
     WorkForeseen,
 )
-from sharedkernel.scheduling.model.session import SessionState
+from sharedkernel.scheduling.model.types import SessionState
 
 _IDLE, _WAITING, _READY = SessionState.IDLE, SessionState.WAITING, SessionState.READY
 _QUEUED, _RUNNING, _PREEMPTING = SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING

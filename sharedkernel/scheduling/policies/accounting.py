@@ -21,7 +21,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sharedkernel.scheduling.model.session import Session, User, UserId
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import UserId
 
 
 class _Least:

@@ -10,7 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from sharedkernel.scheduling.model.session import SchedulerConfig, Session, User
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.policies.predictions import Predictions
 
 #: what sessions are sorted by, smaller first

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import math
 
-from sharedkernel.scheduling.model.session import PolicyName, Session, SessionState, User
+from sharedkernel.scheduling.model.config import PolicyName
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.policies.base import Policy, Rank
 from sharedkernel.scheduling.policies.by_service import Gittins, Las, Srtf
 

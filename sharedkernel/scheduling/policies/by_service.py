@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import math
 
-from sharedkernel.scheduling.model.session import HOLDING_STATES, SchedulerConfig, Session
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import HOLDING_STATES
 from sharedkernel.scheduling.policies.base import Policy, Rank
 from sharedkernel.scheduling.policies.gittins import Stages
 from sharedkernel.scheduling.policies.levels import Levels

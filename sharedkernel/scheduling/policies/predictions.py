@@ -21,7 +21,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sharedkernel.scheduling.model.session import PredictionOrigin, Session, UserId
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import PredictionOrigin, UserId
 from sharedkernel.scheduling.policies.history import ServiceHistory
 
 #: by how much a guess may be exceeded, as a share of it

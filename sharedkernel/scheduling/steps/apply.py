@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 from sharedkernel.scheduling.model.actions import ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
-from sharedkernel.scheduling.model.session import Session, SessionState
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.steps.records import Records
 
 #: longest time between two signals that demand the same grant, seconds, however often they went unheard

@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.lanes import Lanes, Spot
-from sharedkernel.scheduling.model.session import LaneId, SchedulerConfig, Session, SessionState
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import LaneId, SessionState
 from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.steps.run_queue import ServiceOrder
 

@@ -35,7 +35,8 @@ from sharedkernel.scheduling.model.events import (
     UserConfigured,
     WorkForeseen,
 )
-from sharedkernel.scheduling.model.session import MemoryProfile, Session, SessionState
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionState
 from sharedkernel.scheduling.policies import interference
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records, at_least

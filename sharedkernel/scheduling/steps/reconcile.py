@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from sharedkernel.scheduling.memory.demand import is_movable
 from sharedkernel.scheduling.memory.reclaim import Reclaim
 from sharedkernel.scheduling.memory.turns import late_at
-from sharedkernel.scheduling.model.session import Session, SessionState
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.steps import dispatch
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records

@@ -18,20 +18,19 @@ from sharedkernel.scheduling.memory.offloading import Offloading
 from sharedkernel.scheduling.memory.reclaim import Reclaimer
 from sharedkernel.scheduling.memory.turns import MemoryTurns
 from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import SessionEvent
-from sharedkernel.scheduling.model.session import (
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.transitions import DECISIONS, TRANSITIONS
+from sharedkernel.scheduling.model.types import (
     ACTIVE_STATES,
     LINE_STATES,
     OPEN_STATES,
     MemoryProfile,
-    SchedulerConfig,
-    Session,
     SessionId,
     SessionState,
-    User,
     UserId,
 )
-from sharedkernel.scheduling.model.transitions import DECISIONS, TRANSITIONS
 from sharedkernel.scheduling.policies.accounting import ServiceClock
 from sharedkernel.scheduling.policies.builtin import POLICIES
 from sharedkernel.scheduling.policies.predictions import Predictions

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.lanes import Lanes
-from sharedkernel.scheduling.model.session import LaneId, Session, SessionId, User, UserId
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import LaneId, SessionId, UserId
 from sharedkernel.scheduling.policies.builtin import Policy, Rank
 
 #: ranks are never equal, so sessions are never compared
