@@ -131,7 +131,6 @@ AMBIGUOUS_CLASSES = frozenset(
         "Outcome",
         "Peer",
         "Progress",
-        "Reclaim",
         "Restore",
         "Restored",
         "Run",

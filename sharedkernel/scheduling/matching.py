@@ -1,4 +1,4 @@
-"""Jobs and unlike devices: who runs where and in which order, for the least mean completion time.
+"""Jobs and heterogeneous devices: who runs where and in which order, for the least mean completion time.
 
 AlloX (EuroSys'20): on one device, the k-th job from the end makes its own time count k times, for itself and the k - 1
 that wait for it. So jobs are matched to (device, position from the end), each pair at the cost

@@ -11,7 +11,7 @@ tiresias
     over nodes, so it is *consolidated* on as few as possible, and waits if they are not free; others take what is left
     over on the fullest nodes, so that whole nodes stay free for those.
 allox
-    For devices of unlike speed: where what is waiting there now, and then this, ends soonest. It is the matching of
+    For devices of different speeds: where what is waiting there now, and then this, ends soonest. It is the matching of
     `matching.py` for a single newcomer that must be placed at once.
 horus
     For sessions that share devices (TPDS 2022): least predicted interference. The published cost formula is not to be

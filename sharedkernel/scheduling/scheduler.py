@@ -83,8 +83,8 @@ from sharedkernel.scheduling.policies.accounting import ServiceClock
 from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
-from sharedkernel.scheduling.steps.handlers import Facts
-from sharedkernel.scheduling.steps.reconcile import Settling
+from sharedkernel.scheduling.steps.handlers import EventHandlers
+from sharedkernel.scheduling.steps.reconcile import Reconciler
 from sharedkernel.scheduling.steps.records import Records
 
 
@@ -100,8 +100,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self._records = Records(config)
         decisions = Decisions(self._records)
-        self._facts = Facts(self._records, decisions)
-        self._settling = Settling(self._records, decisions)
+        self._handlers = EventHandlers(self._records, decisions)
+        self._reconciler = Reconciler(self._records, decisions)
 
     # --- the door -----------------------------------
 
@@ -127,15 +127,15 @@ class Scheduler:
         if isinstance(event, SessionEvent):
             self._check(event)
         self.clock.accrue(now)
-        self._facts.take(event)
-        self._settling.settle()
+        self._handlers.handle(event)
+        self._reconciler.reconcile()
         actions = self._records.actions[:]
         self._records.actions.clear()
         return actions
 
     def next_deadline(self) -> float | None:
         """Return when to handle a `Tick` if nothing else happens before; None when time alone changes nothing."""
-        return self._settling.next_deadline()
+        return self._reconciler.next_deadline()
 
     # --- what can be seen -----------------------------------
 
@@ -187,7 +187,7 @@ class Scheduler:
             With a sentence saying which one does not hold.
         """
         check(self._records)
-        if self._settling.is_stuck():
+        if self._reconciler.is_stuck():
             raise AssertionError("somebody waits to grow and nothing else will ever happen")
 
     def _check(self, event: SessionEvent) -> None:

@@ -152,7 +152,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         for user in records.users.values()
     ]
     holders = records.clock.holders.values()
-    memory_waits = records.offloading.expected_waits(records.admission.line(), now)
+    memory_waits = records.offloading.expected_waits(records.admission.queue(), now)
     sessions = [
         SessionView(
             id=session.id,

@@ -19,12 +19,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.memory.demand import Claims
+from sharedkernel.scheduling.memory.demand import MemoryDemand
 from sharedkernel.scheduling.memory.lanes import Lanes
 from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.memory.offloading import Offloading, keeps_enough
+from sharedkernel.scheduling.memory.offloading import Offloading, can_give_way
 from sharedkernel.scheduling.memory.refusals import over_quota_by, refuse_restore, refuse_wait, refuse_want
-from sharedkernel.scheduling.memory.revision_cache import Remembered
+from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import MemoryTurns, late_at
 from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.config import SchedulerConfig
@@ -50,7 +50,7 @@ class Admission:
 
     Parameters
     ----------
-    config, policy, ledger, lanes, claims, offloading, turns, users, holders
+    config, policy, ledger, lanes, demand, offloading, turns, users, holders
         The scheduler's.
     """
 
@@ -60,7 +60,7 @@ class Admission:
         policy: Policy,
         ledger: Ledger,
         lanes: Lanes,
-        claims: Claims,
+        demand: MemoryDemand,
         offloading: Offloading,
         turns: MemoryTurns,
         users: dict[UserId, User],
@@ -70,7 +70,7 @@ class Admission:
         self.policy = policy
         self.ledger = ledger
         self.lanes = lanes
-        self.claims = claims
+        self.demand = demand
         self.offloading = offloading
         self.turns = turns
         self.users = users
@@ -81,33 +81,33 @@ class Admission:
         self.behind: set[Session] = set()
         #: when those in line were admitted last, seconds
         self._now = 0.0
-        self._lines: Remembered[list[Session]] = Remembered(ledger, holders)
-        self._passes: Remembered[Admissions] = Remembered(ledger, holders)
-        self._deadlines: Remembered[float | None] = Remembered(ledger, holders)
-        self._served: Remembered[bool] = Remembered(ledger, holders)
+        self._lines: RevisionCache[list[Session]] = RevisionCache(ledger, holders)
+        self._passes: RevisionCache[Admissions] = RevisionCache(ledger, holders)
+        self._deadlines: RevisionCache[float | None] = RevisionCache(ledger, holders)
+        self._served: RevisionCache[bool] = RevisionCache(ledger, holders)
 
-    def enter_line(self, session: Session) -> None:
+    def enqueue(self, session: Session) -> None:
         """Let *session* wait in line."""
         self.waiting[session.id] = session
         self.ledger.revision += 1
 
-    def leave_line(self, session: Session) -> None:
+    def dequeue(self, session: Session) -> None:
         """Let *session* leave the line, if it is in it."""
         session.has_room_made, session.hopeless_since = False, None
         if self.waiting.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
-    def line(self) -> list[Session]:
+    def queue(self) -> list[Session]:
         """Return the sessions in line, first in line first, but for those that are asked to give way."""
-        return self._lines.ask(self._now, self._sorted)
+        return self._lines.get(self._now, self._sorted)
 
     def _sorted(self) -> tuple[list[Session], float]:
-        return sorted(self._staying(), key=self._place_in_line), self.same_until(self._now)
+        return sorted(self._staying(), key=self._rank), self.same_until(self._now)
 
     def _staying(self) -> Iterable[Session]:
         return (session for session in self.waiting.values() if not session.is_asked_to_offload)
 
-    def _place_in_line(self, session: Session) -> Rank:
+    def _rank(self, session: Session) -> Rank:
         if session.growth:
             return (0, *self.turns.seniority(session, self._now), session.arrival)
         if session.has_room_made:
@@ -115,7 +115,7 @@ class Admission:
         # Whoever may reclaim memory comes before those from whom it is taken, wherever the policy would put them.
         if self.is_due(session, self._now):
             return (2, *self.turns.place(session, self._now), session.arrival)
-        return (3, *self.policy.line(session))
+        return (3, *self.policy.memory_rank(session))
 
     # --- refusing -----------------------------------
 
@@ -134,10 +134,10 @@ class Admission:
 
     def latest_in_the_way(self) -> Session | None:
         """Return the latest of those who wait themselves and keep what others wait for; None: there is none."""
-        keeping = (session for session in self.waiting.values() if keeps_enough(session))
+        keeping = (session for session in self.waiting.values() if can_give_way(session))
         latest = max(keeping, key=_arrival, default=None)
         others = (session for session in self.waiting.values() if session is not latest)
-        return latest if any(self.claims.shortfall(session) > 0 for session in others) else None
+        return latest if any(self.demand.shortfall(session) > 0 for session in others) else None
 
     def patience_ends(self, session: Session) -> float:
         """Return when *session* has waited for as long as one that holds memory itself may."""
@@ -166,7 +166,7 @@ class Admission:
         """
         if session.growth or session.live or session.is_cut_short:
             return math.inf
-        excess = self.claims.excess(session)
+        excess = self.demand.excess(session)
         if excess <= 0:
             session.hopeless_since = None
             return math.inf
@@ -179,7 +179,7 @@ class Admission:
         """Return when *session* has waited for long enough in which it lacked *excess* bytes for good."""
         patience = self.config.overtake_patience
         if session.state is SessionState.WAITING and session.is_measured:
-            kept, since = self.claims.stays_of_others(session)
+            kept, since = self.demand.unmovable_of_others(session)
             if excess > kept:
                 # It asks again, for less: what it needs now may not be what it was measured to need.
                 return max(session.waiting_since, since) + patience
@@ -189,12 +189,12 @@ class Admission:
         """Return when the next in line is refused for having waited too long; None when nobody will be."""
 
         def earliest() -> tuple[float | None, float]:
-            growing = (session for session in self._staying() if session.growth or session.lacked)
+            growing = (session for session in self._staying() if session.growth or session.shortfall_bytes)
             moments = [moment for moment in map(self.patience_ends, growing) if moment > self._now]
             moments += [moment for moment in map(self._is_hopeless_from, self._staying()) if moment < math.inf]
             return min(moments, default=None), min(moments, default=math.inf)
 
-        return self._deadlines.ask(self._now, earliest)
+        return self._deadlines.get(self._now, earliest)
 
     def same_until(self, now: float) -> float:
         """Return before when, seconds, nothing about the line changes by time alone."""
@@ -204,7 +204,7 @@ class Admission:
                 moments.append(session.waiting_since + patience)
             if session.overtaken_at is not None:
                 moments.append(session.overtaken_at + patience)
-            if session.growth or session.lacked:
+            if session.growth or session.shortfall_bytes:
                 moments.append(self.patience_ends(session))
             moments.append(self._is_hopeless_from(session))
         moments += map(late_at, self.turns.leaving.values())
@@ -217,7 +217,7 @@ class Admission:
     def admit(self, now: float) -> Admissions:
         """Give those in line what they claim, as far as it fits."""
         self._now = now
-        result = self._passes.ask(now, lambda: (self._pass(now), self.same_until(now)))
+        result = self._passes.get(now, lambda: (self._pass(now), self.same_until(now)))
         self.behind = result.behind
         return result
 
@@ -226,14 +226,14 @@ class Admission:
         result = Admissions()
         passed: list[Session] = []
         is_barred = keeps_barred = False
-        for session in self.line():
+        for session in self.queue():
             if is_barred:
                 if self._has_expired(session, now):
                     result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
                 continue
-            is_behind = self._is_behind(session, passed) or (keeps_barred and self.claims.kept(session) > 0)
-            if session.lacked and now >= self.patience_ends(session):
-                session.lacked = 0  # it comes back without, and is refused it then
+            is_behind = self._is_behind(session, passed) or (keeps_barred and self.demand.persistent_claim(session) > 0)
+            if session.shortfall_bytes and now >= self.patience_ends(session):
+                session.shortfall_bytes = 0  # it comes back without, and is refused it then
                 self.ledger.revision += 1
             if refusal := self.refusal(session):
                 result.refused.append(refusal)
@@ -274,7 +274,7 @@ class Admission:
 
     def _restore(self, session: Session) -> bool:
         """Charge *session* for what it moved away, if there is room."""
-        if over_quota_by(session) > 0 or self.claims.lacks_headroom(session) > 0:
+        if over_quota_by(session) > 0 or self.demand.lacks_headroom(session) > 0:
             return False
         if not self.lanes.make_room(session.returning):
             return False
@@ -283,14 +283,14 @@ class Admission:
         restored = MemoryProfile(persistent=persistent, ephemeral=memory.ephemeral, framework=memory.framework)
         self.ledger.set_memory(session, restored)
         session.is_returning = True
-        self.turns.let_in(session, self.waiting.values(), self._now)
+        self.turns.record_delays(session, self.waiting.values(), self._now)
         return True
 
     def _grow(self, session: Session) -> bool:
         """Charge *session* for what it needs more, if there is room."""
         wanted = session.wanted
         assert wanted is not None
-        if self.claims.lacks_headroom(session) > 0:
+        if self.demand.lacks_headroom(session) > 0:
             return False
         if session.lane is None:
             if not self.lanes.fit(session, max(0, wanted - session.parked)):
@@ -299,8 +299,8 @@ class Admission:
             return False
         memory = session.memory
         # Where nothing was measured yet, this much is known now: its lane is not cut below it.
-        if session.rest is not None:
-            session.rest = wanted
+        if session.remaining_ephemeral is not None:
+            session.remaining_ephemeral = wanted
         grown = MemoryProfile(persistent=memory.persistent, ephemeral=wanted, framework=memory.framework)
         self.ledger.set_memory(session, grown)
         assert session.lane is not None
@@ -311,11 +311,11 @@ class Admission:
         # Rather all of it beside the lane: what its lane has to spare may be in pieces that are too small for it.
         beside = session.growth
         if not self.lanes.make_room(beside):
-            beside = self.claims.beside(session)
+            beside = self.demand.beside(session)
             if beside and not self.lanes.make_room(beside, keep=session.lane):
                 return False
         session.live += beside
-        session.grown += beside
+        session.growth_parked += beside
         self.ledger.set_parked(session, session.parked + beside)
         return True
 
@@ -332,7 +332,7 @@ class Admission:
     def is_attainable(self, session: Session) -> bool:
         """Return whether *session* would fit if every lane went, what is live in those that do not run being parked."""
         is_over_quota = session.state is SessionState.RESTORING and over_quota_by(session) > 0
-        return not is_over_quota and self.claims.shortfall(session) <= 0
+        return not is_over_quota and self.demand.shortfall(session) <= 0
 
     def is_due(self, session: Session, now: float) -> bool:
         """Return whether *session* has waited long enough to be put before others."""
@@ -352,7 +352,7 @@ class Admission:
         if not self.waiting:
             return True
         # Those whom idle memory is moved away for may fit soon.
-        return self._served.ask(now, lambda: (all(map(self._is_without_hope, self.line())), self.same_until(now)))
+        return self._served.get(now, lambda: (all(map(self._is_without_hope, self.queue())), self.same_until(now)))
 
     def _is_without_hope(self, session: Session) -> bool:
         return not self.is_attainable(session) and session not in self.offloading.helped
@@ -367,8 +367,8 @@ class Admission:
 
     def _is_freed_by(self, lane: Lane, session: Session) -> bool:
         """Return whether *session* fits once *lane* comes to its next boundary."""
-        if self.claims.is_beside(session):
-            return self.lanes.can_make_room(self.claims.beside(session), emptied=lane)
+        if self.demand.is_beside(session):
+            return self.lanes.can_make_room(self.demand.beside(session), emptied=lane)
         need = self._need(session) if session.wanted is None else max(0, session.wanted - session.parked)
         if session.wanted is None:
             need += lane.size - lane.settled_size if lane.domain != session.domain else 0

@@ -33,7 +33,7 @@ from sharedkernel.scheduling.model.types import SessionId, SessionState
 LEAST_OFFLOAD = 1 << 20
 
 
-class Claims:
+class MemoryDemand:
     """Measures the claims of those in line against what there is.
 
     Parameters
@@ -92,7 +92,7 @@ class Claims:
             return 0
         return max(0, min(session.growth, wanted - session.parked - lane.size))
 
-    def kept(self, session: Session) -> int:
+    def persistent_claim(self, session: Session) -> int:
         """Return how many of the bytes that *session* claims may persist."""
         return session.returning if session.state is SessionState.RESTORING else session.growth
 
@@ -104,7 +104,7 @@ class Claims:
         device = self.ledger.capacity - self.ledger.reserve - self.ledger.shelf
         return device - others - session.memory.framework
 
-    def stays_of_others(self, session: Session) -> tuple[int, float]:
+    def unmovable_of_others(self, session: Session) -> tuple[int, float]:
         """Return what cannot be moved of others' tensors while their cells are open, bytes, and the last cell's end."""
         kept, since = 0, -math.inf
         for other in self._sessions.values():
@@ -151,7 +151,7 @@ class Claims:
         What is live of its iteration in its lane is taken to go with it. *gone* as of :meth:`headroom`.
         """
         room = self.room(gone)
-        return self.kept(session) + self.headroom(session, room, gone) - room - session.unparked
+        return self.persistent_claim(session) + self.headroom(session, room, gone) - room - session.unparked
 
     def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return how many bytes *session* lacks even if every other lane goes; 0 or less: its claim is attainable.

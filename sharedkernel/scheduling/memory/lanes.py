@@ -224,7 +224,7 @@ class Lanes:
         if lane.is_empty:
             self._tidy(lane)
 
-    def settle(self) -> list[Session]:
+    def reconcile(self) -> list[Session]:
         """Set the sizes of empty lanes right, and give lanes up while more is held than there is.
 
         Returns

@@ -72,7 +72,7 @@ class Ledger:
         is_other = memory.ephemeral != session.memory.ephemeral
         session.memory = memory
         if is_other and session.lane is not None:
-            session.lane.note_need(session)
+            session.lane.update_need(session)
 
     def set_shelf(self, user: User, size: int) -> None:
         """Charge *user* for *size* bytes on the shelf, instead of what was there before."""
@@ -89,7 +89,7 @@ class Ledger:
         self.parked += parked - session.parked
         session.parked = parked
         if session.lane is not None:
-            session.lane.note_need(session)
+            session.lane.update_need(session)
         if parked:
             self.parked_sessions[session.id] = session
         else:

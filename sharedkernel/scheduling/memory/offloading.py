@@ -24,10 +24,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, Claims
+from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
 from sharedkernel.scheduling.memory.refusals import over_quota_by
-from sharedkernel.scheduling.memory.revision_cache import Remembered
-from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, gives, late_at, may_ask, ripens_at
+from sharedkernel.scheduling.memory.revision_cache import RevisionCache
+from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, freeable, late_at, may_ask, offloadable_from
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionId, SessionState
 
@@ -38,7 +38,7 @@ class _Choice:
 
     sessions: list[Session] = field(default_factory=list)
     #: as of :class:`Offloading`
-    ripe_at: float | None = None
+    offloadable_at: float | None = None
     helped: set[Session] = field(default_factory=set)
     eviction: Eviction = field(default_factory=Eviction)
 
@@ -48,41 +48,41 @@ class Offloading:
 
     Parameters
     ----------
-    claims, turns, idle, holders
+    demand, turns, idle, holders
         The scheduler's.
     """
 
     def __init__(
-        self, claims: Claims, turns: MemoryTurns, idle: dict[SessionId, Session], holders: Mapping[str, Session]
+        self, demand: MemoryDemand, turns: MemoryTurns, idle: dict[SessionId, Session], holders: Mapping[str, Session]
     ) -> None:
-        self.claims = claims
+        self.demand = demand
         self.turns = turns
-        self._choices: Remembered[_Choice] = Remembered(claims.ledger, holders)
+        self._choices: RevisionCache[_Choice] = RevisionCache(demand.ledger, holders)
         #: all and only sessions that are `idle`, the longest idle first
         self.idle = idle
         #: who is to move out for whom, of those whose memory quantum is over
         self.eviction = Eviction()
         #: when a session that is needed will have been idle for long enough; None: none is needed
-        self.ripe_at: float | None = None
+        self.offloadable_at: float | None = None
         #: those in line who would fit if idle memory that can be moved away was
         self.helped: set[Session] = set()
 
     def forget(self) -> None:
         """Take note that nobody is in line."""
-        self._take(_Choice())
+        self._apply(_Choice())
 
     def is_coming(self) -> bool:
         """Return whether memory is being moved away, or will be without anybody doing anything."""
-        if self.ripe_at is not None:
+        if self.offloadable_at is not None:
             return True
-        return any(s.is_asked_to_offload for some in (self.idle, self.claims.open) for s in some.values())
+        return any(s.is_asked_to_offload for some in (self.idle, self.demand.open) for s in some.values())
 
     def own(self, user: User) -> int:
         """Return how many bytes *user*'s idle sessions can move away, or are moving."""
         idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
         return sum(session.memory.persistent for session in idle if session.is_asked_to_offload or may_ask(session))
 
-    def choose(self, line: list[Session], now: float, *, line_until: Callable[[float], float]) -> list[Session]:
+    def choose(self, queue: list[Session], now: float, *, queue_until: Callable[[float], float]) -> list[Session]:
         """Return whom to ask for the sake of those in line.
 
         Parameters
@@ -92,25 +92,27 @@ class Offloading:
         now
             Seconds.
         line_until
-            Returns before when, seconds, the line stays the same, see :meth:`.Admission.same_until`.
+            Returns before when, seconds, the queue stays the same, see :meth:`.Admission.same_until`.
         """
-        choice = self._choices.ask(now, lambda: self._work_out(line, now, line_until))
-        self._take(choice)
+        choice = self._choices.get(now, lambda: self._compute(queue, now, queue_until))
+        self._apply(choice)
         return choice.sessions
 
-    def _work_out(self, line: list[Session], now: float, line_until: Callable[[float], float]) -> tuple[_Choice, float]:
-        choice = self._choose(line, now)
+    def _compute(
+        self, queue: list[Session], now: float, queue_until: Callable[[float], float]
+    ) -> tuple[_Choice, float]:
+        choice = self._choose(queue, now)
         due_at = math.inf if choice.eviction.due_at is None else choice.eviction.due_at
-        return choice, min(self._same_until(now), line_until(now), due_at)
+        return choice, min(self._same_until(now), queue_until(now), due_at)
 
-    def expected_waits(self, line: list[Session], now: float) -> dict[SessionId, float]:
+    def expected_waits(self, queue: list[Session], now: float) -> dict[SessionId, float]:
         """Return how many seconds each in *line* may still wait for memory; those of whom nobody can tell are left out.
 
         The first whom others make room for waits until their quantum is over; each behind it for one more turn.
         """
         expected: dict[SessionId, float] = {}
         until: float | None = None
-        for session in line:
+        for session in queue:
             if until is None:
                 until = self._room_at(session, now)
             else:
@@ -126,20 +128,20 @@ class Offloading:
             return now + out
         if self.eviction.waiting is session and self.eviction.due_at is not None:
             return self.eviction.due_at
-        return self.ripe_at if session in self.helped else None
+        return self.offloadable_at if session in self.helped else None
 
-    def _take(self, choice: _Choice) -> None:
-        self.ripe_at, self.eviction = choice.ripe_at, choice.eviction
+    def _apply(self, choice: _Choice) -> None:
+        self.offloadable_at, self.eviction = choice.offloadable_at, choice.eviction
         if choice.helped != self.helped:
             self.helped = choice.helped
-            self.claims.ledger.revision += 1
+            self.demand.ledger.revision += 1
 
-    def _choose(self, line: list[Session], now: float) -> _Choice:
-        over = [session for session in line if _is_over_quota(session)]
+    def _choose(self, queue: list[Session], now: float) -> _Choice:
+        over = [session for session in queue if _is_over_quota(session)]
         choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
         gone = self.turns.leaving.values()
-        wanting = [(session, self.claims.missing(session, gone)) for session in line if not _is_over_quota(session)]
-        if any(missing > 0 or self.claims.kept(session) for session, missing in wanting):
+        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not _is_over_quota(session)]
+        if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
             # For them room is being made: nobody may take it before those who move out have gone.
@@ -157,29 +159,29 @@ class Offloading:
 
     def _same_until(self, now: float) -> float:
         """Return before when, seconds, nobody else comes to have been idle for long enough, or to be late."""
-        moments = list(map(ripens_at, self.idle.values()))
+        moments = list(map(offloadable_from, self.idle.values()))
         moments += map(late_at, self.turns.leaving.values())
         return min((when for when in moments if when > now), default=math.inf)
 
     def who_gives_way(
-        self, line: list[Session], queued: Iterable[Session], now: float
+        self, queue: list[Session], queued: Iterable[Session], now: float
     ) -> tuple[Session | None, list[Session]]:
         """Return one in *line* that can go on, and whom to move away for it, some in the middle of their cells.
 
         To be asked while nobody runs nor may come to run: those *queued* are kept from their lanes. Those who came back
         lately are first, in the order in which they came back: so one of them gets all that it needs.
         """
-        idle = [session for session in self.idle.values() if may_ask(session) and ripens_at(session) <= now]
-        in_line = set(line)
-        everybody = sorted((*line, *queued), key=lambda session: self.turns.seniority(session, now))
+        idle = [session for session in self.idle.values() if may_ask(session) and offloadable_from(session) <= now]
+        in_line = set(queue)
+        everybody = sorted((*queue, *queued), key=lambda session: self.turns.seniority(session, now))
         for position, session in enumerate(everybody):
             if session not in in_line:
                 continue
-            waiting = [other for other in everybody[position + 1 :] if keeps_enough(other)]
+            waiting = [other for other in everybody[position + 1 :] if can_give_way(other)]
             waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.arrival), reverse=True)
-            missing = self.claims.missing(session)
+            missing = self.demand.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.declined)]
-            if 0 < missing <= sum(map(gives, candidates)):
+            if 0 < missing <= sum(map(freeable, candidates)):
                 return session, _first(candidates, missing)
         return None, []
 
@@ -194,14 +196,14 @@ class Offloading:
         chosen = choice.sessions
         coming = self._coming(choice, now)
         ripening = {
-            session: ripens_at(session)
+            session: offloadable_from(session)
             for session in self.idle.values()
             if session.user.offload_after is not None and may_ask(session) and session not in chosen
         }
         missing = self._missing(wanting, coming + _sum(ripening), choice.helped) - coming
         ripe = _first([session for session, when in ripening.items() if when <= now], missing)
         if missing > _sum(ripe):
-            choice.ripe_at = min((when for when in ripening.values() if when > now), default=None)
+            choice.offloadable_at = min((when for when in ripening.values() if when > now), default=None)
         chosen += ripe
 
     def _missing(self, wanting: list[tuple[Session, int]], supply: int, helped: set[Session]) -> int:
@@ -213,14 +215,14 @@ class Offloading:
             if missing > 0:
                 helped.add(session)
             most = max(most, missing + kept)
-            kept += self.claims.kept(session)
+            kept += self.demand.persistent_claim(session)
         return most
 
 
-def keeps_enough(session: Session) -> bool:
+def can_give_way(session: Session) -> bool:
     """Return whether *session*, which waits, keeps what can be moved away, now or after its cell."""
     may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.is_asked_to_offload
-    return may_wait and session.user.offload_after is not None and gives(session) >= LEAST_OFFLOAD
+    return may_wait and session.user.offload_after is not None and freeable(session) >= LEAST_OFFLOAD
 
 
 def _is_over_quota(session: Session) -> bool:
@@ -234,7 +236,7 @@ def _first(sessions: list[Session], missing: int) -> list[Session]:
         if missing <= 0:
             break
         chosen.append(session)
-        missing -= gives(session)
+        missing -= freeable(session)
     return chosen
 
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.demand import gain, least
-from sharedkernel.scheduling.memory.revision_cache import Remembered
+from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import ACTIVE_STATES, SessionState
 from sharedkernel.scheduling.policies.builtin import Rank
 
 
 @dataclass(slots=True, kw_only=True)
-class Reclaim:
+class LaneReclaim:
     """What must be taken from others for the first in line."""
 
     #: empty lanes to clear at once
@@ -51,10 +51,10 @@ class Reclaimer:
         self.policy = admission.policy
         self.ledger = admission.ledger
         self.lanes = admission.lanes
-        self.claims = admission.claims
-        self._firsts: Remembered[Session | None] = Remembered(admission.ledger, admission.holders)
+        self.demand = admission.demand
+        self._firsts: RevisionCache[Session | None] = RevisionCache(admission.ledger, admission.holders)
 
-    def reclaim(self, now: float, *, at_once: bool = False) -> Reclaim:
+    def reclaim(self, now: float, *, at_once: bool = False) -> LaneReclaim:
         """Return what to take from others for the first in line that could be helped by it.
 
         To be asked after :meth:`.Admission.admit`, and again after what it says was done, until it says nothing.
@@ -68,18 +68,18 @@ class Reclaimer:
         """
         first = self._first_attainable(now)
         if first is None:
-            return Reclaim()
+            return LaneReclaim()
         if not (at_once or self.admission.is_due(first, now)):
             lane = self.admission.freeing(first)
             if lane is None:
-                return Reclaim()
+                return LaneReclaim()
             # An unmeasured session takes less, too, where a signal brings no boundary; a measured one needs all of it.
             is_known = first.wanted is not None or first.state is SessionState.RESTORING
-            return Reclaim(asked=_running([lane])) if is_known else Reclaim(demanded=_unforced([lane]))
+            return LaneReclaim(asked=_running([lane])) if is_known else LaneReclaim(demanded=_unforced([lane]))
         victims = self._victims(first)
         # Whose iteration was interrupted before and could not be parked must come to its boundary.
         resumed = [lane for lane in victims if lane.occupant is not None]
-        return Reclaim(
+        return LaneReclaim(
             lanes=[lane for lane in victims if lane.holder is None],
             asked=_running(resumed),
             demanded=_unforced([lane for lane in victims if lane not in resumed]),
@@ -97,21 +97,21 @@ class Reclaimer:
             return None
         if self.admission.behind:  # they may be others for the same revision, before and after turns were taken
             return self._find_first()
-        return self._firsts.ask(now, lambda: (self._find_first(), self.admission.same_until(now)))
+        return self._firsts.get(now, lambda: (self._find_first(), self.admission.same_until(now)))
 
     def _find_first(self) -> Session | None:
-        line = (session for session in self.admission.line() if session not in self.admission.behind)
-        return next((session for session in line if self.admission.is_attainable(session)), None)
+        queue = (session for session in self.admission.queue() if session not in self.admission.behind)
+        return next((session for session in queue if self.admission.is_attainable(session)), None)
 
     def _victims(self, session: Session) -> list[Lane]:
         """Return the lanes whose memory *session* takes: those already on their way, then those ranked last."""
-        claim = self.claims.beside(session) if self.claims.is_beside(session) else least(session)
+        claim = self.demand.beside(session) if self.demand.is_beside(session) else least(session)
         missing = claim - self.ledger.free
         victims: list[Lane] = []
         for lane in sorted(self.lanes.by_id.values(), key=self._worth):
             if missing <= 0:
                 break
-            if lane is not session.lane and (lane.holder is not None or self.claims.can_clear(lane)):
+            if lane is not session.lane and (lane.holder is not None or self.demand.can_clear(lane)):
                 victims.append(lane)
                 missing -= gain(lane)
         return victims

@@ -21,7 +21,7 @@ T = TypeVar("T")
 _MOST = 256
 
 
-class Remembered(Generic[T]):
+class RevisionCache(Generic[T]):
     """The answers to one question.
 
     Parameters
@@ -39,7 +39,7 @@ class Remembered(Generic[T]):
         #: by lanes that run: the answer, and until when it holds, seconds
         self._answers: dict[tuple[LaneId | None, ...], tuple[T, float]] = {}
 
-    def ask(self, now: float, work_out: Callable[[], tuple[T, float]]) -> T:
+    def get(self, now: float, compute: Callable[[], tuple[T, float]]) -> T:
         """Return the answer at *now*, seconds, which never goes back.
 
         Parameters
@@ -58,7 +58,7 @@ class Remembered(Generic[T]):
         known = self._answers.get(running)
         if known is not None and now < known[1]:
             return known[0]
-        answer, until = work_out()
+        answer, until = compute()
         if self._ledger.revision == revision:
             self._answers[running] = (answer, until)
         return answer

@@ -39,7 +39,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, Claims, is_movable
+from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand, is_movable
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionId, SessionState, UserId
@@ -111,7 +111,7 @@ class MemoryTurns:
 
     Parameters
     ----------
-    config, policy, claims, users, idle
+    config, policy, demand, users, idle
         The scheduler's.
     """
 
@@ -119,7 +119,7 @@ class MemoryTurns:
         self,
         config: SchedulerConfig,
         policy: Policy,
-        claims: Claims,
+        demand: MemoryDemand,
         users: Mapping[UserId, User],
         idle: Mapping[SessionId, Session],
     ) -> None:
@@ -128,7 +128,7 @@ class MemoryTurns:
         self.speed = TransferSpeed()
         #: all and only the sessions with an open cell that were told to move out and have not answered
         self.leaving: dict[SessionId, Session] = {}
-        self._claims = claims
+        self._claims = demand
         self._users = users
         self._idle = idle
 
@@ -162,14 +162,14 @@ class MemoryTurns:
     def ends_at(self, holder: Session, waiting: Session) -> float:
         """Return from when on *holder* may be moved out for *waiting*; infinite: never, as things are."""
         is_idle = holder.state is SessionState.IDLE
-        ripe_at = ripens_at(holder) if is_idle else math.inf
+        offloadable_at = offloadable_from(holder) if is_idle else math.inf
         protection = self.policy.memory_protection(holder, waiting)
         if not self.are_taken or protection == math.inf:
-            return ripe_at
+            return offloadable_at
         quantum = protection * self.quantum(holder, waiting)
         began = holder.residence.began
         at_latest = max(began, waiting.waiting_since) + quantum
-        usual = ripe_at if is_idle else max(began, holder.opened_at) + quantum
+        usual = offloadable_at if is_idle else max(began, holder.opened_at) + quantum
         settled_at = self.settled_at(holder) if holder.state is SessionState.WAITING else -math.inf
         return max(min(at_latest, usual), holder.ask_again_at, settled_at)
 
@@ -184,11 +184,11 @@ class MemoryTurns:
             return -math.inf
         return math.inf if session.delayed_at is None else session.delayed_at + quantum
 
-    def let_in(self, session: Session, line: Iterable[Session], now: float) -> None:
+    def record_delays(self, session: Session, queue: Iterable[Session], now: float) -> None:
         """Record whom of the *line* *session* delays, for which there is room now, or room is made."""
         if session.is_cut_short and not session.is_interrupted:
             return
-        for other in line:
+        for other in queue:
             is_behind = other.is_cut_short and not other.is_interrupted
             if is_behind and other.delayed_at is None and other.arrival < session.arrival:
                 other.delayed_at = now
@@ -205,9 +205,9 @@ class MemoryTurns:
 
     def coming(self, now: float) -> int:
         """Return the bytes that those who were told to move out will free, but for those who do not come."""
-        return sum(gives(session) for session in self.leaving.values() if now < late_at(session))
+        return sum(freeable(session) for session in self.leaving.values() if now < late_at(session))
 
-    def choose(self, line: list[Session], coming: int, besides: Collection[Session], now: float) -> Eviction:
+    def choose(self, queue: list[Session], coming: int, besides: Collection[Session], now: float) -> Eviction:
         """Return who is to move out for the first in *line* that it helps.
 
         Parameters
@@ -224,13 +224,13 @@ class MemoryTurns:
         if not self.are_taken:
             return Eviction()
         gone = set(self.leaving.values())
-        for position, session in enumerate(line):
+        for position, session in enumerate(queue):
             missing = self._claims.missing(session, gone)
             taken = max(0, min(coming, missing))
             coming, missing = coming - taken, missing - taken
             if missing <= 0:
                 continue
-            before = line[:position]
+            before = queue[:position]
             candidates = [other for other in self._candidates(session) if other not in before and other not in besides]
             eviction = self._evict(session, candidates, gone, taken, now)
             if eviction is not None:
@@ -271,17 +271,17 @@ class MemoryTurns:
         chosen: list[Session] = []
         for other in sorted(due, key=lambda other: self._worth(other, now)):
             chosen.append(other)
-            coming += gives(other)
+            coming += freeable(other)
             if coming >= least_missing and coming >= self._claims.missing(session, gone.union(chosen)):
                 break
         return chosen
 
     def _is_enough(self, session: Session, chosen: list[Session], gone: set[Session], coming: int) -> bool:
-        return self._claims.missing(session, gone.union(chosen)) <= coming + sum(map(gives, chosen))
+        return self._claims.missing(session, gone.union(chosen)) <= coming + sum(map(freeable, chosen))
 
     def _worth(self, session: Session, now: float) -> tuple[bool, float, int]:
         """Return what those who may move out are sorted by, the first to go first."""
-        is_ripe = session.state is SessionState.IDLE and ripens_at(session) <= now
+        is_ripe = session.state is SessionState.IDLE and offloadable_from(session) <= now
         held = (s.memory.persistent * (now - s.residence.began) for s in session.user.sessions.values())
         return (not is_ripe, -sum(held) / session.user.share, -session.arrival)
 
@@ -297,13 +297,13 @@ def may_move_out(session: Session) -> bool:
     return has_memory and not session.is_asked_to_offload
 
 
-def ripens_at(session: Session) -> float:
+def offloadable_from(session: Session) -> float:
     """Return from when on *session*, which is idle, may be asked to move away for others."""
     after = session.user.offload_after
     return math.inf if after is None else max(session.idle_since + after, session.ask_again_at)
 
 
-def gives(session: Session) -> int:
+def freeable(session: Session) -> int:
     """Return how many bytes are free once *session*, idle or in the middle of its cell, was moved away."""
     return session.memory.persistent + session.live
 

@@ -74,7 +74,7 @@ class Residence:
         """Whether the session was told to move out, and has neither done so nor declined."""
         return self.ending_since is not None
 
-    def go_on(self) -> None:
+    def cancel(self) -> None:
         """Withdraw the request to move out."""
         self.ending_since, self.call_at = None, math.inf
 
@@ -138,7 +138,7 @@ class Session:
     #: bytes that its want needs beyond what it has, while it waits for them
     growth: int = 0
     #: bytes of `parked` that were given for growth; what it needs its lane for does not fall before its next boundary
-    grown: int = 0
+    growth_parked: int = 0
 
     #: bytes that are moved away; while it is restoring they may be back already
     offloaded: int = 0
@@ -151,9 +151,9 @@ class Session:
     #: whether its user interrupted that cell: it needs its memory back only to end
     is_interrupted: bool = False
     #: bytes that it lacked when it gave way; room is made for them as well
-    lacked: int = 0
+    shortfall_bytes: int = 0
     #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not
-    rest: int | None = None
+    remaining_ephemeral: int | None = None
     #: whether it kept its memory when it was asked to offload, since its last cell closed
     declined: bool = False
     #: when it may be asked again that just had no time for it
@@ -178,7 +178,7 @@ class Session:
     #: whether the revoked grant was demanded by a signal at least once
     forced: bool = False
     #: whether its last preemption had to be forced: the next one's patience is shorter
-    stubborn: bool = False
+    last_preempt_forced: bool = False
 
     #: iterations reported so far
     iterations: int = 0
@@ -238,7 +238,7 @@ class Session:
     @property
     def returning(self) -> int:
         """Bytes that restoring it takes."""
-        return self.offloaded + self.lacked
+        return self.offloaded + self.shortfall_bytes
 
     @property
     def unparked(self) -> int:
@@ -295,14 +295,14 @@ class Lane:
                 heapq.heappop(self._needs)
                 self._drop_outdated()
             need = max(self.need, occupant.need - occupant.unparked)
-            self.note_need(occupant)
+            self.update_need(occupant)
         return min(self.size, max(need, 1) if self.is_open else need)
 
     def join(self, session: Session) -> None:
         """Take *session* in."""
         session.lane = self
         self.sessions[session.id] = session
-        self.note_need(session)
+        self.update_need(session)
 
     def drop(self, session: Session) -> None:
         """Let *session* go."""
@@ -314,7 +314,7 @@ class Lane:
         if self.occupant is session:
             self.occupant = None
 
-    def note_need(self, session: Session) -> None:
+    def update_need(self, session: Session) -> None:
         """Take note of what *session*, which is in it, needs now."""
         if session.is_measured:
             self._unmeasured.discard(session.id)

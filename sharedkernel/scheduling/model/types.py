@@ -40,7 +40,7 @@ class SessionState(StrEnum):
 #: states in which a session takes part in the competition for lanes
 ACTIVE_STATES = frozenset({SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING})
 #: states in which a session may be in line for memory
-LINE_STATES = frozenset({SessionState.WAITING, SessionState.RESTORING})
+MEMORY_QUEUE_STATES = frozenset({SessionState.WAITING, SessionState.RESTORING})
 #: states in which a cell is open
 OPEN_STATES = frozenset(
     {SessionState.READY, SessionState.WAITING, SessionState.QUEUED, SessionState.RESTORING, *ACTIVE_STATES}

@@ -59,7 +59,7 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def line(self, session: Session) -> Rank:
+    def memory_rank(self, session: Session) -> Rank:
         """Return *session*'s place in the line for memory."""
 
     def may_overtake(self) -> bool:

@@ -49,8 +49,8 @@ class Fair(Policy):
         """See :meth:`Policy.session_rank`."""
         return (session.virtual, not session.fresh, session.arrival)
 
-    def line(self, session: Session) -> Rank:
-        """See :meth:`Policy.line`: in the order in which memory was wanted."""
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: in the order in which memory was wanted."""
         return (session.arrival,)
 
     def due_in(self, holder: Session, first: Session) -> float:
@@ -90,8 +90,8 @@ class Fifo(Policy):
         has_begun = session.started and session.state is not SessionState.WAITING
         return (not has_begun, session.cell)
 
-    def line(self, session: Session) -> Rank:
-        """See :meth:`Policy.line`: in the order in which cells were opened."""
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: in the order in which cells were opened."""
         return self.rank(session)
 
     def may_overtake(self) -> bool:
@@ -116,8 +116,8 @@ class Pack(Policy):
         """See :meth:`Policy.session_rank`: cells that have begun, then the others, in the order of their opening."""
         return (not session.started, session.cell)
 
-    def line(self, session: Session) -> Rank:
-        """See :meth:`Policy.line`: in the order in which cells were opened."""
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: in the order in which cells were opened."""
         return (session.cell,)
 
     def may_pass(self, session: Session, now: float) -> bool:
@@ -136,8 +136,8 @@ class Priority(Fair):
         """See :meth:`Policy.user_rank`."""
         return (-user.priority, *super().user_rank(user))
 
-    def line(self, session: Session) -> Rank:
-        """See :meth:`Policy.line`: by class, then in the order in which memory was wanted."""
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: by class, then in the order in which memory was wanted."""
         return (-session.user.priority, session.arrival)
 
     def memory_protection(self, holder: Session, waiting: Session) -> float:

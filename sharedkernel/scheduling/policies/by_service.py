@@ -45,8 +45,8 @@ class Srtf(Policy):
         """See :meth:`.Policy.session_rank`: what was foreseen when it came for the device, live for holders."""
         return (self._remaining(session), session.cell)
 
-    def line(self, session: Session) -> Rank:
-        """See :meth:`.Policy.line`."""
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`.Policy.memory_rank`."""
         return (session.remaining, session.arrival)
 
     def due_in(self, holder: Session, first: Session) -> float:
@@ -81,8 +81,8 @@ class Las(Policy):
         """See :meth:`.Policy.session_rank`."""
         return (self._level(session), session.cell)
 
-    def line(self, session: Session) -> Rank:
-        """See :meth:`.Policy.line`: by queue, then in the order in which memory was wanted."""
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`.Policy.memory_rank`: by queue, then in the order in which memory was wanted."""
         return (self._level(session), session.arrival)
 
     def due_in(self, holder: Session, first: Session) -> float:

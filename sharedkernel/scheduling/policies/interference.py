@@ -28,7 +28,7 @@ def decayed(mean: float | None, value: float) -> float:
     return value if mean is None else (1 - _DECAY) * mean + _DECAY * value
 
 
-def begin_source(session: Session, source: str) -> None:
+def start_source(session: Session, source: str) -> None:
     """Take note that *session* runs *source* from now on."""
     if session.measured_source == source:
         return
@@ -40,7 +40,7 @@ def begin_source(session: Session, source: str) -> None:
     session.unreported = 0.0
 
 
-def take_measurement(session: Session, *, iterations: int, utilisation: float | None) -> None:
+def record_measurement(session: Session, *, iterations: int, utilisation: float | None) -> None:
     """Learn from a grant of *session*, from its beginning or the last measurement until now.
 
     Parameters

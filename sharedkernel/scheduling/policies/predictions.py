@@ -63,16 +63,16 @@ class Predictions:
 
     def cell_closed(self, session: Session) -> bool:
         """Learn from *session*'s cell, which is over now; return whether thresholds and stages changed by it."""
-        self._note(session.user.id, session.source, session.cell_service)
+        self._record(session.user.id, session.source, session.cell_service)
         return self.services.learn()
 
     def recall(self, cells: Iterable[tuple[UserId, str | None, float]]) -> None:
         """Learn from *cells* of an earlier scheduler: user, source and device-seconds of each, oldest first."""
         for user, source, service in cells:
-            self._note(user, source, service)
+            self._record(user, source, service)
         self.services.learn()
 
-    def _note(self, user: UserId, source: str | None, service: float) -> None:
+    def _record(self, user: UserId, source: str | None, service: float) -> None:
         if source is not None and service > 0:
             before = self._by_source.pop((user, source), service)
             self._by_source[user, source] = before + _NEWEST * (service - before)

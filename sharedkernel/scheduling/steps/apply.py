@@ -15,7 +15,7 @@ from sharedkernel.scheduling.steps.records import Records
 #: longest time between two signals that demand the same grant, seconds, however often they went unheard
 _LONGEST_FORCE_INTERVAL = 1.0
 #: by how much shorter patience is with a session that had to be forced the last time
-_STUBBORN = 0.1
+_AFTER_FORCED = 0.1
 #: seconds for which a long iteration is waited for at most
 _LONGEST_PATIENCE = 2.0
 
@@ -58,7 +58,7 @@ class Decisions:
         if session.state is SessionState.RUNNING:
             self.revoke(session)
         config = self._records.config
-        patience = config.preempt_patience * (_STUBBORN if session.stubborn else 1.0)
+        patience = config.preempt_patience * (_AFTER_FORCED if session.last_preempt_forced else 1.0)
         iterations = config.preempt_iterations * (session.iteration_seconds or 0.0)
         patience = max(patience, min(iterations, _LONGEST_PATIENCE))
         session.force_at = self._records.clock.now + patience
@@ -85,7 +85,7 @@ class Decisions:
     def refuse(self, session: Session, refusal: Refuse) -> None:
         """Tell *session*, which is in line, that it will not get what it waits for."""
         if session.state is SessionState.RESTORING:
-            self._records.admission.leave_line(session)
+            self._records.admission.dequeue(session)
             self._records.decide(session, "refuse to restore")
         else:
             self._records.decide(session, "refuse")
@@ -98,7 +98,7 @@ class Decisions:
         self._records.ledger.revision += 1
         self._actions.append(Offload(session=session.id))
 
-    def end_stay(self, session: Session) -> None:
+    def evict(self, session: Session) -> None:
         """Tell *session*, whose cell is open, to move out at its next boundary."""
         records = self._records
         session.residence.ending_since = records.clock.now
@@ -108,11 +108,11 @@ class Decisions:
             case SessionState.RUNNING | SessionState.PREEMPTING if session.force_at == math.inf:
                 self.end_turn(session)
             case SessionState.READY:
-                self.expect(session)
+                self.call_later(session)
             case SessionState.QUEUED | SessionState.WAITING:
                 self.move_out(session)
 
-    def expect(self, session: Session) -> None:
+    def call_later(self, session: Session) -> None:
         """Call *session*, which should move out, by a signal if it does not come to its gate in time."""
         patience = self._records.config.preempt_patience
         session.residence.call_at = self._records.clock.now + patience
@@ -129,6 +129,6 @@ class Decisions:
     def restore(self, session: Session) -> None:
         """Let *session* come back: there is room."""
         session.residence.moving_since = self._records.clock.now
-        self._records.admission.leave_line(session)
+        self._records.admission.dequeue(session)
         self._records.decide(session, "restore")
         self._actions.append(Restore(session=session.id))

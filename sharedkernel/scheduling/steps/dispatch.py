@@ -24,14 +24,14 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import LaneId, SessionState
 from sharedkernel.scheduling.policies.builtin import Policy
-from sharedkernel.scheduling.steps.run_queue import ServiceOrder
+from sharedkernel.scheduling.steps.run_queue import RunQueue
 
 #: utilisation that does not count: sums are not exact
 _ROUNDING = 1e-9
 
 
 @dataclass(slots=True, kw_only=True)
-class Turns:
+class DispatchPlan:
     """What is to change now, and when to look again if nothing else happens."""
 
     grants: list[Session] = field(default_factory=list)
@@ -52,12 +52,12 @@ def choose(
     config: SchedulerConfig,
     policy: Policy,
     lanes: Lanes,
-    order: ServiceOrder,
+    run_queue: RunQueue,
     keepers: Iterable[Session],
     holders: Iterable[Session],
     may_move: Callable[[], bool],
     now: float,
-) -> Turns:
+) -> DispatchPlan:
     """Return whose turn it is.
 
     Parameters
@@ -75,12 +75,12 @@ def choose(
     now
         Seconds.
     """
-    turns = Turns()
+    turns = DispatchPlan()
     free = lanes.ledger.free
     running = list(holders)
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
     before: set[LaneId] = set()
-    for rank, session in order.firsts(running):
+    for rank, session in run_queue.firsts(running):
         lane = session.lane
         assert lane is not None
         ahead = [keeper for place, keeper in places if place < rank]
@@ -109,7 +109,7 @@ def choose(
                 free -= lane.occupant.unparked
             turns.grants.append(session)
             running.append(session)
-            if order.has_others(session):
+            if run_queue.has_others(session):
                 turns.is_unfinished = True  # of each lane only the first is looked at
         else:
             if all(holder.force_at == math.inf for holder in running) and not ahead:
@@ -134,7 +134,7 @@ def _first_due(holders: list[Session], first: Session, policy: Policy) -> Sessio
 
 
 def _contest_any(
-    turns: Turns, own: Session, rivals: list[Session], first: Session, *, policy: Policy, now: float
+    turns: DispatchPlan, own: Session, rivals: list[Session], first: Session, *, policy: Policy, now: float
 ) -> None:
     """Contest the turn of *own*, in the lane of *first*, or else that of a rival to whose lane *first* could move."""
     _contest(turns, own, first, policy=policy, now=now)
@@ -147,20 +147,20 @@ def _contest_any(
     if rival in turns.grants:
         turns.is_unfinished = True
     elif rival not in turns.revocations:
-        _note(turns, turns.asked, rival, policy.due_in(rival, first), now)
+        _record(turns, turns.asked, rival, policy.due_in(rival, first), now)
 
 
-def _contest(turns: Turns, holder: Session, first: Session, *, policy: Policy, now: float) -> None:
+def _contest(turns: DispatchPlan, holder: Session, first: Session, *, policy: Policy, now: float) -> None:
     """Revoke *holder*'s grant if its turn is over, or note when it will be."""
     if holder.force_at < math.inf or holder in turns.revocations:
         return  # its turn is over already
     if holder in turns.grants:
         turns.is_unfinished = True  # its turn begins with the grant: only then can be said when it will be over
         return
-    _note(turns, turns.revocations, holder, policy.due_in(holder, first), now)
+    _record(turns, turns.revocations, holder, policy.due_in(holder, first), now)
 
 
-def _note(turns: Turns, over: list[Session], holder: Session, due: float, now: float) -> None:
+def _record(turns: DispatchPlan, over: list[Session], holder: Session, due: float, now: float) -> None:
     """Put *holder* among those whose turns are *over*, or note in how many seconds that will be."""
     if due <= 0:
         over.append(holder)

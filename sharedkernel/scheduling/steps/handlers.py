@@ -47,7 +47,7 @@ _TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleas
 _ASK_AGAIN = 0.5
 
 
-class Facts:
+class EventHandlers:
     """Writes events into the records of one device.
 
     Parameters
@@ -83,7 +83,7 @@ class Facts:
             HistoryRecalled: self._on_history_recalled,
         }
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Take note of *event*, which the state of its session allows."""
         if type(event) not in _TURNS:
             self._records.ledger.revision += 1
@@ -99,7 +99,7 @@ class Facts:
         user.share, user.quota, user.offload_after = event.share, event.quota, event.offload_after
         user.priority = event.priority
         records.clock.share_changed(user)
-        records.order.user_changed(user)
+        records.run_queue.user_changed(user)
         for session in user.sessions.values():
             # An interrupted iteration is let finish: its lane could not be given to anybody else.
             if session.state is SessionState.QUEUED and not session.live:
@@ -132,7 +132,7 @@ class Facts:
         user.sessions[session.id] = records.sessions[session.id] = session
         records.ledger.set_memory(session, MemoryProfile(framework=event.framework))
         records.offloading.idle[session.id] = session
-        records.note(session, event)
+        records.record_event(session, event)
 
     def _on_cell_opened(self, event: CellOpened) -> None:
         records, session = self._records, self._records.sessions[event.session]
@@ -144,23 +144,23 @@ class Facts:
         session.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
         if session.state is SessionState.RESTORING:
-            records.enter_line(session)
+            records.enqueue(session)
 
     def _on_cell_closed(self, event: CellClosed) -> None:
         records, session = self._records, self._records.sessions[event.session]
         records.set_live(session, 0)
         records.lanes.leave(session)
         session.is_returning = session.is_cut_short = session.is_interrupted = session.declined = False
-        session.lacked, session.rest = 0, None
+        session.shortfall_bytes, session.remaining_ephemeral = 0, None
         if session.residence.is_ending:  # unless it was asked already, it is asked like any that is idle
             is_asked = session.is_asked_to_offload
-            records.stay(session)
+            records.cancel_eviction(session)
             session.is_asked_to_offload = is_asked
         session.idle_since = records.clock.now
         records.measure(session, event.memory)
         records.move(session, event)
         if records.predictions.cell_closed(session) and records.policy.learns:
-            records.order.rebuild(records.policy, records.queued.values())
+            records.run_queue.rebuild(records.policy, records.queued.values())
 
     def _on_session_ended(self, event: SessionEnded) -> None:
         records, session = self._records, self._records.sessions[event.session]
@@ -170,7 +170,7 @@ class Facts:
         records.lanes.leave(session)
         records.move(session, event)
         session.is_returning = False
-        records.stay(session)
+        records.cancel_eviction(session)
         records.ledger.set_memory(session, MemoryProfile(ephemeral=0))
         del records.sessions[session.id], session.user.sessions[session.id]
 
@@ -190,19 +190,19 @@ class Facts:
         session.growth = event.growth
         if session.residence.is_ending:
             if records.admission.waiting:
-                records.enter_line(session)
+                records.enqueue(session)
                 if session.lane is not None:
                     records.ledger.set_parked(session, session.live)
                     records.lanes.leave(session)
                 if not session.is_asked_to_offload:  # it was if it withdrew its want and wants again
                     self._decisions.offload(session)
                 return
-            records.stay(session)  # nobody waits any more
+            records.cancel_eviction(session)  # nobody waits any more
         refusal = records.admission.refusal(session)
         if refusal is not None:
             self._decisions.refuse(session, refusal)
         elif session.lane is None or session.growth:
-            records.enter_line(session)
+            records.enqueue(session)
         else:
             records.decide(session, "admit")
 
@@ -211,35 +211,35 @@ class Facts:
 
     def _on_grant_released(self, event: GrantReleased) -> None:
         records, session = self._records, self._records.sessions[event.session]
-        interference.take_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+        interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
         session.is_misjudged = session.is_misjudged or records.predictions.has_exceeded(session)
         _declare(session, event.remaining_iterations)
         if session.state is SessionState.PREEMPTING:
-            session.stubborn = session.forced
+            session.last_preempt_forced = session.forced
         records.end_grant(session)
         if event.at != "yield":
-            session.rest = None
+            session.remaining_ephemeral = None
         need = session.need
         records.set_live(session, event.live_bytes if event.at == "yield" else 0)
-        if session.grown:
+        if session.growth_parked:
             # Its iteration is still to need what it grew to. What was parked for that and not used is forgotten.
             records.measure(session, at_least(event.memory, ephemeral=need + session.parked))
         else:
             records.measure(session, event.memory)
         records.move(session, event)
         if session.residence.is_ending:
-            self._decisions.expect(session)
+            self._decisions.call_later(session)
 
     def _on_memory_measured(self, event: MemoryMeasured) -> None:
         session = self._records.sessions[event.session]
         self._records.measure(session, event.memory)
-        self._records.note(session, event)
+        self._records.record_event(session, event)
 
     def _on_work_foreseen(self, event: WorkForeseen) -> None:
         records, session = self._records, self._records.sessions[event.session]
         if event.source is not None:
             session.source = event.source
-            interference.begin_source(session, event.source)
+            interference.start_source(session, event.source)
         session.is_misjudged = session.is_misjudged or records.predictions.has_exceeded(session)
         if event.iteration_seconds is not None:
             session.predicted_iteration_seconds = event.iteration_seconds
@@ -251,7 +251,7 @@ class Facts:
         holders = self._records.clock.holders
         session = holders.get(event.session)
         if session is not None:
-            interference.take_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+            interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
             if event.iterations:
                 session.alone = len(holders) == 1
 
@@ -259,18 +259,18 @@ class Facts:
         records, session = self._records, self._records.sessions[event.session]
         is_queued = session.state is SessionState.QUEUED
         if is_queued:  # its part of the rank changes, which nothing else does meanwhile
-            records.order.remove(session)
+            records.run_queue.remove(session)
         records.clock.charge(session, event.seconds)
         if is_queued:
-            records.order.add(session)
-        records.order.user_changed(session.user)
-        records.note(session, event)
+            records.run_queue.add(session)
+        records.run_queue.user_changed(session.user)
+        records.record_event(session, event)
 
     # --- moving memory away and back -----------------------------------
 
     def _on_offload_requested(self, event: OffloadRequested) -> None:
         session = self._records.sessions[event.session]
-        self._records.note(session, event)
+        self._records.record_event(session, event)
         if session.state is SessionState.IDLE and not session.is_asked_to_offload:
             self._decisions.offload(session)
 
@@ -280,26 +280,26 @@ class Facts:
             elapsed = records.clock.now - session.residence.moving_since
             records.turns.speed.moved_out(event.offloaded, elapsed)
         if session.state is SessionState.WAITING:
-            session.is_cut_short, session.lacked = True, session.growth
+            session.is_cut_short, session.shortfall_bytes = True, session.growth
             # What is live of its iteration counts as persistent from now on.
-            session.rest = max(0, (session.memory.ephemeral or 0) - session.live)
+            session.remaining_ephemeral = max(0, (session.memory.ephemeral or 0) - session.live)
             records.set_live(session, 0)
             records.lanes.leave(session)
         records.measure(session, event.memory)
         session.offloaded = event.offloaded
-        records.stay(session)
+        records.cancel_eviction(session)
         records.move(session, event)
         if session.is_cut_short:
-            records.enter_line(session)
+            records.enqueue(session)
 
     def _on_offload_declined(self, event: OffloadDeclined) -> None:
         session = self._records.sessions[event.session]
-        self._records.stay(session)
+        self._records.cancel_eviction(session)
         # If its code runs by now that is why.
         is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
         session.declined = not is_for_now
         session.ask_again_at = self._records.clock.now + _ASK_AGAIN
-        self._records.note(session, event)
+        self._records.record_event(session, event)
 
     def _on_restored(self, event: Restored) -> None:
         records, session = self._records, self._records.sessions[event.session]
@@ -311,15 +311,15 @@ class Facts:
         session.offloaded = 0
         records.measure(session, event.memory)
         # Like any growth: parked until its next boundary tells the truth.
-        session.live = session.grown = session.lacked
-        records.ledger.set_parked(session, session.lacked)
-        session.lacked = 0
+        session.live = session.growth_parked = session.shortfall_bytes
+        records.ledger.set_parked(session, session.shortfall_bytes)
+        session.shortfall_bytes = 0
         records.move(session, event)
 
     def _on_cell_interrupted(self, event: CellInterrupted) -> None:
         session = self._records.sessions[event.session]
         session.is_interrupted = True
-        self._records.note(session, event)
+        self._records.record_event(session, event)
 
 
 def _declare(session: Session, iterations: int | None) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 
 from sharedkernel.scheduling.memory.demand import is_movable
-from sharedkernel.scheduling.memory.reclaim import Reclaim
+from sharedkernel.scheduling.memory.reclaim import LaneReclaim
 from sharedkernel.scheduling.memory.turns import late_at
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import SessionState
@@ -20,7 +20,7 @@ from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records
 
 
-class Settling:
+class Reconciler:
     """Brings the records of one device in order.
 
     Parameters
@@ -35,21 +35,21 @@ class Settling:
         #: when a holder's turn will be over
         self._turn_deadline: float | None = None
 
-    def settle(self) -> None:
+    def reconcile(self) -> None:
         """Bring lanes, the line for memory and turns in order."""
         records = self._records
-        for session in records.lanes.settle():
+        for session in records.lanes.reconcile():
             records.send_back(session)
         self._admit()
-        self._take_turns()
+        self._dispatch()
         while records.admission.waiting and self._make_room():
             self._admit()
-            self._take_turns()
+            self._dispatch()
         if not records.admission.waiting:
             records.offloading.forget()
             for session in list(records.turns.leaving.values()):
                 if not session.is_asked_to_offload:
-                    records.stay(session)
+                    records.cancel_eviction(session)
         self._decisions.force()
 
     def next_deadline(self) -> float | None:
@@ -62,7 +62,7 @@ class Settling:
             waited_for = (
                 records.reclaimer.next_deadline(records.clock.now),
                 records.admission.next_deadline(),
-                records.offloading.ripe_at,
+                records.offloading.offloadable_at,
                 records.offloading.eviction.due_at,
                 self._deadlock_ends(),
             )
@@ -110,10 +110,10 @@ class Settling:
         for session in reclaim.demanded:
             self._decisions.end_turn(session)
         self._ask_for_boundaries()
-        line, line_until = records.admission.line(), records.admission.same_until
-        for session in records.offloading.choose(line, records.clock.now, line_until=line_until):
+        queue, queue_until = records.admission.queue(), records.admission.same_until
+        for session in records.offloading.choose(queue, records.clock.now, queue_until=queue_until):
             self._decisions.offload(session)
-        self._end_stays()
+        self._evict()
         if records.offloading.eviction.due_at is not None and self._is_still(beside_turns=True):
             self._make_way()  # there is nothing to wait for until that quantum is over
         while self.is_stuck():
@@ -127,30 +127,30 @@ class Settling:
     def _ask_for_boundaries(self) -> None:
         """Ask those who cannot move out for the boundary at which what they have parked of an iteration comes free."""
         records = self._records
-        if not records.policy.is_preemptive or all(map(records.admission.is_attainable, records.admission.line())):
+        if not records.policy.is_preemptive or all(map(records.admission.is_attainable, records.admission.queue())):
             return
         for session in list(records.clock.holders.values()):
             if session.state is SessionState.RUNNING and session.parked and not is_movable(session):
                 self._decisions.revoke(session)
 
-    def _end_stays(self) -> None:
+    def _evict(self) -> None:
         """Tell those to move out whose memory quantum is over and whose memory somebody in line lacks."""
         records = self._records
         eviction = records.offloading.eviction
         if eviction.waiting is None or not eviction.sessions:
             return
         eviction.waiting.has_room_made = True
-        records.turns.let_in(eviction.waiting, records.admission.waiting.values(), records.clock.now)
+        records.turns.record_delays(eviction.waiting, records.admission.waiting.values(), records.clock.now)
         for session in eviction.sessions:
             if session.state is SessionState.IDLE:
                 self._decisions.offload(session)
             else:
-                self._decisions.end_stay(session)
-        for session in records.lanes.settle():
+                self._decisions.evict(session)
+        for session in records.lanes.reconcile():
             records.send_back(session)
-        self._take_turns()
+        self._dispatch()
 
-    def _clear(self, reclaim: Reclaim) -> bool:
+    def _clear(self, reclaim: LaneReclaim) -> bool:
         """Clear the empty lanes of *reclaim*; return whether there were any."""
         for lane in reclaim.lanes:
             for session in self._records.lanes.clear(lane):
@@ -172,7 +172,7 @@ class Settling:
             return False
         if records.clock.holders or records.ready or not records.admission.waiting or records.offloading.is_coming():
             return False
-        return not any(session.is_returning for session in records.claims.open.values())
+        return not any(session.is_returning for session in records.demand.open.values())
 
     def _deadlock_ends(self) -> float | None:
         """Return when one is refused of several who wait for each other's persistent memory; None: they do not.
@@ -197,7 +197,7 @@ class Settling:
         records = self._records
         if self._clear(records.reclaimer.reclaim(records.clock.now, at_once=True)):
             self._admit()
-            self._take_turns()
+            self._dispatch()
         elif not self._make_way():
             return self._refuse_wait(records.admission.latest_growing())
         return False
@@ -205,8 +205,8 @@ class Settling:
     def _make_way(self) -> bool:
         """Have some in line moved away for one before them; return whether there are such."""
         records = self._records
-        line = records.admission.line()
-        waiting, chosen = records.offloading.who_gives_way(line, records.queued.values(), records.clock.now)
+        queue = records.admission.queue()
+        waiting, chosen = records.offloading.who_gives_way(queue, records.queued.values(), records.clock.now)
         if waiting is not None:
             waiting.has_room_made = True
         for session in chosen:
@@ -215,9 +215,9 @@ class Settling:
                 records.send_back(session)
             self._decisions.offload(session)
         if chosen:
-            for session in records.lanes.settle():
+            for session in records.lanes.reconcile():
                 records.send_back(session)
-            self._take_turns()
+            self._dispatch()
         return bool(chosen)
 
     def _refuse_wait(self, session: Session | None) -> bool:
@@ -228,7 +228,7 @@ class Settling:
 
     # --- turns -----------------------------------
 
-    def _take_turns(self) -> None:
+    def _dispatch(self) -> None:
         records = self._records
         keepers: list[Session] = []
         if records.policy.reserves:
@@ -237,7 +237,7 @@ class Settling:
             config=records.config,
             policy=records.policy,
             lanes=records.lanes,
-            order=records.order,
+            run_queue=records.run_queue,
             keepers=keepers,
             holders=records.clock.holders.values(),
             may_move=lambda: records.admission.is_served(records.clock.now),
@@ -253,4 +253,4 @@ class Settling:
         if chosen.move is not None:
             records.lanes.move(*chosen.move)
         if chosen.is_unfinished:
-            self._take_turns()
+            self._dispatch()

@@ -11,7 +11,7 @@ import itertools
 import math
 
 from sharedkernel.scheduling.memory.admission import Admission
-from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, Claims
+from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
 from sharedkernel.scheduling.memory.lanes import Lanes
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.memory.offloading import Offloading
@@ -24,7 +24,7 @@ from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.transitions import DECISIONS, TRANSITIONS
 from sharedkernel.scheduling.model.types import (
     ACTIVE_STATES,
-    LINE_STATES,
+    MEMORY_QUEUE_STATES,
     OPEN_STATES,
     MemoryProfile,
     SessionId,
@@ -34,7 +34,7 @@ from sharedkernel.scheduling.model.types import (
 from sharedkernel.scheduling.policies.accounting import ServiceClock
 from sharedkernel.scheduling.policies.builtin import POLICIES
 from sharedkernel.scheduling.policies.predictions import Predictions
-from sharedkernel.scheduling.steps.run_queue import ServiceOrder
+from sharedkernel.scheduling.steps.run_queue import RunQueue
 
 
 class Records:
@@ -55,25 +55,25 @@ class Records:
         self.ledger = Ledger(config.capacity, config.reserve)
         self.lanes = Lanes(self.ledger, self.actions)
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
-        self.claims = Claims(self.ledger, self.lanes, self.sessions)
-        self.predictions = Predictions(self.claims.open.values)
+        self.demand = MemoryDemand(self.ledger, self.lanes, self.sessions)
+        self.predictions = Predictions(self.demand.open.values)
         self.policy = POLICIES[config.policy](config, self.predictions)
         idle: dict[SessionId, Session] = {}
-        self.turns = MemoryTurns(config, self.policy, self.claims, self.users, idle)
-        self.offloading = Offloading(self.claims, self.turns, idle, self.clock.holders)
+        self.turns = MemoryTurns(config, self.policy, self.demand, self.users, idle)
+        self.offloading = Offloading(self.demand, self.turns, idle, self.clock.holders)
         self.admission = Admission(
             config,
             self.policy,
             self.ledger,
             self.lanes,
-            self.claims,
+            self.demand,
             self.offloading,
             self.turns,
             self.users,
             self.clock.holders,
         )
         self.reclaimer = Reclaimer(self.admission)
-        self.order = ServiceOrder(self.policy, self.lanes)
+        self.run_queue = RunQueue(self.policy, self.lanes)
         #: all and only the sessions that are `queued`, `ready`
         self.queued: dict[SessionId, Session] = {}
         self.ready: dict[SessionId, Session] = {}
@@ -96,7 +96,7 @@ class Records:
         self.admission.config, self.admission.policy = config, self.policy
         self.turns.config, self.turns.policy = config, self.policy
         self.reclaimer.policy = self.policy
-        self.order.rebuild(self.policy, self.queued.values())
+        self.run_queue.rebuild(self.policy, self.queued.values())
 
     # --- a session's state -----------------------------------
 
@@ -110,7 +110,7 @@ class Records:
         """Move *session* as *event* says."""
         self.enter(session, TRANSITIONS[session.state, type(event)], type(event).__name__)
 
-    def note(self, session: Session, event: SessionEvent) -> None:
+    def record_event(self, session: Session, event: SessionEvent) -> None:
         """Write *event*, which does not move *session*, into its story."""
         session.story.append((self.clock.now, type(event).__name__, session.state))
 
@@ -121,16 +121,16 @@ class Records:
         if before is state:
             return
         if state in OPEN_STATES:
-            self.claims.open[session.id] = session
+            self.demand.open[session.id] = session
         else:
-            self.claims.open.pop(session.id, None)
-        if before in LINE_STATES:
-            self.admission.leave_line(session)
+            self.demand.open.pop(session.id, None)
+        if before in MEMORY_QUEUE_STATES:
+            self.admission.dequeue(session)
             session.growth = 0
         if (index := self.indexes.get(before)) is not None:
             del index[session.id]
         if before is SessionState.QUEUED:
-            self.order.remove(session)
+            self.run_queue.remove(session)
         if (index := self.indexes.get(state)) is not None:
             index[session.id] = session
         if (before in ACTIVE_STATES) != (state in ACTIVE_STATES):
@@ -140,21 +140,21 @@ class Records:
                 self.clock.deactivate(session)
         if state is SessionState.QUEUED:
             session.queued_since = self.clock.now
-            self.order.add(session)  # after it was lifted
+            self.run_queue.add(session)  # after it was lifted
 
     # --- the line for memory -----------------------------------
 
-    def enter_line(self, session: Session) -> None:
+    def enqueue(self, session: Session) -> None:
         """Let *session* wait for memory behind those who wait already."""
         session.arrival = next(self._arrivals)
         session.waiting_since = self.clock.now
         session.overtaken_at = session.delayed_at = None
-        self.admission.enter_line(session)
+        self.admission.enqueue(session)
 
-    def stay(self, session: Session) -> None:
+    def cancel_eviction(self, session: Session) -> None:
         """Note that *session* was asked to move out no longer."""
         session.is_asked_to_offload = False
-        session.residence.go_on()
+        session.residence.cancel()
         if self.turns.leaving.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
@@ -163,7 +163,7 @@ class Records:
         self.lanes.leave(session)
         if session.state is SessionState.QUEUED:
             self.decide(session, "send back")
-            self.enter_line(session)
+            self.enqueue(session)
 
     # --- what a session holds -----------------------------------
 
@@ -172,10 +172,10 @@ class Records:
         # What was promised stays promised, until it is there, or the iteration has ended that it was promised for.
         if session.is_returning:
             memory = at_least(memory, persistent=session.memory.persistent)
-        if session.grown:
+        if session.growth_parked:
             memory = at_least(memory, ephemeral=session.memory.ephemeral)
-        if session.rest is not None:
-            rest = min(memory.ephemeral or 0, session.rest)
+        if session.remaining_ephemeral is not None:
+            rest = min(memory.ephemeral or 0, session.remaining_ephemeral)
             memory = MemoryProfile(persistent=memory.persistent, ephemeral=rest, framework=memory.framework)
         had_memory = session.memory.persistent >= LEAST_OFFLOAD
         self.ledger.set_memory(session, memory)
@@ -190,7 +190,7 @@ class Records:
             session.live = live
             self.ledger.revision += 1
         self.ledger.set_parked(session, min(session.parked, live))
-        session.grown = min(session.grown, session.parked)
+        session.growth_parked = min(session.growth_parked, session.parked)
         lane = session.lane
         if lane is not None:
             if session.unparked:
@@ -201,7 +201,7 @@ class Records:
     def end_grant(self, session: Session) -> None:
         """Take note that *session*, which held a grant, holds none now."""
         self.clock.end(session)
-        self.order.user_changed(session.user)
+        self.run_queue.user_changed(session.user)
         session.force_at = math.inf
         if session.lane is not None:
             session.lane.holder = None

@@ -39,7 +39,7 @@ class _LaneQueue:
     order: list[Entry] = field(default_factory=list)
 
 
-class ServiceOrder:
+class RunQueue:
     """The queued sessions of one device in the order of a policy.
 
     Parameters

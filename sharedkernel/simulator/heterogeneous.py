@@ -36,8 +36,8 @@ Dispatch = Callable[
 ]
 
 
-class UnlikePolicyName(StrEnum):
-    """Policies for unlike devices by their names."""
+class HeterogeneousPolicyName(StrEnum):
+    """Policies for heterogeneous devices by their names."""
 
     ALLOX = "allox"
     SRTF = "srtf"
@@ -55,7 +55,7 @@ class _Started:
         return self.at + self.job.seconds[self.device.kind]
 
 
-def simulate_unlike(
+def simulate_heterogeneous(
     jobs: Sequence[TraceJob],
     policy: str,
     devices: Mapping[str, int],
@@ -70,7 +70,7 @@ def simulate_unlike(
     jobs
         The trace; a job takes its `duration` on kinds that it names no time for. Each must need one device.
     policy
-        A :class:`UnlikePolicyName`.
+        A :class:`HeterogeneousPolicyName`.
     devices
         How many there are of each kind.
     alpha
@@ -104,14 +104,16 @@ def simulate_unlike(
 
 def _dispatch(policy: str, alpha: float) -> Dispatch:
     match policy:
-        case UnlikePolicyName.ALLOX:
+        case HeterogeneousPolicyName.ALLOX:
             allox = AlloX(alpha=alpha)
             return lambda waiting, devices, attained, now: allox.start(waiting, devices, attained=attained, now=now)
-        case UnlikePolicyName.SRTF:
+        case HeterogeneousPolicyName.SRTF:
             return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _shortest)
-        case UnlikePolicyName.FIFO:
+        case HeterogeneousPolicyName.FIFO:
             return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _oldest)
-    raise ConfigError(f"there is no policy {policy!r} for unlike devices; choose one of {', '.join(UnlikePolicyName)}.")
+    raise ConfigError(
+        f"there is no policy {policy!r} for unlike devices; choose one of {', '.join(HeterogeneousPolicyName)}."
+    )
 
 
 def _run(
