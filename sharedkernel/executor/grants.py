@@ -362,7 +362,7 @@ class Grants:
         """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
         seen = self._served.utilisation(process)
         utilisation = message.utilisation if seen is None else seen
-        if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].alone:
+        if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].stats.is_alone:
             self._foresight.measured(id_of(process), utilisation)
         return utilisation
 

@@ -107,13 +107,15 @@ def _check_away(records: Records, session: Session) -> None:
     is_away = is_restoring or state is SessionState.OFFLOADED
     _require(is_open == (name in records.demand.open), f"session {name} is {state}; its cell is wrongly noted")
     _require((is_open and not is_restoring) or not session.live, f"session {name} is {state} and has live bytes")
-    _require(is_away or not session.offloaded, f"session {name} is {state} and has bytes moved away")
+    _require(is_away or not session.offload.size, f"session {name} is {state} and has bytes moved away")
     _require(
-        is_restoring or not (session.is_cut_short or session.shortfall_bytes),
+        is_restoring or not (session.offload.is_cut_short or session.offload.shortfall_bytes),
         f"session {name} is {state} and cut short",
     )
-    _require(is_restoring or not session.is_interrupted, f"session {name} is {state} and interrupted while away")
-    _require(not (is_away and session.is_asked_to_offload), f"session {name} is {state} and asked to move away")
+    _require(
+        is_restoring or not session.offload.is_interrupted, f"session {name} is {state} and interrupted while away"
+    )
+    _require(not (is_away and session.offload.is_asked), f"session {name} is {state} and asked to move away")
     _require(is_in_line or state is not SessionState.WAITING, f"session {name} waits outside the line")
     _require(not is_in_line or state in MEMORY_QUEUE_STATES, f"session {name} is {state} and in line")
     _require(not session.growth or state is SessionState.WAITING, f"session {name} is {state} and wants to grow")
@@ -121,7 +123,7 @@ def _check_away(records: Records, session: Session) -> None:
     _require(is_leaving == session.residence.is_ending, f"session {name} is wrongly noted to move out")
     _require(not is_leaving or (is_open and not is_restoring), f"session {name} is {state} and told to move out")
     _require(is_in_line or not session.has_room_made, f"room is made for session {name}, which is not in line")
-    if session.is_returning:
+    if session.offload.is_returning:
         _require(is_restoring and not is_in_line, f"session {name} is {state} and on its way back")
         _require(session.memory.persistent >= session.returning, f"what {name} restores is not charged")
 

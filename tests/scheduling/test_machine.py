@@ -370,9 +370,10 @@ class Machine(RuleBasedStateMachine):
 
     def check_that_nobody_waits_for_ever(self) -> None:
         """If all do what they are asked to, each in line has its memory, or is refused, after a bounded time."""
-        claims = self.scheduler._records.demand
+        demand = self.scheduler._records.demand
         waiting = self.scheduler._records.admission.waiting
-        hopeless = {name for name, session in waiting.items() if session.is_cut_short and claims.excess(session) > 0}
+        cut_short = {name: session for name, session in waiting.items() if session.offload.is_cut_short}
+        hopeless = {name for name, session in cut_short.items() if demand.excess(session) > 0}
         left = {(name, session.arrival) for name, session in waiting.items() if name not in hopeless}
         began, turns = self.now, 0.0
         for _ in range(20_000):

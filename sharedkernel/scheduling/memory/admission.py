@@ -105,7 +105,7 @@ class Admission:
         return sorted(self._staying(), key=self._rank), self.same_until(self._now)
 
     def _staying(self) -> Iterable[Session]:
-        return (session for session in self.waiting.values() if not session.is_asked_to_offload)
+        return (session for session in self.waiting.values() if not session.offload.is_asked)
 
     def _rank(self, session: Session) -> Rank:
         if session.growth:
@@ -121,7 +121,7 @@ class Admission:
 
     def refusal(self, session: Session) -> Refuse | None:
         """Return why *session*'s want, or its restoring, cannot be met as things are; None: it can, sooner or later."""
-        if session.is_cut_short:
+        if session.offload.is_cut_short:
             return None
         if session.state is SessionState.RESTORING:
             return refuse_restore(session, self.ledger, self.offloading.own(session.user))
@@ -164,7 +164,7 @@ class Admission:
         their cells are open, as those may end soon, or be refused what they wait for. A cell that was moved out in its
         middle is never refused: it can neither go on nor end without its memory.
         """
-        if session.growth or session.live or session.is_cut_short:
+        if session.growth or session.live or session.offload.is_cut_short:
             return math.inf
         excess = self.demand.excess(session)
         if excess <= 0:
@@ -189,7 +189,7 @@ class Admission:
         """Return when the next in line is refused for having waited too long; None when nobody will be."""
 
         def earliest() -> tuple[float | None, float]:
-            growing = (session for session in self._staying() if session.growth or session.shortfall_bytes)
+            growing = (session for session in self._staying() if session.growth or session.offload.shortfall_bytes)
             moments = [moment for moment in map(self.patience_ends, growing) if moment > self._now]
             moments += [moment for moment in map(self._is_hopeless_from, self._staying()) if moment < math.inf]
             return min(moments, default=None), min(moments, default=math.inf)
@@ -204,7 +204,7 @@ class Admission:
                 moments.append(session.waiting_since + patience)
             if session.overtaken_at is not None:
                 moments.append(session.overtaken_at + patience)
-            if session.growth or session.shortfall_bytes:
+            if session.growth or session.offload.shortfall_bytes:
                 moments.append(self.patience_ends(session))
             moments.append(self._is_hopeless_from(session))
         moments += map(late_at, self.turns.leaving.values())
@@ -232,8 +232,8 @@ class Admission:
                     result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
                 continue
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.demand.persistent_claim(session) > 0)
-            if session.shortfall_bytes and now >= self.patience_ends(session):
-                session.shortfall_bytes = 0  # it comes back without, and is refused it then
+            if session.offload.shortfall_bytes and now >= self.patience_ends(session):
+                session.offload.shortfall_bytes = 0  # it comes back without, and is refused it then
                 self.ledger.revision += 1
             if refusal := self.refusal(session):
                 result.refused.append(refusal)
@@ -282,7 +282,7 @@ class Admission:
         persistent = memory.persistent + session.returning
         restored = MemoryProfile(persistent=persistent, ephemeral=memory.ephemeral, framework=memory.framework)
         self.ledger.set_memory(session, restored)
-        session.is_returning = True
+        session.offload.is_returning = True
         self.turns.record_delays(session, self.waiting.values(), self._now)
         return True
 
@@ -299,8 +299,8 @@ class Admission:
             return False
         memory = session.memory
         # Where nothing was measured yet, this much is known now: its lane is not cut below it.
-        if session.remaining_ephemeral is not None:
-            session.remaining_ephemeral = wanted
+        if session.offload.remaining_ephemeral is not None:
+            session.offload.remaining_ephemeral = wanted
         grown = MemoryProfile(persistent=memory.persistent, ephemeral=wanted, framework=memory.framework)
         self.ledger.set_memory(session, grown)
         assert session.lane is not None

@@ -191,9 +191,9 @@ def residue(session: Session) -> int:
 
 def is_movable(session: Session) -> bool:
     """Return whether *session*'s persistent memory can be moved away, now or later in its cell."""
-    if session.declined or session.user.offload_after is None or session.memory.persistent < LEAST_OFFLOAD:
+    if session.offload.is_declined or session.user.offload_after is None or session.memory.persistent < LEAST_OFFLOAD:
         return False
-    is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.is_returning
+    is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.offload.is_returning
     return not is_away
 
 
@@ -209,4 +209,4 @@ def gain(lane: Lane) -> int:
 
 
 def _takes_part(session: Session) -> bool:
-    return session.state is not SessionState.RESTORING or session.is_returning
+    return session.state is not SessionState.RESTORING or session.offload.is_returning

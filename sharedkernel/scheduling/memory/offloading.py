@@ -75,12 +75,12 @@ class Offloading:
         """Return whether memory is being moved away, or will be without anybody doing anything."""
         if self.offloadable_at is not None:
             return True
-        return any(s.is_asked_to_offload for some in (self.idle, self.demand.open) for s in some.values())
+        return any(s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
 
     def own(self, user: User) -> int:
         """Return how many bytes *user*'s idle sessions can move away, or are moving."""
         idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
-        return sum(session.memory.persistent for session in idle if session.is_asked_to_offload or may_ask(session))
+        return sum(session.memory.persistent for session in idle if session.offload.is_asked or may_ask(session))
 
     def choose(self, queue: list[Session], now: float, *, queue_until: Callable[[float], float]) -> list[Session]:
         """Return whom to ask for the sake of those in line.
@@ -154,7 +154,7 @@ class Offloading:
 
     def _coming(self, choice: _Choice, now: float) -> int:
         """Return the bytes that are on their way off the device, or will be with *choice*."""
-        asked = _sum(session for session in self.idle.values() if session.is_asked_to_offload)
+        asked = _sum(session for session in self.idle.values() if session.offload.is_asked)
         return asked + _sum(choice.sessions) + self.turns.coming(now)
 
     def _same_until(self, now: float) -> float:
@@ -180,7 +180,7 @@ class Offloading:
             waiting = [other for other in everybody[position + 1 :] if can_give_way(other)]
             waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.arrival), reverse=True)
             missing = self.demand.missing(session)
-            candidates = [*idle, *(other for other in waiting if not other.declined)]
+            candidates = [*idle, *(other for other in waiting if not other.offload.is_declined)]
             if 0 < missing <= sum(map(freeable, candidates)):
                 return session, _first(candidates, missing)
         return None, []
@@ -188,7 +188,7 @@ class Offloading:
     def _for_quota(self, session: Session) -> list[Session]:
         """Return the idle sessions of *session*'s user whose memory its quota lacks room for."""
         own = [other for other in self.idle.values() if other.user is session.user]
-        missing = over_quota_by(session) - _sum(other for other in own if other.is_asked_to_offload)
+        missing = over_quota_by(session) - _sum(other for other in own if other.offload.is_asked)
         return _first([other for other in own if may_ask(other)], missing)
 
     def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:
@@ -221,7 +221,7 @@ class Offloading:
 
 def can_give_way(session: Session) -> bool:
     """Return whether *session*, which waits, keeps what can be moved away, now or after its cell."""
-    may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.is_asked_to_offload
+    may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.offload.is_asked
     return may_wait and session.user.offload_after is not None and freeable(session) >= LEAST_OFFLOAD
 
 

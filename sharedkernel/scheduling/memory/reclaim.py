@@ -131,4 +131,4 @@ def _running(lanes: list[Lane]) -> list[Session]:
 
 
 def _unforced(lanes: list[Lane]) -> list[Session]:
-    return [lane.holder for lane in lanes if lane.holder is not None and lane.holder.force_at == math.inf]
+    return [lane.holder for lane in lanes if lane.holder is not None and lane.holder.preemption.force_at == math.inf]

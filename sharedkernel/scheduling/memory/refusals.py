@@ -32,9 +32,9 @@ def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
 def over_quota_by(session: Session) -> int:
     """Return how many bytes restoring *session* would exceed its user's quota by; 0 or less: none."""
     user = session.user
-    if user.quota is None or session.is_cut_short:  # the middle of a cell is no place to be refused
+    if user.quota is None or session.offload.is_cut_short:  # the middle of a cell is no place to be refused
         return 0
-    return user.persistent + session.offloaded - user.quota
+    return user.persistent + session.offload.size - user.quota
 
 
 def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | None:
@@ -49,11 +49,11 @@ def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | No
     coming
         Bytes that its user's other sessions can move away.
     """
-    what = f"bringing back this notebook's offloaded memory takes {format_bytes(session.offloaded)}"
+    what = f"bringing back this notebook's offloaded memory takes {format_bytes(session.offload.size)}"
     if session.user.quota is not None and over_quota_by(session) > coming:
         return _over_quota(session, what, session.user.quota)
     room = ledger.capacity - ledger.reserve - session.memory.resident
-    if session.offloaded > room:
+    if session.offload.size > room:
         message = (
             f"{what}, but the device has {format_bytes(max(0, room))} for it ({format_bytes(ledger.reserve)} of "
             f"{format_bytes(ledger.capacity)} are held back); ask for a larger device, or restart the notebook."
@@ -65,7 +65,7 @@ def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | No
 def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User], waited: float) -> Refuse:
     """Return the refusal of *session*'s want: it says who of *users* holds what, after how many seconds of waiting."""
     if session.state is SessionState.RESTORING:
-        wanted = f"{format_bytes(session.offloaded)} for its offloaded memory"
+        wanted = f"{format_bytes(session.offload.size)} for its offloaded memory"
     elif session.growth:
         wanted = f"{format_bytes(session.growth)} more than it has"
     else:

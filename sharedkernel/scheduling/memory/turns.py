@@ -171,7 +171,7 @@ class MemoryTurns:
         at_latest = max(began, waiting.waiting_since) + quantum
         usual = offloadable_at if is_idle else max(began, holder.opened_at) + quantum
         settled_at = self.settled_at(holder) if holder.state is SessionState.WAITING else -math.inf
-        return max(min(at_latest, usual), holder.ask_again_at, settled_at)
+        return max(min(at_latest, usual), holder.offload.ask_again_at, settled_at)
 
     def place(self, session: Session, now: float) -> tuple[bool, float]:
         """Return the place in line of *session*, which is due, at *now*: behind cells that begin, by its deadline."""
@@ -180,16 +180,16 @@ class MemoryTurns:
     def delayed_until(self, session: Session) -> float:
         """Return until when cells that begin are let in before *session*; infinite: the first is still to come."""
         quantum = self.config.memory_quantum
-        if quantum is None or not session.is_cut_short or session.is_interrupted:
+        if quantum is None or not session.offload.is_cut_short or session.offload.is_interrupted:
             return -math.inf
         return math.inf if session.delayed_at is None else session.delayed_at + quantum
 
     def record_delays(self, session: Session, queue: Iterable[Session], now: float) -> None:
         """Record whom of the *line* *session* delays, for which there is room now, or room is made."""
-        if session.is_cut_short and not session.is_interrupted:
+        if session.offload.is_cut_short and not session.offload.is_interrupted:
             return
         for other in queue:
-            is_behind = other.is_cut_short and not other.is_interrupted
+            is_behind = other.offload.is_cut_short and not other.offload.is_interrupted
             if is_behind and other.delayed_at is None and other.arrival < session.arrival:
                 other.delayed_at = now
 
@@ -288,19 +288,19 @@ class MemoryTurns:
 
 def may_ask(session: Session) -> bool:
     """Return whether *session*, which is idle, may be asked to move its memory away."""
-    return not (session.declined or session.is_asked_to_offload) and session.memory.persistent >= LEAST_OFFLOAD
+    return not (session.offload.is_declined or session.offload.is_asked) and session.memory.persistent >= LEAST_OFFLOAD
 
 
 def may_move_out(session: Session) -> bool:
     """Return whether *session*, whose cell is open, may be told to move out."""
     has_memory = session.state is not SessionState.RESTORING and is_movable(session)
-    return has_memory and not session.is_asked_to_offload
+    return has_memory and not session.offload.is_asked
 
 
 def offloadable_from(session: Session) -> float:
     """Return from when on *session*, which is idle, may be asked to move away for others."""
     after = session.user.offload_after
-    return math.inf if after is None else max(session.idle_since + after, session.ask_again_at)
+    return math.inf if after is None else max(session.idle_since + after, session.offload.ask_again_at)
 
 
 def freeable(session: Session) -> int:
@@ -311,4 +311,4 @@ def freeable(session: Session) -> int:
 def late_at(session: Session) -> float:
     """Return from when on nobody counts on *session*, which was told to move out, to come; infinite: it has come."""
     since = session.residence.ending_since
-    return math.inf if since is None or session.is_asked_to_offload else since + ARRIVAL_PATIENCE
+    return math.inf if since is None or session.offload.is_asked else since + ARRIVAL_PATIENCE

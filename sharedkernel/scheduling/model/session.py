@@ -11,6 +11,13 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from sharedkernel.scheduling.model.session_parts import (
+    CellForecast,
+    IterationStats,
+    OffloadState,
+    Preemption,
+    Residence,
+)
 from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId, SessionState, UserId
 
 #: entries of a session's story that are kept
@@ -50,33 +57,6 @@ class User:
     active: dict[SessionId, Session] = field(default_factory=dict)
     #: grants held now
     num_grants: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Residence:
-    """A session's present stay on the device with its memory, see `memory/turns.py`."""
-
-    #: when its memory came to the device
-    began: float = 0.0
-    #: whether it came back from having been moved away
-    is_back: bool = False
-    #: when it was told to move out at its next boundary; None: it was not
-    ending_since: float | None = None
-    #: when it is called to its gate by a signal (again), while plain Python runs; infinite: it is not
-    call_at: float = math.inf
-    #: seconds from that signal to the next
-    call_interval: float = 0.0
-    #: when it was asked to move its memory away, or allowed to bring it back
-    moving_since: float = 0.0
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the session was told to move out, and has neither done so nor declined."""
-        return self.ending_since is not None
-
-    def cancel(self) -> None:
-        """Withdraw the request to move out."""
-        self.ending_since, self.call_at = None, math.inf
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -122,14 +102,6 @@ class Session:
     source: str | None = None
     #: device-seconds it had attained when its present cell was opened, or its last one
     attained_before: float = 0.0
-    #: iterations left in its cell, as it declared last, and what it had attained then; None: it declared nothing
-    declared: int | None = None
-    declared_at: float = 0.0
-    #: whether its cell had more service than was foreseen: nothing is believed until it ends
-    is_misjudged: bool = False
-    #: device-seconds that its cell was expected to need when it came for the device last
-    remaining: float = 0.0
-
     #: bytes of an interrupted iteration that are still live; the iteration goes on at its next grant
     live: int = 0
     #: bytes of `live` that are kept out of the lane, and charged beside it, so that others may run in it
@@ -140,24 +112,6 @@ class Session:
     #: bytes of `parked` that were given for growth; what it needs its lane for does not fall before its next boundary
     growth_parked: int = 0
 
-    #: bytes that are moved away; while it is restoring they may be back already
-    offloaded: int = 0
-    #: whether it is restoring, and there is room for it, which is charged as persistent memory
-    is_returning: bool = False
-    #: whether it was asked to offload and has not answered yet
-    is_asked_to_offload: bool = False
-    #: whether it gave way in the middle of its cell: its iteration, and what it lacked, come back with the rest
-    is_cut_short: bool = False
-    #: whether its user interrupted that cell: it needs its memory back only to end
-    is_interrupted: bool = False
-    #: bytes that it lacked when it gave way; room is made for them as well
-    shortfall_bytes: int = 0
-    #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not
-    remaining_ephemeral: int | None = None
-    #: whether it kept its memory when it was asked to offload, since its last cell closed
-    declined: bool = False
-    #: when it may be asked again that just had no time for it
-    ask_again_at: float = -math.inf
     #: since when no cell of it is open
     idle_since: float = 0.0
     #: when its present cell, or its last one, was opened
@@ -171,34 +125,14 @@ class Session:
     #: since when it has lacked memory that it cannot have while all others stay; None: it can have all that it claims
     hopeless_since: float | None = None
 
-    #: when its revoked grant is demanded by a signal (again); infinite: it is not
-    force_at: float = math.inf
-    #: seconds from that demand to the next
-    force_interval: float = 0.0
-    #: whether the revoked grant was demanded by a signal at least once
-    forced: bool = False
-    #: whether its last preemption had to be forced: the next one's patience is shorter
-    last_preempt_forced: bool = False
-
-    #: iterations reported so far
-    iterations: int = 0
-    #: decayed mean of device time per iteration; None: none reported yet
-    iteration_seconds: float | None = None
-    #: what an iteration was predicted to take beforehand, seconds; None: nothing was
-    predicted_iteration_seconds: float | None = None
-    #: device-seconds held since the last reported iteration
-    unreported: float = 0.0
-    #: decayed means of device time per iteration over grants alone, and over grants beside others; None: none were
-    solo_iteration_seconds: float | None = None
-    shared_iteration_seconds: float | None = None
-    #: decayed mean of its utilisation while it ran alone (0 to 1); None: not measured yet
-    measured_utilisation: float | None = None
-    #: what was predicted of it beforehand (0 to 1); None: nothing
-    predicted_utilisation: float | None = None
-    #: whether no other lane has run since its present grant began, or was measured last
-    alone: bool = True
-    #: the source that what is measured of its iterations belongs to; None: not known
-    measured_source: str | None = None
+    #: what its present cell may still need
+    forecast: CellForecast = field(default_factory=CellForecast)
+    #: its memory away from the device
+    offload: OffloadState = field(default_factory=OffloadState)
+    #: how its revoked grant is demanded
+    preemption: Preemption = field(default_factory=Preemption)
+    #: its iterations, as measured and as predicted
+    stats: IterationStats = field(default_factory=IterationStats)
 
     #: (when, what happened, state afterwards), oldest first
     story: deque[tuple[float, str, SessionState]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
@@ -226,19 +160,9 @@ class Session:
         return self.attained - self.attained_before
 
     @property
-    def expected_iteration_seconds(self) -> float | None:
-        """Device time of its next iteration, as measured lately, else predicted; None: not known."""
-        return self.predicted_iteration_seconds if self.iteration_seconds is None else self.iteration_seconds
-
-    @property
-    def utilisation(self) -> float | None:
-        """How busy it keeps the device alone (0 to 1), measured, else predicted; None: not known."""
-        return self.predicted_utilisation if self.measured_utilisation is None else self.measured_utilisation
-
-    @property
     def returning(self) -> int:
         """Bytes that restoring it takes."""
-        return self.offloaded + self.shortfall_bytes
+        return self.offload.size + self.offload.shortfall_bytes
 
     @property
     def unparked(self) -> int:

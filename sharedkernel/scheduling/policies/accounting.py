@@ -99,7 +99,7 @@ class ServiceClock:
             return
         for session in self.holders.values():
             self.charge(session, elapsed)
-            session.unreported += elapsed
+            session.stats.unreported += elapsed
             session.held += elapsed
 
     def charge(self, session: Session, seconds: float) -> None:
@@ -150,9 +150,9 @@ class ServiceClock:
         session.held = 0.0
         session.started = True
         session.user.num_grants += 1
-        session.alone = not self.holders
+        session.stats.is_alone = not self.holders
         for other in self.holders.values():
-            other.alone = False
+            other.stats.is_alone = False
         self.holders[session.id] = session
 
     def end(self, session: Session) -> None:

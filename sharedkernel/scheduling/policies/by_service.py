@@ -47,7 +47,7 @@ class Srtf(Policy):
 
     def memory_rank(self, session: Session) -> Rank:
         """See :meth:`.Policy.memory_rank`."""
-        return (session.remaining, session.arrival)
+        return (session.forecast.remaining, session.arrival)
 
     def due_in(self, holder: Session, first: Session) -> float:
         """See :meth:`.Policy.due_in`."""
@@ -59,7 +59,11 @@ class Srtf(Policy):
         return max(quantum, _COMPARED_AGAIN * holder.cell_service) if until is None else max(until, quantum)
 
     def _remaining(self, session: Session) -> float:
-        return self.predictions.estimate(session).seconds if session.state in HOLDING_STATES else session.remaining
+        return (
+            self.predictions.estimate(session).seconds
+            if session.state in HOLDING_STATES
+            else session.forecast.remaining
+        )
 
 
 class Las(Policy):

@@ -30,14 +30,15 @@ def decayed(mean: float | None, value: float) -> float:
 
 def start_source(session: Session, source: str) -> None:
     """Take note that *session* runs *source* from now on."""
-    if session.measured_source == source:
+    stats = session.stats
+    if stats.source == source:
         return
-    session.measured_source = source
-    if session.measured_utilisation is not None:
-        session.predicted_utilisation, session.measured_utilisation = session.measured_utilisation, None
-    session.iteration_seconds = session.predicted_iteration_seconds = None
-    session.solo_iteration_seconds = session.shared_iteration_seconds = None
-    session.unreported = 0.0
+    stats.source = source
+    if stats.measured_utilisation is not None:
+        stats.predicted_utilisation, stats.measured_utilisation = stats.measured_utilisation, None
+    stats.iteration_seconds = stats.predicted_iteration_seconds = None
+    stats.solo_iteration_seconds = stats.shared_iteration_seconds = None
+    stats.unreported = 0.0
 
 
 def record_measurement(session: Session, *, iterations: int, utilisation: float | None) -> None:
@@ -52,18 +53,19 @@ def record_measurement(session: Session, *, iterations: int, utilisation: float 
     utilisation
         How busy it kept the device meanwhile (0 to 1); None: not measured.
     """
+    stats = session.stats
     if iterations:
-        seconds = session.unreported / iterations
-        session.iteration_seconds = decayed(session.iteration_seconds, seconds)
-        if session.unreported <= session.held + _ROUNDING:  # all of it in this grant
-            if session.alone:
-                session.solo_iteration_seconds = decayed(session.solo_iteration_seconds, seconds)
+        seconds = stats.unreported / iterations
+        stats.iteration_seconds = decayed(stats.iteration_seconds, seconds)
+        if stats.unreported <= session.held + _ROUNDING:  # all of it in this grant
+            if stats.is_alone:
+                stats.solo_iteration_seconds = decayed(stats.solo_iteration_seconds, seconds)
             else:
-                session.shared_iteration_seconds = decayed(session.shared_iteration_seconds, seconds)
-        session.iterations += iterations
-        session.unreported = 0.0
-    if utilisation is not None and session.alone:
-        session.measured_utilisation = decayed(session.measured_utilisation, utilisation)
+                stats.shared_iteration_seconds = decayed(stats.shared_iteration_seconds, seconds)
+        stats.iterations += iterations
+        stats.unreported = 0.0
+    if utilisation is not None and stats.is_alone:
+        stats.measured_utilisation = decayed(stats.measured_utilisation, utilisation)
 
 
 def foreseen_slowdown(session: Session, holders: Collection[Session]) -> float | None:
@@ -75,13 +77,15 @@ def foreseen_slowdown(session: Session, holders: Collection[Session]) -> float |
         return None
     total = 0.0
     for holder in holders:
-        if holder.utilisation is None:
+        utilisation = holder.stats.utilisation
+        if utilisation is None:
             return None if len(holders) > 1 else 1.0
-        total += holder.utilisation
+        total += utilisation
     return max(1.0, total) if len(holders) > 1 else 1.0
 
 
 def seen_slowdown(session: Session) -> float | None:
     """Return how many times longer *session*'s iterations took beside others than alone; None: not seen yet."""
-    alone, beside = session.solo_iteration_seconds, session.shared_iteration_seconds
+    stats = session.stats
+    alone, beside = stats.solo_iteration_seconds, stats.shared_iteration_seconds
     return beside / alone if alone and beside is not None else None

@@ -104,11 +104,11 @@ class Predictions:
 
     def _guess(self, session: Session) -> tuple[float, float, PredictionOrigin] | None:
         """Return what was expected, at which attained service, and whence; None: nothing is."""
-        if session.is_misjudged:
+        if session.forecast.is_misjudged:
             return None
-        each = session.expected_iteration_seconds
-        if session.declared is not None and each is not None:
-            return session.declared * each, session.declared_at, "declared"
+        each = session.stats.expected_iteration_seconds
+        if session.forecast.declared is not None and each is not None:
+            return session.forecast.declared * each, session.forecast.declared_at, "declared"
         if session.source is not None:
             took = self._by_source.get((session.user.id, session.source))
             if took is not None:
@@ -121,4 +121,4 @@ class Predictions:
 
 
 def _limit(session: Session, expected: float) -> float:
-    return expected * (1 + _TOLERANCE) + (session.expected_iteration_seconds or 0.0)
+    return expected * (1 + _TOLERANCE) + (session.stats.expected_iteration_seconds or 0.0)

@@ -49,7 +49,7 @@ class Decisions:
 
     def revoke(self, session: Session) -> None:
         """Ask *session* for its grant, at its next boundary."""
-        session.forced = False
+        session.preemption.was_forced = False
         self._records.decide(session, "revoke")
         self._actions.append(Revoke(session=session.id))
 
@@ -58,11 +58,11 @@ class Decisions:
         if session.state is SessionState.RUNNING:
             self.revoke(session)
         config = self._records.config
-        patience = config.preempt_patience * (_AFTER_FORCED if session.last_preempt_forced else 1.0)
-        iterations = config.preempt_iterations * (session.iteration_seconds or 0.0)
+        patience = config.preempt_patience * (_AFTER_FORCED if session.preemption.last_preempt_forced else 1.0)
+        iterations = config.preempt_iterations * (session.stats.iteration_seconds or 0.0)
         patience = max(patience, min(iterations, _LONGEST_PATIENCE))
-        session.force_at = self._records.clock.now + patience
-        session.force_interval = patience
+        session.preemption.force_at = self._records.clock.now + patience
+        session.preemption.force_interval = patience
 
     def force(self) -> None:
         """Demand by signal what was revoked and not released in time, and call those who should move out."""
@@ -74,10 +74,10 @@ class Decisions:
                 residence.call_interval = min(2 * residence.call_interval, _LONGEST_FORCE_INTERVAL)
                 self._actions.append(Summon(session=session.id))
         for session in self._records.clock.holders.values():
-            if session.force_at <= now:
-                session.forced = True
-                session.force_at = now + session.force_interval
-                session.force_interval = min(2 * session.force_interval, _LONGEST_FORCE_INTERVAL)
+            if session.preemption.force_at <= now:
+                session.preemption.was_forced = True
+                session.preemption.force_at = now + session.preemption.force_interval
+                session.preemption.force_interval = min(2 * session.preemption.force_interval, _LONGEST_FORCE_INTERVAL)
                 self._actions.append(ForceYield(session=session.id))
 
     # --- memory -----------------------------------
@@ -93,7 +93,7 @@ class Decisions:
 
     def offload(self, session: Session) -> None:
         """Ask *session* to move its memory away."""
-        session.is_asked_to_offload = True
+        session.offload.is_asked = True
         session.residence.moving_since = self._records.clock.now
         self._records.ledger.revision += 1
         self._actions.append(Offload(session=session.id))
@@ -105,7 +105,7 @@ class Decisions:
         records.turns.leaving[session.id] = session
         records.ledger.revision += 1
         match session.state:
-            case SessionState.RUNNING | SessionState.PREEMPTING if session.force_at == math.inf:
+            case SessionState.RUNNING | SessionState.PREEMPTING if session.preemption.force_at == math.inf:
                 self.end_turn(session)
             case SessionState.READY:
                 self.call_later(session)

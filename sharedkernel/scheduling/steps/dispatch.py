@@ -112,7 +112,7 @@ def choose(
             if run_queue.has_others(session):
                 turns.is_unfinished = True  # of each lane only the first is looked at
         else:
-            if all(holder.force_at == math.inf for holder in running) and not ahead:
+            if all(holder.preemption.force_at == math.inf for holder in running) and not ahead:
                 _contest(turns, _first_due(running, session, policy), session, policy=policy, now=now)
             if len(running) >= config.parallel_lanes or not policy.may_pass(session, now):
                 break
@@ -123,7 +123,7 @@ def _is_bearable(session: Session, running: list[Session], config: SchedulerConf
     """Return whether *session* may run beside what runs; unknown utilisation counts as all of the device."""
     if not running:
         return True
-    total = sum(1.0 if other.utilisation is None else other.utilisation for other in (*running, session))
+    total = sum(1.0 if other.stats.utilisation is None else other.stats.utilisation for other in (*running, session))
     return total <= config.utilisation_limit + _ROUNDING
 
 
@@ -138,7 +138,7 @@ def _contest_any(
 ) -> None:
     """Contest the turn of *own*, in the lane of *first*, or else that of a rival to whose lane *first* could move."""
     _contest(turns, own, first, policy=policy, now=now)
-    makes_room = own in turns.revocations or (own.force_at < math.inf and not own.forced)
+    makes_room = own in turns.revocations or (own.preemption.force_at < math.inf and not own.preemption.was_forced)
     if makes_room or own in turns.grants or not rivals:
         return
     if any(rival.state is SessionState.PREEMPTING or rival in turns.asked for rival in rivals):
@@ -152,7 +152,7 @@ def _contest_any(
 
 def _contest(turns: DispatchPlan, holder: Session, first: Session, *, policy: Policy, now: float) -> None:
     """Revoke *holder*'s grant if its turn is over, or note when it will be."""
-    if holder.force_at < math.inf or holder in turns.revocations:
+    if holder.preemption.force_at < math.inf or holder in turns.revocations:
         return  # its turn is over already
     if holder in turns.grants:
         turns.is_unfinished = True  # its turn begins with the grant: only then can be said when it will be over

@@ -140,8 +140,8 @@ class EventHandlers:
         session.opened_at = records.clock.now
         session.started = False
         session.source, session.attained_before = event.source, session.attained
-        session.declared, session.is_misjudged = None, False
-        session.remaining = records.predictions.estimate(session).seconds
+        session.forecast.declared, session.forecast.is_misjudged = None, False
+        session.forecast.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
         if session.state is SessionState.RESTORING:
             records.enqueue(session)
@@ -150,12 +150,11 @@ class EventHandlers:
         records, session = self._records, self._records.sessions[event.session]
         records.set_live(session, 0)
         records.lanes.leave(session)
-        session.is_returning = session.is_cut_short = session.is_interrupted = session.declined = False
-        session.shortfall_bytes, session.remaining_ephemeral = 0, None
+        session.offload.forget_cell()
         if session.residence.is_ending:  # unless it was asked already, it is asked like any that is idle
-            is_asked = session.is_asked_to_offload
+            is_asked = session.offload.is_asked
             records.cancel_eviction(session)
-            session.is_asked_to_offload = is_asked
+            session.offload.is_asked = is_asked
         session.idle_since = records.clock.now
         records.measure(session, event.memory)
         records.move(session, event)
@@ -169,7 +168,7 @@ class EventHandlers:
         records.set_live(session, 0)
         records.lanes.leave(session)
         records.move(session, event)
-        session.is_returning = False
+        session.offload.is_returning = False
         records.cancel_eviction(session)
         records.ledger.set_memory(session, MemoryProfile(ephemeral=0))
         del records.sessions[session.id], session.user.sessions[session.id]
@@ -181,11 +180,11 @@ class EventHandlers:
         if event.memory is not None:
             records.measure(session, event.memory)
         if event.utilisation is not None:
-            session.predicted_utilisation = event.utilisation
+            session.stats.predicted_utilisation = event.utilisation
         if event.iteration_seconds is not None:
-            session.predicted_iteration_seconds = event.iteration_seconds
+            session.stats.predicted_iteration_seconds = event.iteration_seconds
         _declare(session, event.remaining_iterations)
-        session.remaining = records.predictions.estimate(session).seconds
+        session.forecast.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
         session.growth = event.growth
         if session.residence.is_ending:
@@ -194,7 +193,7 @@ class EventHandlers:
                 if session.lane is not None:
                     records.ledger.set_parked(session, session.live)
                     records.lanes.leave(session)
-                if not session.is_asked_to_offload:  # it was if it withdrew its want and wants again
+                if not session.offload.is_asked:  # it was if it withdrew its want and wants again
                     self._decisions.offload(session)
                 return
             records.cancel_eviction(session)  # nobody waits any more
@@ -212,13 +211,13 @@ class EventHandlers:
     def _on_grant_released(self, event: GrantReleased) -> None:
         records, session = self._records, self._records.sessions[event.session]
         interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
-        session.is_misjudged = session.is_misjudged or records.predictions.has_exceeded(session)
+        session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
         _declare(session, event.remaining_iterations)
         if session.state is SessionState.PREEMPTING:
-            session.last_preempt_forced = session.forced
+            session.preemption.last_preempt_forced = session.preemption.was_forced
         records.end_grant(session)
         if event.at != "yield":
-            session.remaining_ephemeral = None
+            session.offload.remaining_ephemeral = None
         need = session.need
         records.set_live(session, event.live_bytes if event.at == "yield" else 0)
         if session.growth_parked:
@@ -240,11 +239,11 @@ class EventHandlers:
         if event.source is not None:
             session.source = event.source
             interference.start_source(session, event.source)
-        session.is_misjudged = session.is_misjudged or records.predictions.has_exceeded(session)
+        session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
         if event.iteration_seconds is not None:
-            session.predicted_iteration_seconds = event.iteration_seconds
+            session.stats.predicted_iteration_seconds = event.iteration_seconds
         if event.utilisation is not None:
-            session.predicted_utilisation = event.utilisation
+            session.stats.predicted_utilisation = event.utilisation
         _declare(session, event.remaining_iterations)
 
     def _on_grant_measured(self, event: GrantMeasured) -> None:
@@ -253,7 +252,7 @@ class EventHandlers:
         if session is not None:
             interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
             if event.iterations:
-                session.alone = len(holders) == 1
+                session.stats.is_alone = len(holders) == 1
 
     def _on_used_without_grant(self, event: UsedWithoutGrant) -> None:
         records, session = self._records, self._records.sessions[event.session]
@@ -271,25 +270,25 @@ class EventHandlers:
     def _on_offload_requested(self, event: OffloadRequested) -> None:
         session = self._records.sessions[event.session]
         self._records.record_event(session, event)
-        if session.state is SessionState.IDLE and not session.is_asked_to_offload:
+        if session.state is SessionState.IDLE and not session.offload.is_asked:
             self._decisions.offload(session)
 
     def _on_offloaded(self, event: Offloaded) -> None:
         records, session = self._records, self._records.sessions[event.session]
-        if session.is_asked_to_offload:
+        if session.offload.is_asked:
             elapsed = records.clock.now - session.residence.moving_since
             records.turns.speed.moved_out(event.offloaded, elapsed)
         if session.state is SessionState.WAITING:
-            session.is_cut_short, session.shortfall_bytes = True, session.growth
+            session.offload.is_cut_short, session.offload.shortfall_bytes = True, session.growth
             # What is live of its iteration counts as persistent from now on.
-            session.remaining_ephemeral = max(0, (session.memory.ephemeral or 0) - session.live)
+            session.offload.remaining_ephemeral = max(0, (session.memory.ephemeral or 0) - session.live)
             records.set_live(session, 0)
             records.lanes.leave(session)
         records.measure(session, event.memory)
-        session.offloaded = event.offloaded
+        session.offload.size = event.offloaded
         records.cancel_eviction(session)
         records.move(session, event)
-        if session.is_cut_short:
+        if session.offload.is_cut_short:
             records.enqueue(session)
 
     def _on_offload_declined(self, event: OffloadDeclined) -> None:
@@ -297,32 +296,32 @@ class EventHandlers:
         self._records.cancel_eviction(session)
         # If its code runs by now that is why.
         is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
-        session.declined = not is_for_now
-        session.ask_again_at = self._records.clock.now + _ASK_AGAIN
+        session.offload.is_declined = not is_for_now
+        session.offload.ask_again_at = self._records.clock.now + _ASK_AGAIN
         self._records.record_event(session, event)
 
     def _on_restored(self, event: Restored) -> None:
         records, session = self._records, self._records.sessions[event.session]
         elapsed = records.clock.now - session.residence.moving_since
-        if session.is_returning:
-            records.turns.speed.came_back(session.offloaded, elapsed)
+        if session.offload.is_returning:
+            records.turns.speed.came_back(session.offload.size, elapsed)
         session.residence.began, session.residence.is_back = records.clock.now, True
-        session.is_returning = session.is_cut_short = session.is_interrupted = False
-        session.offloaded = 0
+        session.offload.is_returning = session.offload.is_cut_short = session.offload.is_interrupted = False
+        session.offload.size = 0
         records.measure(session, event.memory)
         # Like any growth: parked until its next boundary tells the truth.
-        session.live = session.growth_parked = session.shortfall_bytes
-        records.ledger.set_parked(session, session.shortfall_bytes)
-        session.shortfall_bytes = 0
+        session.live = session.growth_parked = session.offload.shortfall_bytes
+        records.ledger.set_parked(session, session.offload.shortfall_bytes)
+        session.offload.shortfall_bytes = 0
         records.move(session, event)
 
     def _on_cell_interrupted(self, event: CellInterrupted) -> None:
         session = self._records.sessions[event.session]
-        session.is_interrupted = True
+        session.offload.is_interrupted = True
         self._records.record_event(session, event)
 
 
 def _declare(session: Session, iterations: int | None) -> None:
     """Note that *iterations* are left in *session*'s cell, if it says so."""
     if iterations is not None:
-        session.declared, session.declared_at = iterations, session.attained
+        session.forecast.declared, session.forecast.declared_at = iterations, session.attained

@@ -48,14 +48,18 @@ class Reconciler:
         if not records.admission.waiting:
             records.offloading.forget()
             for session in list(records.turns.leaving.values()):
-                if not session.is_asked_to_offload:
+                if not session.offload.is_asked:
                     records.cancel_eviction(session)
         self._decisions.force()
 
     def next_deadline(self) -> float | None:
         """Return when to settle again if nothing happens before; None when time alone changes nothing."""
         records = self._records
-        deadlines = [holder.force_at for holder in records.clock.holders.values() if holder.force_at < math.inf]
+        deadlines = [
+            holder.preemption.force_at
+            for holder in records.clock.holders.values()
+            if holder.preemption.force_at < math.inf
+        ]
         if self._turn_deadline is not None:
             deadlines.append(self._turn_deadline)
         if records.admission.waiting:
@@ -172,7 +176,7 @@ class Reconciler:
             return False
         if records.clock.holders or records.ready or not records.admission.waiting or records.offloading.is_coming():
             return False
-        return not any(session.is_returning for session in records.demand.open.values())
+        return not any(session.offload.is_returning for session in records.demand.open.values())
 
     def _deadlock_ends(self) -> float | None:
         """Return when one is refused of several who wait for each other's persistent memory; None: they do not.

@@ -153,7 +153,7 @@ class Records:
 
     def cancel_eviction(self, session: Session) -> None:
         """Note that *session* was asked to move out no longer."""
-        session.is_asked_to_offload = False
+        session.offload.is_asked = False
         session.residence.cancel()
         if self.turns.leaving.pop(session.id, None) is not None:
             self.ledger.revision += 1
@@ -170,12 +170,12 @@ class Records:
     def measure(self, session: Session, memory: MemoryProfile) -> None:
         """Charge *session* for *memory*; it leaves its lane if that is too small now."""
         # What was promised stays promised, until it is there, or the iteration has ended that it was promised for.
-        if session.is_returning:
+        if session.offload.is_returning:
             memory = at_least(memory, persistent=session.memory.persistent)
         if session.growth_parked:
             memory = at_least(memory, ephemeral=session.memory.ephemeral)
-        if session.remaining_ephemeral is not None:
-            rest = min(memory.ephemeral or 0, session.remaining_ephemeral)
+        if session.offload.remaining_ephemeral is not None:
+            rest = min(memory.ephemeral or 0, session.offload.remaining_ephemeral)
             memory = MemoryProfile(persistent=memory.persistent, ephemeral=rest, framework=memory.framework)
         had_memory = session.memory.persistent >= LEAST_OFFLOAD
         self.ledger.set_memory(session, memory)
@@ -202,7 +202,7 @@ class Records:
         """Take note that *session*, which held a grant, holds none now."""
         self.clock.end(session)
         self.run_queue.user_changed(session.user)
-        session.force_at = math.inf
+        session.preemption.force_at = math.inf
         if session.lane is not None:
             session.lane.holder = None
 

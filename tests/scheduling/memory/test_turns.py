@@ -211,7 +211,7 @@ def test_room_that_was_made_for_one_is_taken_by_no_other(sched: Desk) -> None:
     sched.now = 100.0
     sched.reopen("ada")
     running = [name for name in ("bob", "cleo") if sched.state(name) == "preempting"]
-    moving = [name for name in ("bob", "cleo") if sched.scheduler.sessions[name].is_asked_to_offload]
+    moving = [name for name in ("bob", "cleo") if sched.scheduler.sessions[name].offload.is_asked]
     assert len(running) + len(moving) == 2
     for name in moving:
         assert not only(Restore, sched.offload(name))
