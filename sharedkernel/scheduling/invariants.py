@@ -1,4 +1,4 @@
-"""What is true of a scheduler between two events; for tests and for whoever suspects a bug."""
+"""The invariants of a scheduler between two events; for tests, and to look for a bug."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _check_session(records: Records, session: Session) -> None:
 
 def _check_away(records: Records, session: Session) -> None:
     """Check what is true of sessions that are idle, offloaded or restoring, and of those that are not."""
-    state, name, is_in_line = session.state, session.id, session.id in records.admission.waiting
+    state, name, is_queued = session.state, session.id, session.id in records.admission.waiting
     is_open, is_restoring = state in OPEN_STATES, state is SessionState.RESTORING
     is_away = is_restoring or state is SessionState.OFFLOADED
     _require(is_open == (name in records.demand.open), f"session {name} is {state}; its cell is wrongly noted")
@@ -116,15 +116,15 @@ def _check_away(records: Records, session: Session) -> None:
         is_restoring or not session.offload.is_interrupted, f"session {name} is {state} and interrupted while away"
     )
     _require(not (is_away and session.offload.is_asked), f"session {name} is {state} and asked to move away")
-    _require(is_in_line or state is not SessionState.WAITING, f"session {name} waits outside the line")
-    _require(not is_in_line or state in MEMORY_QUEUE_STATES, f"session {name} is {state} and in line")
+    _require(is_queued or state is not SessionState.WAITING, f"session {name} waits outside the memory queue")
+    _require(not is_queued or state in MEMORY_QUEUE_STATES, f"session {name} is {state} and in the memory queue")
     _require(not session.growth or state is SessionState.WAITING, f"session {name} is {state} and wants to grow")
     is_leaving = name in records.turns.leaving
     _require(is_leaving == session.residence.is_ending, f"session {name} is wrongly noted to move out")
     _require(not is_leaving or (is_open and not is_restoring), f"session {name} is {state} and told to move out")
-    _require(is_in_line or not session.has_room_made, f"room is made for session {name}, which is not in line")
+    _require(is_queued or not session.has_room_made, f"room is made for session {name}, which is not queued")
     if session.offload.is_returning:
-        _require(is_restoring and not is_in_line, f"session {name} is {state} and on its way back")
+        _require(is_restoring and not is_queued, f"session {name} is {state} and on its way back")
         _require(session.memory.persistent >= session.returning, f"what {name} restores is not charged")
 
 

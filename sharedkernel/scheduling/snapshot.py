@@ -1,4 +1,4 @@
-"""What people see of a scheduler: plain frozen values, for status, widgets and logs."""
+"""Snapshots of a scheduler: frozen values for status, widgets and logs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SessionView:
     #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
     utilisation: float | None = None
     utilisation_predicted: float | None = None
-    #: seconds that it may still wait for memory, by quanta and transfers; None: it does not wait, or nobody can tell
+    #: seconds that it may still wait for memory, by quanta and transfers; None: it does not, or there is no estimate
     memory_wait_seconds: float | None = None
     #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
     #: run now; None: not known, or it does not run
@@ -121,7 +121,15 @@ _WAITING_FOR: dict[SessionState, WaitingFor] = {
 
 
 def take_snapshot(records: Records, now: float) -> Snapshot:
-    """Return what people see of *records* at *now*, seconds, not before its last event."""
+    """Return the views of all sessions, users and lanes.
+
+    Parameters
+    ----------
+    records
+        The scheduler's.
+    now
+        Seconds, not before the last event.
+    """
     elapsed = max(0.0, now - records.clock.now)
     wanting = [*records.queued.values(), *records.admission.waiting.values()]
     order = [session.id for session in sorted(wanting, key=records.policy.rank)]
@@ -192,7 +200,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
 
 
 def _estimate(records: Records, session: Session, elapsed: float) -> Estimate | None:
-    """Return what *session*'s open cell may be expected to need, *elapsed* seconds after the last event."""
+    """Return the remaining service of *session*'s open cell, *elapsed* seconds after the last event."""
     if session.state not in OPEN_STATES:
         return None
     estimate = records.predictions.estimate(session)

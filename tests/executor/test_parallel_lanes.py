@@ -70,7 +70,9 @@ def replayed(process: ExecutorProcess) -> list[list[float]]:
         for action in scheduler.handle(from_dict(plain), now=now):
             if isinstance(action, Grant) and action.parallel > 1:
                 holders = [entry for entry in scheduler.sessions.values() if entry.state in HOLDING_STATES]
-                beside.append([1.0 if holder.utilisation is None else holder.utilisation for holder in holders])
+                beside.append(
+                    [1.0 if holder.stats.utilisation is None else holder.stats.utilisation for holder in holders]
+                )
     return beside
 
 

@@ -1,16 +1,16 @@
-"""The line for memory: who is admitted, who waits, who is refused.
+"""The memory queue: which sessions are admitted, which wait, which are refused.
 
-A want is *refused* when it cannot be met as things are, whoever leaves: over its user's quota, or larger than the
-device could ever give. Otherwise it waits in line until there is room for its claim (`demand.py`). Those behind may be
-admitted past one that does not fit, but nobody starves: a session that was overtaken for `overtake_patience`, or has
-waited that long where the policy is preemptive, has a *reservation*: nobody behind it is admitted before it. Only
-one that would not fit if all lanes went has none: others' waiting would not help it.
+A want is *refused* if it cannot be met, whichever sessions leave: over its user's quota, or larger than the device
+could ever give. Otherwise it waits until there is room for its claim (`demand.py`). Sessions behind one that does not
+fit may be admitted past it, but none starves: a session that was overtaken for `overtake_patience`, or has waited that
+long under a preemptive policy, has a *reservation*: none behind it is admitted before it. Only a session that would not
+fit if all lanes were gone has none: others' waiting would not help it.
 
-*Growth* goes first, the oldest before the others: who waits in the middle of an iteration holds memory that others
-wait for. It does not wait for ever: after `growth_patience` it is refused, and earlier where nothing else is going on
-at all, the latest first. So two sessions that grow at once cannot wait for each other's memory for good.
+*Growth* goes first, the oldest first: a session that waits in the middle of an iteration holds memory that others wait
+for. After `growth_patience` it is refused, and earlier, the latest first, if nothing else is going on. So two sessions
+that grow at once cannot wait for each other's memory for ever.
 
-A *restore* waits while its user's quota is exceeded by it, as long as their idle sessions can be moved away instead.
+A *restore* waits while it exceeds its user's quota, as long as the user's idle sessions can be offloaded instead.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from sharedkernel.scheduling.policies.builtin import Policy, Rank
 
 @dataclass(slots=True, kw_only=True)
 class Admissions:
-    """What one pass along the line came to."""
+    """The result of one pass along the queue."""
 
-    #: have now what they claimed
+    #: sessions that have their claim now
     admitted: list[Session] = field(default_factory=list)
-    #: cannot be met as things are
+    #: claims that cannot be met
     refused: list[Refuse] = field(default_factory=list)
-    #: were passed over only because others before them wait for the same
+    #: sessions passed over only because others before them wait for the same
     behind: set[Session] = field(default_factory=set)
 
 
 class Admission:
-    """The line for one device's memory.
+    """The memory queue of one device.
 
     Parameters
     ----------
@@ -75,11 +75,11 @@ class Admission:
         self.turns = turns
         self.users = users
         self.holders = holders
-        #: all and only sessions that are in line: `waiting`, or `restoring` with room still to be made
+        #: all queued sessions: `waiting`, or `restoring` without room yet
         self.waiting: dict[SessionId, Session] = {}
-        #: those in line who were passed over last time only because others before them wait for the same
+        #: queued sessions that the last pass left out only because others before them wait for the same
         self.behind: set[Session] = set()
-        #: when those in line were admitted last, seconds
+        #: time of the last pass, seconds
         self._now = 0.0
         self._lines: RevisionCache[list[Session]] = RevisionCache(ledger, holders)
         self._passes: RevisionCache[Admissions] = RevisionCache(ledger, holders)
@@ -87,18 +87,18 @@ class Admission:
         self._served: RevisionCache[bool] = RevisionCache(ledger, holders)
 
     def enqueue(self, session: Session) -> None:
-        """Let *session* wait in line."""
+        """Add *session* to the queue."""
         self.waiting[session.id] = session
         self.ledger.revision += 1
 
     def dequeue(self, session: Session) -> None:
-        """Let *session* leave the line, if it is in it."""
+        """Remove *session* from the queue, if it is in it."""
         session.has_room_made, session.hopeless_since = False, None
         if self.waiting.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
     def queue(self) -> list[Session]:
-        """Return the sessions in line, first in line first, but for those that are asked to give way."""
+        """Return the queued sessions in order, without those that are asked to offload."""
         return self._lines.get(self._now, self._sorted)
 
     def _sorted(self) -> tuple[list[Session], float]:
@@ -112,7 +112,7 @@ class Admission:
             return (0, *self.turns.seniority(session, self._now), session.arrival)
         if session.has_room_made:
             return (1, session.arrival)
-        # Whoever may reclaim memory comes before those from whom it is taken, wherever the policy would put them.
+        # Sessions that may reclaim memory come before those from whom it is taken, whatever the policy says.
         if self.is_due(session, self._now):
             return (2, *self.turns.place(session, self._now), session.arrival)
         return (3, *self.policy.memory_rank(session))
@@ -120,7 +120,7 @@ class Admission:
     # --- refusing -----------------------------------
 
     def refusal(self, session: Session) -> Refuse | None:
-        """Return why *session*'s want, or its restoring, cannot be met as things are; None: it can, sooner or later."""
+        """Return the refusal of *session*'s want or restore if it cannot be met; None: it can, sooner or later."""
         if session.offload.is_cut_short:
             return None
         if session.state is SessionState.RESTORING:
@@ -128,23 +128,31 @@ class Admission:
         return refuse_want(session, self.ledger)
 
     def latest_growing(self) -> Session | None:
-        """Return the latest to grow; None when nobody waits for that."""
+        """Return the latest session that waits to grow; None: there is none."""
         growing = (session for session in self.waiting.values() if session.growth)
         return max(growing, key=_arrival, default=None)
 
     def latest_in_the_way(self) -> Session | None:
-        """Return the latest of those who wait themselves and keep what others wait for; None: there is none."""
+        """Return the latest queued session that holds memory other queued ones need; None: there is none."""
         keeping = (session for session in self.waiting.values() if can_give_way(session))
         latest = max(keeping, key=_arrival, default=None)
         others = (session for session in self.waiting.values() if session is not latest)
         return latest if any(self.demand.shortfall(session) > 0 for session in others) else None
 
     def patience_ends(self, session: Session) -> float:
-        """Return when *session* has waited for as long as one that holds memory itself may."""
+        """Return until when *session* may wait while it holds memory itself, seconds."""
         return session.waiting_since + self.config.growth_patience
 
     def refuse_wait(self, session: Session, *, waited: float = 0.0) -> Refuse:
-        """Return the refusal of *session*'s want, which would wait in vain, or has *waited* for too long."""
+        """Return the refusal of a claim that waits in vain.
+
+        Parameters
+        ----------
+        session
+            In the queue.
+        waited
+            Seconds of waiting; 0: not mentioned.
+        """
         return refuse_wait(session, self.ledger, self.users.values(), waited)
 
     def _has_expired(self, session: Session, now: float) -> bool:
@@ -153,16 +161,16 @@ class Admission:
         return self._is_hopeless_from(session) <= now
 
     def _is_about_to_be_helped(self, session: Session) -> bool:
-        """Return whether others have been told to make room for *session*, or will be when their quantum is over."""
+        """Return whether others are making room for *session*, or will when their quantum is over."""
         is_coming = session.has_room_made and self.turns.coming(self._now) > 0
         return is_coming or self.offloading.eviction.waiting is session
 
     def _is_hopeless_from(self, session: Session) -> float:
-        """Return from when on *session* waits in vain: for more than it could have if all others moved; else infinity.
+        """Return from when on *session* waits in vain, for more than it could have if all others moved; else infinity.
 
-        What cannot move may go some day, so that is not said at once; least of all of what others' tensors keep while
-        their cells are open, as those may end soon, or be refused what they wait for. A cell that was moved out in its
-        middle is never refused: it can neither go on nor end without its memory.
+        Memory that cannot move may be released some day, so the refusal waits, above all while other cells are open,
+        which may end soon or be refused. A cell that was offloaded in the middle is never refused: it can neither
+        continue nor end without its memory.
         """
         if session.growth or session.live or session.offload.is_cut_short:
             return math.inf
@@ -176,17 +184,17 @@ class Admission:
         return max(self._is_refused_from(session, excess), session.hopeless_since + patience)
 
     def _is_refused_from(self, session: Session, excess: int) -> float:
-        """Return when *session* has waited for long enough in which it lacked *excess* bytes for good."""
+        """Return when *session* has lacked *excess* bytes for good for long enough."""
         patience = self.config.overtake_patience
         if session.state is SessionState.WAITING and session.is_measured:
             kept, since = self.demand.unmovable_of_others(session)
             if excess > kept:
-                # It asks again, for less: what it needs now may not be what it was measured to need.
+                # It may ask again for less: its present need may differ from the measured one.
                 return max(session.waiting_since, since) + patience
         return self.patience_ends(session) + patience
 
     def next_deadline(self) -> float | None:
-        """Return when the next in line is refused for having waited too long; None when nobody will be."""
+        """Return when the next queued session is refused for having waited too long; None: none will be."""
 
         def earliest() -> tuple[float | None, float]:
             growing = (session for session in self._staying() if session.growth or session.offload.shortfall_bytes)
@@ -197,7 +205,7 @@ class Admission:
         return self._deadlines.get(self._now, earliest)
 
     def same_until(self, now: float) -> float:
-        """Return before when, seconds, nothing about the line changes by time alone."""
+        """Return until when, seconds, time alone changes nothing about the queue."""
         patience, moments = self.config.overtake_patience, []
         for session in self.waiting.values():
             if self.policy.is_preemptive:
@@ -215,14 +223,14 @@ class Admission:
     # --- admitting -----------------------------------
 
     def admit(self, now: float) -> Admissions:
-        """Give those in line what they claim, as far as it fits."""
+        """Charge queued sessions for their claims, as far as they fit at *now*, seconds."""
         self._now = now
         result = self._passes.get(now, lambda: (self._pass(now), self.same_until(now)))
         self.behind = result.behind
         return result
 
     def _pass(self, now: float) -> Admissions:
-        """Go along the line once."""
+        """Go along the queue once."""
         result = Admissions()
         passed: list[Session] = []
         is_barred = keeps_barred = False
@@ -233,7 +241,7 @@ class Admission:
                 continue
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.demand.persistent_claim(session) > 0)
             if session.offload.shortfall_bytes and now >= self.patience_ends(session):
-                session.offload.shortfall_bytes = 0  # it comes back without, and is refused it then
+                session.offload.shortfall_bytes = 0  # it is restored without these, and refused them then
                 self.ledger.revision += 1
             if refusal := self.refusal(session):
                 result.refused.append(refusal)
@@ -249,17 +257,17 @@ class Admission:
                 if is_behind:
                     result.behind.add(session)
                 is_first = self._has_reservation(session, now)
-                # One that waits for those before it only must not keep others from what they do not wait for.
+                # A session that only waits for others before it must not keep the rest from other memory.
                 is_barred = is_first and not is_behind and self.is_attainable(session)
                 keeps_barred = keeps_barred or (is_first and not self._is_hopeless(session))
         return result
 
     def _is_behind(self, session: Session, passed: list[Session]) -> bool:
-        """Return whether *session* wants to grow, and one before it could not."""
+        """Return whether *session* waits to grow, behind another one that could not."""
         return session.growth > 0 and any(other.growth for other in passed)
 
     def _place(self, session: Session) -> bool:
-        """Charge *session* for what it claims, if it fits now; return whether it did."""
+        """Charge *session* for its claim, if it fits now; return whether it did."""
         if session.state is SessionState.RESTORING:
             return self._restore(session)
         if session.growth:
@@ -269,11 +277,11 @@ class Admission:
             return True
         if session.is_measured or not self.policy.is_preemptive or self.freeing(session) is not None:
             return False
-        # All that there could be cannot be had soon: others' iterations are interrupted. Take what there is.
+        # All of its domain's memory cannot be had soon: other iterations are interrupted. Take what is free.
         return self.lanes.place(session, min(need, self.lanes.largest_now(session.domain)))
 
     def _restore(self, session: Session) -> bool:
-        """Charge *session* for what it moved away, if there is room."""
+        """Charge *session* for its offloaded memory, if there is room."""
         if over_quota_by(session) > 0 or self.demand.lacks_headroom(session) > 0:
             return False
         if not self.lanes.make_room(session.returning):
@@ -287,7 +295,7 @@ class Admission:
         return True
 
     def _grow(self, session: Session) -> bool:
-        """Charge *session* for what it needs more, if there is room."""
+        """Charge *session* for its growth, if there is room."""
         wanted = session.wanted
         assert wanted is not None
         if self.demand.lacks_headroom(session) > 0:
@@ -298,7 +306,7 @@ class Admission:
         elif not self._grow_in_lane(session):
             return False
         memory = session.memory
-        # Where nothing was measured yet, this much is known now: its lane is not cut below it.
+        # If nothing was measured yet, this much is known now: its lane is not cut below it.
         if session.offload.remaining_ephemeral is not None:
             session.offload.remaining_ephemeral = wanted
         grown = MemoryProfile(persistent=memory.persistent, ephemeral=wanted, framework=memory.framework)
@@ -308,7 +316,7 @@ class Admission:
         return True
 
     def _grow_in_lane(self, session: Session) -> bool:
-        # Rather all of it beside the lane: what its lane has to spare may be in pieces that are too small for it.
+        # Preferably all of it beside the lane, whose spare bytes may be in pieces that are too small.
         beside = session.growth
         if not self.lanes.make_room(beside):
             beside = self.demand.beside(session)
@@ -320,7 +328,7 @@ class Admission:
         return True
 
     def _need(self, session: Session) -> int:
-        """Return the lane size to ask for: what was measured, else all that one lane of its domain could have."""
+        """Return the lane size to ask for: the measured need, else all that one lane of its domain could have."""
         if session.is_measured:
             return session.need
         room = self.ledger.room(session.domain)
@@ -330,12 +338,20 @@ class Admission:
     # --- what keeps others from being admitted -----------------------------------
 
     def is_attainable(self, session: Session) -> bool:
-        """Return whether *session* would fit if every lane went, what is live in those that do not run being parked."""
+        """Return whether *session* would fit if every lane were removed, idle lanes' live bytes being parked."""
         is_over_quota = session.state is SessionState.RESTORING and over_quota_by(session) > 0
         return not is_over_quota and self.demand.shortfall(session) <= 0
 
     def is_due(self, session: Session, now: float) -> bool:
-        """Return whether *session* has waited long enough to be put before others."""
+        """Return whether a session has waited long enough to go before others.
+
+        Parameters
+        ----------
+        session
+            In the queue.
+        now
+            Seconds.
+        """
         return self.policy.is_preemptive and now >= session.waiting_since + self.config.overtake_patience
 
     def _has_reservation(self, session: Session, now: float) -> bool:
@@ -344,21 +360,21 @@ class Admission:
         return overtaken or is_first or not self.policy.may_overtake()
 
     def _is_hopeless(self, session: Session) -> bool:
-        """Return whether not even moving idle memory away would let *session* fit."""
+        """Return whether *session* would not fit even if all idle memory were offloaded."""
         return self.policy.may_overtake() and self._is_without_hope(session)
 
     def is_served(self, now: float) -> bool:
-        """Return whether no more memory for lanes would help anybody in line at *now*, seconds."""
+        """Return whether more lane memory would help no queued session at *now*, seconds."""
         if not self.waiting:
             return True
-        # Those whom idle memory is moved away for may fit soon.
+        # Sessions that idle memory is offloaded for may fit soon.
         return self._served.get(now, lambda: (all(map(self._is_without_hope, self.queue())), self.same_until(now)))
 
     def _is_without_hope(self, session: Session) -> bool:
         return not self.is_attainable(session) and session not in self.offloading.helped
 
     def freeing(self, session: Session) -> Lane | None:
-        """Return a lane whose next boundary lets *session* fit."""
+        """Return a lane whose next boundary lets *session* fit; None: there is none."""
         for lane in self.lanes.by_id.values():
             is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
             if is_soon_empty and self._is_freed_by(lane, session):

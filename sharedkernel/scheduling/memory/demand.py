@@ -1,22 +1,22 @@
-"""What those in line wait for, in bytes: who would fit if others gave way, and by how much who would not.
+"""The memory that queued sessions wait for: which would fit if others gave way, and by how much the others would not.
 
-Three kinds of sessions stand in line, each with a *claim*:
+Three kinds of sessions are in the memory queue, each with a *claim*:
 
 - a want without a lane claims a lane of its need;
-- a *growth* claims bytes beside its lane: the interrupted iteration, or cell, came to need more than it has. What its
-  lane has to spare counts. Where the lane was lost meanwhile, it claims a lane for all of it;
-- a *restore* claims what was offloaded, as persistent memory.
+- a *growth* claims bytes beside its lane: the interrupted iteration, or cell, needs more than it has. Spare bytes of
+  its lane count. If it lost its lane meanwhile, it claims a lane for all of it;
+- a *restore* claims the offloaded bytes, as persistent memory.
 
-What persists is not given back at a boundary, and growth may turn out to persist. So both are admitted only if every
-open cell that could have its lane now, all other lanes gone, still could have it afterwards: its *headroom*. Without
-it two notebooks might be restored side by side and then wait for each other's memory, neither able to run. The headroom
-includes what the session that is restored needs itself, if it could ever have that.
+Persistent memory is not released at a boundary, and growth may turn out to persist. Both are therefore admitted only
+if every open cell that could have its lane now, with all other lanes gone, still could have it afterwards: this is its
+*headroom*. Without it two notebooks might be restored side by side and then wait for each other's memory, neither able
+to run. The headroom includes the need of the restored session itself, if it could ever be met.
 
-What a session can ever have is its *ceiling*: the device without the *residue* of all others, which is what stays of
-them when everything that can be moved was moved away. A restore claims no headroom beyond its ceiling, and whoever
-claims more than the ceiling waits in vain.
+The most that a session can ever have is its *ceiling*: the device without the *residue* of all others, the bytes that
+stay when everything movable is offloaded. A restore claims no headroom beyond its ceiling, and a session that claims
+more than its ceiling waits in vain.
 
-This module asks and answers; `admission.py` acts.
+This module answers questions and changes nothing; `admission.py` acts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import SessionId, SessionState
 
-#: persistent memory below which moving a session's away is not worth it, bytes
+#: least persistent memory that is worth offloading, bytes
 LEAST_OFFLOAD = 1 << 20
 
 
 class MemoryDemand:
-    """Measures the claims of those in line against what there is.
+    """Measures the claims of queued sessions against the memory there is.
 
     Parameters
     ----------
@@ -52,9 +52,9 @@ class MemoryDemand:
         self.open: dict[SessionId, Session] = {}
 
     def room(self, gone: Collection[Session] = ()) -> int:
-        """Return what is free if every lane goes, what is live in those that do not run being parked, bytes.
+        """Return the bytes that are free if every lane is removed and the live bytes of idle lanes are parked.
 
-        A lane stays that holds what plain Python left of an iteration, if it could not be had again; not that of
+        A lane stays if it holds live bytes while plain Python runs and could not be had again, unless its session is in
         *gone*, as of :meth:`headroom`.
         """
         lanes = self.lanes.by_id.values()
@@ -67,10 +67,10 @@ class MemoryDemand:
         return occupant not in gone and not self.can_clear(lane)
 
     def can_clear(self, lane: Lane) -> bool:
-        """Return whether clearing *lane* makes room, and everybody whose bytes are parked can still finish after it.
+        """Return whether clearing *lane* frees memory, and every session with parked bytes can still finish afterwards.
 
-        Those without a lane need one for the rest of their interrupted iterations. While the most demanding of them
-        can have it on the device, all can, one after the other; were they parked too tightly, none could.
+        Those without a lane need one for the rest of their iterations. While the most demanding of them fits the
+        device, all do, one after the other; parked too tightly, none would.
         """
         room = self.ledger.room_without_lanes() - (lane.occupant.unparked if lane.occupant is not None else 0)
         stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
@@ -80,11 +80,11 @@ class MemoryDemand:
         return gain(lane) > 0 and max(needs, default=0) <= room
 
     def is_beside(self, session: Session) -> bool:
-        """Return whether *session* claims bytes beside all lanes; if not, it claims a lane."""
+        """Return whether *session* claims bytes beside all lanes, rather than a lane."""
         return session.state is SessionState.RESTORING or (session.growth > 0 and session.lane is not None)
 
     def beside(self, session: Session) -> int:
-        """Return how many bytes beside all lanes *session* claims at least."""
+        """Return the least bytes that *session* claims beside all lanes."""
         if session.state is SessionState.RESTORING:
             return session.returning
         lane, wanted = session.lane, session.wanted
@@ -93,11 +93,11 @@ class MemoryDemand:
         return max(0, min(session.growth, wanted - session.parked - lane.size))
 
     def persistent_claim(self, session: Session) -> int:
-        """Return how many of the bytes that *session* claims may persist."""
+        """Return the bytes of *session*'s claim that may persist."""
         return session.returning if session.state is SessionState.RESTORING else session.growth
 
     def ceiling(self, session: Session) -> int:
-        """Return the most bytes that *session* can ever have for persistent and ephemeral memory together."""
+        """Return the most bytes of persistent and ephemeral memory together that *session* can ever have."""
         if self._residue[0] != self.ledger.revision:
             self._residue = (self.ledger.revision, sum(map(residue, self._sessions.values())))
         others = self._residue[1] - residue(session)
@@ -105,7 +105,7 @@ class MemoryDemand:
         return device - others - session.memory.framework
 
     def unmovable_of_others(self, session: Session) -> tuple[int, float]:
-        """Return what cannot be moved of others' tensors while their cells are open, bytes, and the last cell's end."""
+        """Return other open cells' bytes that cannot be offloaded, and when the last such cell ended, seconds."""
         kept, since = 0, -math.inf
         for other in self._sessions.values():
             if other is session or is_movable(other) or not (other.memory.persistent + other.live):
@@ -117,19 +117,19 @@ class MemoryDemand:
         return kept, since
 
     def excess(self, session: Session) -> int:
-        """Return by how many bytes what *session* claims exceeds its ceiling; 0 or less: it can have it some day."""
+        """Return by how many bytes *session*'s claim exceeds its ceiling; 0 or less: it can be met some day."""
         claim = session.returning if session.state is SessionState.RESTORING else least(session)
         return session.memory.persistent + claim - self.ceiling(session)
 
     def headroom(self, session: Session, room: int, gone: Collection[Session] = ()) -> int:
-        """Return the largest need that must be met beside what *session* claims.
+        """Return the largest need, bytes, that must be met beside a session's claim.
 
         Parameters
         ----------
         session
-            In line.
+            In the memory queue.
         room
-            What :meth:`room` returned.
+            Bytes that :meth:`room` returned.
         gone
             Sessions that are about to move out, and so need no lane.
         """
@@ -146,18 +146,31 @@ class MemoryDemand:
         return max(most, session.need) if is_restoring and session.need <= limit else most
 
     def lacks_headroom(self, session: Session, gone: Collection[Session] = ()) -> int:
-        """Return by how many bytes what *session* claims for good would exceed what there is beside the headroom.
+        """Return by how many bytes the persistent part of a session's claim exceeds the room beside its headroom.
 
-        What is live of its iteration in its lane is taken to go with it. *gone* as of :meth:`headroom`.
+        Live bytes in its lane count as released with it.
+
+        Parameters
+        ----------
+        session
+            In the memory queue.
+        gone
+            As of :meth:`headroom`.
         """
         room = self.room(gone)
         return self.persistent_claim(session) + self.headroom(session, room, gone) - room - session.unparked
 
     def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
-        """Return how many bytes *session* lacks even if every other lane goes; 0 or less: its claim is attainable.
+        """Return how many bytes a session lacks even if every other lane is removed; 0 or less: its claim can be met.
 
-        An interrupted iteration lacks nothing: it is given its lane then, whatever else is held. *gone* as of
-        :meth:`headroom`.
+        An interrupted iteration lacks nothing: it gets its lane then, whatever else is held.
+
+        Parameters
+        ----------
+        session
+            In the memory queue.
+        gone
+            As of :meth:`headroom`.
         """
         if session.state is SessionState.RESTORING:
             return self.lacks_headroom(session, gone)
@@ -169,10 +182,16 @@ class MemoryDemand:
         return 0 if session.live else least(session) - room
 
     def missing(self, session: Session, gone: Collection[Session] = ()) -> int:
-        """Return how many bytes *session* lacks that others' memory is moved away for.
+        """Return how many bytes a session lacks that others are offloaded for.
 
-        Others' lanes count as room for it, but not for growth: that waits in the middle of an iteration. *gone* as of
-        :meth:`headroom`.
+        Others' lanes count as room for it, except for growth, which waits in the middle of an iteration.
+
+        Parameters
+        ----------
+        session
+            In the memory queue.
+        gone
+            As of :meth:`headroom`.
         """
         missing = self.shortfall(session, gone)
         if session.growth and session.lane is not None:
@@ -181,16 +200,16 @@ class MemoryDemand:
 
 
 def residue(session: Session) -> int:
-    """Return the bytes that stay of *session* when all that can be moved away is.
+    """Return the bytes of *session* that stay when everything movable is offloaded.
 
-    What is live of an interrupted iteration stays as well where it cannot be moved: its boundary may never come.
+    The live bytes of an interrupted iteration stay as well if it cannot be moved: its boundary may never come.
     """
     kept = 0 if is_movable(session) else session.memory.persistent + session.live
     return session.memory.framework + kept
 
 
 def is_movable(session: Session) -> bool:
-    """Return whether *session*'s persistent memory can be moved away, now or later in its cell."""
+    """Return whether *session*'s persistent memory can be offloaded, now or later in its cell."""
     if session.offload.is_declined or session.user.offload_after is None or session.memory.persistent < LEAST_OFFLOAD:
         return False
     is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.offload.is_returning
@@ -198,12 +217,12 @@ def is_movable(session: Session) -> bool:
 
 
 def least(session: Session) -> int:
-    """Return with how large a lane *session* is content, bytes; what is not measured takes what there is."""
+    """Return the least lane size that *session* accepts, bytes; 1 if its need is not measured."""
     return 1 if session.wanted is None else max(0, session.wanted - session.parked)
 
 
 def gain(lane: Lane) -> int:
-    """Return how many bytes are free once *lane* is cleared, and what is live in it now is parked."""
+    """Return the bytes that clearing *lane* frees, with its live bytes parked."""
     is_live = lane.occupant is not None and lane.holder is None
     return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
 

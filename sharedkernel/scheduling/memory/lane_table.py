@@ -31,7 +31,7 @@ class LaneTable:
         self._by_domain: dict[str, dict[LaneId, Lane]] = {}
         self._actions = actions
         self._numbers = itertools.count(1)
-        #: sessions that a merge put into another lane; whoever reads the list clears it
+        #: sessions that a merge put into another lane; the reader clears the list
         self.moved: list[Session] = []
         #: lanes whose size may have to change
         self.stale: dict[LaneId, Lane] = {}
@@ -63,7 +63,15 @@ class LaneTable:
         return lane
 
     def resize(self, lane: Lane, size: int) -> None:
-        """Change the size of *lane* to *size* bytes."""
+        """Change the size of a lane.
+
+        Parameters
+        ----------
+        lane
+            A lane in which nothing is live.
+        size
+            Bytes.
+        """
         if size != lane.size:
             self.ledger.set_lane(lane, size)
             self._actions.append(ResizeLane(lane=lane.id, size=size))
@@ -78,7 +86,15 @@ class LaneTable:
         self._actions.append(RemoveLane(lane=lane.id))
 
     def join(self, lane: Lane, session: Session) -> None:
-        """Add *session* to *lane*."""
+        """Add a session to a lane.
+
+        Parameters
+        ----------
+        lane
+            A lane of the session's domain.
+        session
+            In no lane.
+        """
         lane.join(session)
         self.ledger.revision += 1
 

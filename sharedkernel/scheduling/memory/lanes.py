@@ -1,18 +1,18 @@
-"""The lanes of one device: which there are, how large, and whose sessions share them.
+"""The lanes of one device: which there are, how large, and which sessions share them.
 
-A session is given a lane in the order of Salus's Algorithm 1, among the lanes of its trust domain: a new lane of the
-size it needs, else the best-fitting lane that is large enough, else the smallest that can grow to it. Before it is
-told that nothing fits, lanes are merged: the sessions of an empty lane move to a larger lane of their domain. Only
-*empty* lanes change, those in which nothing of any iteration is live; so a change moves no bytes. Nor does it when a
-session with nothing live in its lane moves to another, see `steps/dispatch.py`.
+A session gets a lane in the order of Salus's Algorithm 1, among the lanes of its trust domain: a new lane of the size
+it needs, else the best-fitting lane that is large enough, else the smallest that can grow to it. If none fits, lanes
+are merged: the sessions of an empty lane move to a larger lane of their domain (`compaction.py`). Only *empty* lanes
+change, those in which nothing of an iteration is live, so a change moves no bytes. Neither does a session that moves to
+another lane while nothing of it is live in its own, see `steps/dispatch.py`.
 
-Sizes follow needs: an empty lane is as large as the largest need among its sessions (so it shrinks when that one
-leaves, and goes with its last session). A session whose need was not measured yet could need anything: it asks for
-all that one lane of its domain could have, and others whose need is unknown share that lane with it, whatever its
-size. Such a lane is *open*: it keeps its size until all are measured or memory runs short.
+Sizes follow needs. An empty lane is as large as the largest need among its sessions: it shrinks when that session
+leaves, and is removed with its last one. A session whose need is not measured could need anything: it asks for all
+that one lane of its domain could have, and other unmeasured sessions share that lane, whatever its size. Such a lane
+is *open*: it keeps its size until all its sessions are measured or memory runs short.
 
-This module emits the actions that change lanes. It does not touch the states of sessions: those that it must send away
-are returned to the scheduler.
+This module emits the actions that change lanes. It does not change the states of sessions: those that must leave their
+lanes are returned to the caller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sharedkernel.scheduling.model.types import LaneId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Where a session can move whose own lane is busy."""
+    """Where a session whose own lane is busy can move."""
 
     #: a lane in which nothing is live; None: a new one is created
     lane: Lane | None
@@ -50,25 +50,32 @@ class Lanes:
     def __init__(self, ledger: Ledger, actions: list[Action]) -> None:
         self.ledger = ledger
         self._table = LaneTable(ledger, actions)
-        #: all lanes; to be looked at only
+        #: all lanes; read-only
         self.by_id = self._table.by_id
-        #: sessions that are in another lane, since somebody asked last
+        #: sessions that changed lanes since the list was last cleared
         self.moved = self._table.moved
-        #: lanes whose size may not be right
+        #: lanes whose size may have to change
         self._stale = self._table.stale
 
     # --- giving a session a lane -----------------------------------
 
     def place(self, session: Session, need: int) -> bool:
-        """Give *session* a lane of at least *need* bytes, if there can be one now.
+        """Give a session a lane, if there can be one now.
+
+        Parameters
+        ----------
+        session
+            Without a lane; its need may be unmeasured.
+        need
+            Least size, bytes.
 
         Returns
         -------
         bool
-            Whether it has one now.
+            Whether it has a lane now.
         """
         if session.live and not self.by_id:
-            # Others came to keep more while its iteration was parked. It must be able to end, so it has what there is.
+            # Others kept more memory meanwhile. The parked iteration must be able to end, so it gets all there is.
             self._table.join(self._table.create(session.domain, max(need, session.need)), session)
             return True
         if self.ledger.free < 0:
@@ -83,7 +90,20 @@ class Lanes:
         return self.fit(session, need)
 
     def fit(self, session: Session, need: int) -> bool:
-        """Give *session* a lane of at least *need* bytes, its need being known; return whether it has one now."""
+        """Give a session whose need is known a lane, if there can be one now.
+
+        Parameters
+        ----------
+        session
+            Without a lane.
+        need
+            Least size, bytes.
+
+        Returns
+        -------
+        bool
+            Whether it has a lane now.
+        """
         if self.ledger.free < 0:
             return False
         lane = self._find(session.domain, need) or self._compact(session.domain, need)
@@ -93,12 +113,19 @@ class Lanes:
         return True
 
     def make_room(self, amount: int, *, keep: Lane | None = None) -> bool:
-        """Cut empty open lanes, but for *keep*, or merge empty ones so that *amount* bytes are free, if that can be.
+        """Free bytes by cutting empty open lanes, or by merging empty lanes.
+
+        Parameters
+        ----------
+        amount
+            Bytes to be free.
+        keep
+            A lane that is not cut.
 
         Returns
         -------
         bool
-            Whether they are free now.
+            Whether they are free now; if not, nothing has changed.
         """
         missing = amount - self.ledger.free
         wide = [lane for lane in self.by_id.values() if lane is not keep and _spare(lane) > 0]
@@ -114,15 +141,31 @@ class Lanes:
         return merged is not None
 
     def can_make_room(self, amount: int, *, emptied: Lane) -> bool:
-        """Return whether :meth:`make_room` could, once *emptied*, in which something runs, is empty."""
+        """Return whether :meth:`make_room` would succeed at a lane's next boundary.
+
+        Parameters
+        ----------
+        amount
+            Bytes to be free.
+        emptied
+            The lane, in which something runs; treated as empty.
+        """
         return plan_merges(self._table, amount, emptied=emptied) is not None
 
     def can_make_lane(self, domain: str, need: int, *, emptied: Lane) -> bool:
-        """Return whether a lane of *domain* can have *need* bytes once *emptied*, in which something runs, is empty."""
+        """Return whether a session would find a lane at another lane's next boundary.
+
+        Parameters
+        ----------
+        domain, need
+            The session's trust domain, and bytes.
+        emptied
+            The other lane, in which something runs; treated as empty.
+        """
         return plan_lane(self._table, domain, need, emptied=emptied) is not None
 
     def largest_now(self, domain: str) -> int:
-        """Return how large a lane of *domain* can be now, an existing one or one that is grown or made, bytes."""
+        """Return the largest size that a lane of *domain* can have now, as it is, grown or new, bytes."""
         lanes = list(self._table.of_domain(domain))
         made = self.ledger.free + sum(lane.size for lane in lanes if lane.is_empty)
         return max([made, *(lane.size for lane in lanes)])
@@ -154,21 +197,18 @@ class Lanes:
     # --- moving out of a busy lane -----------------------------------
 
     def is_movable(self, session: Session) -> bool:
-        """Return whether *session* could be in any lane that is large enough: its need is known, nothing is in its own.
-
-        What is parked of it stays where it is, beside all lanes.
-        """
+        """Return whether *session* could be in any large enough lane: its need is known, nothing is live in its own."""
         return session.is_measured and not session.unparked and self.ledger.free >= 0
 
     def spot(self, session: Session, besides: Collection[LaneId]) -> Spot | None:
-        """Return where *session*, which is movable, finds room: a lane of its own, else an empty one; None: nowhere.
+        """Return where a movable session finds room: a new lane, else an empty one; None: nowhere.
 
         Parameters
         ----------
         session
             Queued in a busy lane.
         besides
-            Lanes that are others' turn.
+            Lanes that are not available: their own sessions are next.
         """
         if session.need <= self.ledger.free:
             return Spot(lane=None)
@@ -177,14 +217,30 @@ class Lanes:
         return None if lane is None else Spot(lane=lane)
 
     def leaves_room(self, holder: Session, session: Session) -> bool:
-        """Return whether *session*, which is movable, finds room once *holder*, in another lane, runs no more."""
+        """Return whether a movable session finds room once a holder releases its grant.
+
+        Parameters
+        ----------
+        holder
+            Runs, in another lane.
+        session
+            Queued in a busy lane.
+        """
         lane = holder.lane
         if lane is None or lane is session.lane:
             return False
         return session.need <= self.ledger.free or (lane.domain == session.domain and self._can_hold(lane, session))
 
     def move(self, session: Session, spot: Spot) -> None:
-        """Let *session* leave its lane for *spot*."""
+        """Move a session to another lane.
+
+        Parameters
+        ----------
+        session
+            Queued in a busy lane.
+        spot
+            As :meth:`spot` returned it.
+        """
         self.leave(session)
         lane = self._table.create(session.domain, session.need) if spot.lane is None else spot.lane
         if lane.size < session.need:
@@ -207,25 +263,25 @@ class Lanes:
         self.ledger.revision += 1
 
     def remeasured(self, session: Session) -> bool:
-        """Take note that *session*'s need may have changed; return whether it can stay in its lane for now."""
+        """Handle a change of *session*'s need; return whether it can stay in its lane for now."""
         lane = session.lane
         if lane is None:
             return True
         self._stale[lane.id] = lane
         if lane.is_empty or session in (lane.holder, lane.occupant):
-            return True  # the lane's size is put right when it is empty
+            return True  # the lane's size is corrected once it is empty
         if session.need <= lane.size:
             return True
         self.leave(session)
         return False
 
     def close(self, lane: Lane) -> None:
-        """Cut *lane*, if it is empty and open no more: the needs of all its sessions are known, and it meets them."""
+        """Cut *lane* to its need, if it is empty and all its sessions are measured."""
         if lane.is_empty:
             self._tidy(lane)
 
     def reconcile(self) -> list[Session]:
-        """Set the sizes of empty lanes right, and give lanes up while more is held than there is.
+        """Correct the sizes of empty lanes, and give lanes up while the charges exceed the capacity.
 
         Returns
         -------
@@ -243,9 +299,16 @@ class Lanes:
     # --- parking -----------------------------------
 
     def can_park(self, lane: Lane, free: int) -> bool:
-        """Return whether the live bytes of *lane*'s occupant can be parked with *free* bytes beside all lanes.
+        """Return whether the live bytes of a lane's occupant can be parked.
 
         The lane can be cut to what its sessions then need of it: nothing in it is live any more.
+
+        Parameters
+        ----------
+        lane
+            A lane in which nothing runs.
+        free
+            Bytes that are free beside all lanes.
         """
         occupant = lane.occupant
         return occupant is None or occupant.unparked <= max(0, free + lane.size - lane.parking_size)
@@ -272,7 +335,7 @@ class Lanes:
         return [occupant]
 
     def clear(self, lane: Lane) -> list[Session]:
-        """Remove a lane in which nothing runs and return the sessions that were in it; what is live is parked."""
+        """Remove a lane in which nothing runs, park its live bytes, and return the sessions that were in it."""
         if lane.occupant is not None:
             self.ledger.set_parked(lane.occupant, lane.occupant.live)
             lane.occupant = None
@@ -302,7 +365,7 @@ class Lanes:
         for lane in self.by_id.values():
             self._cut(lane)
         while self.ledger.free < 0:
-            # The latest to come goes first, but only those that a lane's size is owed to: others would free nothing.
+            # The latest arrival goes first, of those that determine a lane's size: others would free nothing.
             # Interrupted iterations keep their lanes, or they could not end.
             deciding = [
                 session
@@ -324,11 +387,11 @@ class Lanes:
         return left
 
     def _cut(self, lane: Lane) -> None:
-        """Take what is missing from an empty lane that is larger than is known to be needed."""
+        """Take the missing bytes from an empty open lane, down to its known need."""
         if lane.is_empty and lane.is_open and self.ledger.free < 0:
             self._table.resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
 
 
 def _spare(lane: Lane) -> int:
-    """Return what an empty open lane has beyond what is known to be needed, but for a last byte, so that it stays."""
+    """Return the bytes of an empty open lane beyond its known need; the last byte is kept, so that the lane stays."""
     return lane.size - max(lane.need, 1) if lane.is_empty and lane.is_open else 0

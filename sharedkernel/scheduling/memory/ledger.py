@@ -1,8 +1,8 @@
 """The only accounting of one device's memory.
 
-Every byte that the scheduler promises or is told of is charged here and nowhere else: what sessions hold (persistent
-and framework memory), what is on users' shelves, what is parked of interrupted iterations, and the lanes. It keeps sums
-so that each question costs the same however many sessions there are; it decides nothing.
+Every byte that the scheduler promises, or that is reported to it, is charged here and nowhere else: the sessions'
+persistent and framework memory, the users' shelves, the parked bytes of interrupted iterations, and the lanes. The
+ledger keeps sums, so that a question costs the same however many sessions there are. It decides nothing.
 """
 
 from __future__ import annotations
@@ -37,29 +37,37 @@ class Ledger:
         self.lanes = 0
         #: sizes of the lanes of each trust domain that has any
         self.lanes_by_domain: dict[str, int] = {}
-        #: counts changes of what is held and of who waits for what: while it stays, so do answers about the line
+        #: counts changes of the charges and of the memory queue; a cached answer is valid for one revision
         self.revision = 0
 
     @property
     def free(self) -> int:
-        """What can still be promised; negative while measured facts exceed what was foreseen."""
+        """Bytes that can still be promised; negative while measured facts exceed the forecast."""
         return self.capacity - self.reserve - self.used
 
     @property
     def used(self) -> int:
-        """All that is charged, without the reserve."""
+        """All bytes charged, without the reserve."""
         return self.resident + self.shelf + self.parked + self.lanes
 
     def room(self, domain: str) -> int:
-        """Return what one lane could have if it were the only one of *domain*; negative when there is none."""
+        """Return the bytes that the only lane of *domain* could have; negative when there are none."""
         return self.free + self.lanes_by_domain.get(domain, 0)
 
     def room_without_lanes(self) -> int:
-        """Return what one lane could have if it were the only one of the device; negative when there is none."""
+        """Return the bytes that the only lane of the device could have; negative when there are none."""
         return self.free + self.lanes
 
     def set_memory(self, session: Session, memory: MemoryProfile) -> None:
-        """Take note of what *session* was measured to hold. An unmeasured need leaves the last known one."""
+        """Charge a session for its measured memory. An unmeasured ephemeral need leaves the last known one.
+
+        Parameters
+        ----------
+        session
+            Whose memory was measured.
+        memory
+            Bytes, in place of its former profile.
+        """
         if memory.ephemeral is None and session.memory.ephemeral is not None:
             memory = MemoryProfile(
                 persistent=memory.persistent, ephemeral=session.memory.ephemeral, framework=memory.framework
@@ -75,14 +83,30 @@ class Ledger:
             session.lane.update_need(session)
 
     def set_shelf(self, user: User, size: int) -> None:
-        """Charge *user* for *size* bytes on the shelf, instead of what was there before."""
+        """Charge a user for the shelf.
+
+        Parameters
+        ----------
+        user
+            Owner of the shelf.
+        size
+            Bytes on it, in place of its former size.
+        """
         self.revision += 1
         self.shelf += size - user.shelf
         user.persistent += size - user.shelf
         user.shelf = size
 
     def set_parked(self, session: Session, parked: int) -> None:
-        """Charge *session* for *parked* bytes, instead of what was parked of it before."""
+        """Charge a session for parked bytes.
+
+        Parameters
+        ----------
+        session
+            Whose iteration was interrupted.
+        parked
+            Bytes, in place of those parked before.
+        """
         if parked == session.parked:
             return
         self.revision += 1
@@ -96,7 +120,15 @@ class Ledger:
             self.parked_sessions.pop(session.id, None)
 
     def set_lane(self, lane: Lane, size: int) -> None:
-        """Charge *lane* for *size* bytes, instead of its size before; 0 for a lane that goes."""
+        """Charge a lane.
+
+        Parameters
+        ----------
+        lane
+            A lane of this device.
+        size
+            Bytes, in place of its former size; 0 for a lane that is removed.
+        """
         self.revision += 1
         total = self.lanes_by_domain.get(lane.domain, 0) + size - lane.size
         self.lanes += size - lane.size

@@ -1,21 +1,21 @@
-"""Whose memory is moved away for whom: idle sessions give way to those in line.
+"""Which sessions are offloaded for which: idle ones give way to those in the memory queue.
 
-A session can be asked while it is idle, if it keeps at least a mebibyte and has not declined since its last cell. It
-is asked only while somebody in line lacks memory that no lane could give, or lacks it in the middle of an iteration;
-only after it was idle for its user's `offload_after`; the longest idle first, and no more of them than are missing.
-Nobody is asked in vain: where all that could be asked would not do, nobody is. What is on its way already counts as
-coming; it stays charged until its session says that it is gone.
+An idle session can be asked if it has at least a mebibyte and has not declined since its last cell. It is asked only
+while a queued session lacks memory that no lane could give, or lacks it in the middle of an iteration; only after its
+user's `offload_after`; the longest idle first, and no more sessions than necessary. If all that could be asked would
+not be enough, none is. Memory that is being offloaded counts as coming, and stays charged until its session reports
+that it is gone.
 
-Where nobody idle can help, those in line may: a session that waits in the middle of its cell can be moved away whole,
-and come back when there is room for all that it has and lacks. So those who hold a part each of what all of them need
-take turns instead of waiting for each other. Only sessions that others' `offload_after` could reach are asked, idle
-ones first, then the latest to come, and only if that lets an earlier one go on. Those who came back lately are the
-earliest, so that one of them gets all it needs: nobody keeps memory for a quantum without running.
+If no idle session can help, queued ones may: a session that waits in the middle of its cell can be offloaded whole, and
+restored when there is room for all that it has and lacks. Sessions that each hold a part of what all of them need so
+take turns instead of waiting for each other. Only sessions within reach of others' `offload_after` are asked, idle ones
+first, then the latest arrival, and only if that lets an earlier one continue. Recently restored sessions are the
+earliest, so that one of them gets all it needs: no session keeps memory for a quantum without running.
 
-Whoever neither can help has their memory by turns with those that run (`turns.py`).
+Sessions that neither can help share memory by turns with the running ones (`turns.py`).
 
-Two things are done at once, however short a session was idle: what a person asks for, and moving away a user's own
-idle sessions where restoring another of theirs would exceed their quota.
+Two things happen at once, however short a session was idle: a person's request, and offloading a user's own idle
+sessions if restoring another one would exceed the user's quota.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sharedkernel.scheduling.model.types import SessionId, SessionState
 
 @dataclass(slots=True, kw_only=True)
 class _Choice:
-    """Who is asked for the sake of those in line, and what comes of it."""
+    """The sessions to offload for the memory queue, and the consequences."""
 
     sessions: list[Session] = field(default_factory=list)
     #: as of :class:`Offloading`
@@ -44,7 +44,7 @@ class _Choice:
 
 
 class Offloading:
-    """Chooses sessions to move away.
+    """Chooses the sessions to offload.
 
     Parameters
     ----------
@@ -58,41 +58,41 @@ class Offloading:
         self.demand = demand
         self.turns = turns
         self._choices: RevisionCache[_Choice] = RevisionCache(demand.ledger, holders)
-        #: all and only sessions that are `idle`, the longest idle first
+        #: all sessions that are `idle`, the longest idle first
         self.idle = idle
-        #: who is to move out for whom, of those whose memory quantum is over
+        #: sessions to evict, of those whose memory quantum is over
         self.eviction = Eviction()
-        #: when a session that is needed will have been idle for long enough; None: none is needed
+        #: when the next session that is needed will have been idle for long enough; None: none is needed
         self.offloadable_at: float | None = None
-        #: those in line who would fit if idle memory that can be moved away was
+        #: queued sessions that would fit if all offloadable idle memory were gone
         self.helped: set[Session] = set()
 
     def forget(self) -> None:
-        """Take note that nobody is in line."""
+        """Forget all choices: the memory queue is empty."""
         self._apply(_Choice())
 
     def is_coming(self) -> bool:
-        """Return whether memory is being moved away, or will be without anybody doing anything."""
+        """Return whether memory is being offloaded, or will be without another event."""
         if self.offloadable_at is not None:
             return True
         return any(s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
 
     def own(self, user: User) -> int:
-        """Return how many bytes *user*'s idle sessions can move away, or are moving."""
+        """Return the bytes that *user*'s idle sessions can offload, or are offloading."""
         idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
         return sum(session.memory.persistent for session in idle if session.offload.is_asked or may_ask(session))
 
     def choose(self, queue: list[Session], now: float, *, queue_until: Callable[[float], float]) -> list[Session]:
-        """Return whom to ask for the sake of those in line.
+        """Return the sessions to ask to offload for the memory queue.
 
         Parameters
         ----------
-        line
-            First in line first.
+        queue
+            First in the queue first.
         now
             Seconds.
-        line_until
-            Returns before when, seconds, the queue stays the same, see :meth:`.Admission.same_until`.
+        queue_until
+            Returns until when, seconds, the queue stays the same, see :meth:`.Admission.same_until`.
         """
         choice = self._choices.get(now, lambda: self._compute(queue, now, queue_until))
         self._apply(choice)
@@ -106,9 +106,16 @@ class Offloading:
         return choice, min(self._same_until(now), queue_until(now), due_at)
 
     def expected_waits(self, queue: list[Session], now: float) -> dict[SessionId, float]:
-        """Return how many seconds each in *line* may still wait for memory; those of whom nobody can tell are left out.
+        """Return how many seconds queued sessions may still wait for memory; those without an estimate are missing.
 
-        The first whom others make room for waits until their quantum is over; each behind it for one more turn.
+        The first session that others make room for waits until their quantum is over; each behind it for one more turn.
+
+        Parameters
+        ----------
+        queue
+            First in the queue first.
+        now
+            Seconds.
         """
         expected: dict[SessionId, float] = {}
         until: float | None = None
@@ -122,7 +129,7 @@ class Offloading:
         return expected
 
     def _room_at(self, session: Session, now: float) -> float | None:
-        """Return when there should be room for *session*, first in line; None: nobody can tell."""
+        """Return when there should be room for *session*, first in the queue; None: there is no estimate."""
         if session.has_room_made:
             out = max(map(self.turns.speed.seconds_out, self.turns.leaving.values()), default=0.0)
             return now + out
@@ -144,7 +151,7 @@ class Offloading:
         if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
-            # For them room is being made: nobody may take it before those who move out have gone.
+            # Room is being made for these: no other session may take it before the evicted ones have left.
             choice.helped.update(other for other, missing in wanting if other.has_room_made and missing <= coming)
             staying = [session for session, _ in wanting]
             choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
@@ -153,12 +160,12 @@ class Offloading:
         return choice
 
     def _coming(self, choice: _Choice, now: float) -> int:
-        """Return the bytes that are on their way off the device, or will be with *choice*."""
+        """Return the bytes that are being offloaded, or will be with *choice*."""
         asked = _sum(session for session in self.idle.values() if session.offload.is_asked)
         return asked + _sum(choice.sessions) + self.turns.coming(now)
 
     def _same_until(self, now: float) -> float:
-        """Return before when, seconds, nobody else comes to have been idle for long enough, or to be late."""
+        """Return until when, seconds, no other session becomes offloadable or late."""
         moments = list(map(offloadable_from, self.idle.values()))
         moments += map(late_at, self.turns.leaving.values())
         return min((when for when in moments if when > now), default=math.inf)
@@ -166,10 +173,19 @@ class Offloading:
     def who_gives_way(
         self, queue: list[Session], queued: Iterable[Session], now: float
     ) -> tuple[Session | None, list[Session]]:
-        """Return one in *line* that can go on, and whom to move away for it, some in the middle of their cells.
+        """Return a queued session that can continue, and the sessions to offload for it, some in the middle of a cell.
 
-        To be asked while nobody runs nor may come to run: those *queued* are kept from their lanes. Those who came back
-        lately are first, in the order in which they came back: so one of them gets all that it needs.
+        To be asked while no session runs or may come to run. Recently restored sessions come first, in the order of
+        their return, so that one of them gets all that it needs.
+
+        Parameters
+        ----------
+        queue
+            First in the queue first.
+        queued
+            Sessions that have lanes but cannot run in them.
+        now
+            Seconds.
         """
         idle = [session for session in self.idle.values() if may_ask(session) and offloadable_from(session) <= now]
         in_line = set(queue)
@@ -186,13 +202,13 @@ class Offloading:
         return None, []
 
     def _for_quota(self, session: Session) -> list[Session]:
-        """Return the idle sessions of *session*'s user whose memory its quota lacks room for."""
+        """Return the idle sessions to offload so that *session*'s user stays within the quota."""
         own = [other for other in self.idle.values() if other.user is session.user]
         missing = over_quota_by(session) - _sum(other for other in own if other.offload.is_asked)
         return _first([other for other in own if may_ask(other)], missing)
 
     def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:
-        """Choose the idle sessions whose memory those *wanting* lack, as pairs with what they lack."""
+        """Choose idle sessions to offload for those *wanting* memory, pairs of session and missing bytes."""
         chosen = choice.sessions
         coming = self._coming(choice, now)
         ripening = {
@@ -207,7 +223,7 @@ class Offloading:
         chosen += ripe
 
     def _missing(self, wanting: list[tuple[Session, int]], supply: int, helped: set[Session]) -> int:
-        """Return how many bytes are to be moved away so that all are *helped* whom *supply* bytes can help."""
+        """Return the bytes to offload so that all sessions are *helped* that *supply* bytes can help."""
         most = kept = 0
         for session, missing in wanting:
             if missing + kept > supply:
@@ -220,7 +236,7 @@ class Offloading:
 
 
 def can_give_way(session: Session) -> bool:
-    """Return whether *session*, which waits, keeps what can be moved away, now or after its cell."""
+    """Return whether *session* waits and has memory that can be offloaded, now or after its cell."""
     may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.offload.is_asked
     return may_wait and session.user.offload_after is not None and freeable(session) >= LEAST_OFFLOAD
 
@@ -230,7 +246,7 @@ def _is_over_quota(session: Session) -> bool:
 
 
 def _first(sessions: list[Session], missing: int) -> list[Session]:
-    """Return the first of *sessions* that give *missing* bytes together; all, if they do not."""
+    """Return the first of *sessions* that free *missing* bytes together; all, if they do not."""
     chosen = []
     for session in sessions:
         if missing <= 0:

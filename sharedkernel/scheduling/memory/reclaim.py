@@ -1,14 +1,14 @@
-"""What is taken back from others for those in line.
+"""Lanes and grants that are taken back for the memory queue.
 
-Only where the policy is preemptive, and only for the first in line whose claim is attainable:
+Only under a preemptive policy, and only for the first queued session whose claim is attainable:
 
-- It is given what the next iteration boundary makes free: if a lane that runs can then be cut, merged or grown so that
-  it fits, its holder is asked for its boundary.
-- Once it has waited for `overtake_patience` it *reclaims* memory: those ranked last are sent back to the line, at their
-  boundaries, until it fits. So domains that do not fit side by side take turns of that length instead of waiting for
-  each other's cells to end.
+- It gets what the next iteration boundary frees: if a running lane can then be cut, merged or grown so that it fits,
+  the holder is asked for its boundary.
+- Once it has waited for `overtake_patience` it *reclaims* memory: the sessions ranked last are sent back to the queue,
+  at their boundaries, until it fits. Domains that do not fit side by side thus take turns of that length instead of
+  waiting for each other's cells to end.
 
-None of this is done for a session that would not fit if all lanes went: it waits for persistent memory, and holding
+Neither is done for a session that would not fit if all lanes were gone: it waits for persistent memory, and sending
 others back would not help it. `offloading.py` may.
 """
 
@@ -27,18 +27,18 @@ from sharedkernel.scheduling.policies.builtin import Rank
 
 @dataclass(slots=True, kw_only=True)
 class LaneReclaim:
-    """What must be taken from others for the first in line."""
+    """What must be taken from others for the first queued session."""
 
     #: empty lanes to clear at once
     lanes: list[Lane] = field(default_factory=list)
     #: sessions to ask for their next boundary
     asked: list[Session] = field(default_factory=list)
-    #: sessions that must give their grants back soon: what they are interrupted in is parked
+    #: sessions that must release their grants soon; interrupted iterations are parked
     demanded: list[Session] = field(default_factory=list)
 
 
 class Reclaimer:
-    """Takes memory back for the line of *admission*.
+    """Takes memory back for the queue of *admission*.
 
     Parameters
     ----------
@@ -55,16 +55,16 @@ class Reclaimer:
         self._firsts: RevisionCache[Session | None] = RevisionCache(admission.ledger, admission.holders)
 
     def reclaim(self, now: float, *, at_once: bool = False) -> LaneReclaim:
-        """Return what to take from others for the first in line that could be helped by it.
+        """Return what to take from others for the first queued session that it helps.
 
-        To be asked after :meth:`.Admission.admit`, and again after what it says was done, until it says nothing.
+        Call it after :meth:`.Admission.admit`, and again after each result was applied, until the result is empty.
 
         Parameters
         ----------
         now
             Seconds.
         at_once
-            Whether memory is reclaimed however short the wait was: nobody else has any use for it.
+            Whether to reclaim memory without waiting for the patience: no other session has any use for it.
         """
         first = self._first_attainable(now)
         if first is None:
@@ -86,7 +86,7 @@ class Reclaimer:
         )
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when the first in line may reclaim memory; None when nobody comes to."""
+        """Return when the first queued session may reclaim memory; None: it may already, or none may."""
         first = self._first_attainable(now)
         if first is None or self.admission.is_due(first, now):
             return None
@@ -104,7 +104,7 @@ class Reclaimer:
         return next((session for session in queue if self.admission.is_attainable(session)), None)
 
     def _victims(self, session: Session) -> list[Lane]:
-        """Return the lanes whose memory *session* takes: those already on their way, then those ranked last."""
+        """Return the lanes whose memory *session* takes: preempted ones, then those ranked last."""
         claim = self.demand.beside(session) if self.demand.is_beside(session) else least(session)
         missing = claim - self.ledger.free
         victims: list[Lane] = []
@@ -117,7 +117,7 @@ class Reclaimer:
         return victims
 
     def _worth(self, lane: Lane) -> tuple[int, Rank]:
-        """Return what lanes are sorted by, the first to be taken first."""
+        """Return the sort key of lanes, the first to be taken first."""
         if lane.holder is not None and lane.holder.state is SessionState.PREEMPTING:
             return (0, ())
         ranks = [self.policy.rank(session) for session in lane.sessions.values() if session.state in ACTIVE_STATES]

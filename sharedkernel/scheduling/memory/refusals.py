@@ -1,4 +1,4 @@
-"""Why a want cannot be met: over a quota, beyond the device, or waited for in vain; in one sentence with figures."""
+"""Refusals of memory: over a quota, beyond the device, or waited for in vain; each one sentence with figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from sharedkernel.units import format_bytes, format_seconds
 
 
 def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
-    """Return why *session*'s want cannot be met as things are, whoever leaves; None: it can, sooner or later."""
+    """Return the refusal of a want that cannot be met, whichever sessions leave; None: it can, sooner or later.
+
+    Parameters
+    ----------
+    session
+        Wants a grant.
+    ledger
+        The device's.
+    """
     user, resident, need = session.user, session.memory.resident, session.wanted
     if user.quota is not None and (user.persistent >= user.quota or (need or 0) > user.quota - user.persistent):
         wanted = f"{format_bytes(need)} more while it runs" if need else "more memory"
@@ -30,7 +38,7 @@ def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
 
 
 def over_quota_by(session: Session) -> int:
-    """Return how many bytes restoring *session* would exceed its user's quota by; 0 or less: none."""
+    """Return by how many bytes restoring *session* would exceed its user's quota; 0 or less: it would not."""
     user = session.user
     if user.quota is None or session.offload.is_cut_short:  # the middle of a cell is no place to be refused
         return 0
@@ -38,16 +46,16 @@ def over_quota_by(session: Session) -> int:
 
 
 def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | None:
-    """Return why *session* cannot be restored as things are; None: it can, sooner or later.
+    """Return the refusal of a restore that cannot be met; None: it can, sooner or later.
 
     Parameters
     ----------
     session
-        In line to be restored.
+        In the memory queue, to be restored.
     ledger
         The device's.
     coming
-        Bytes that its user's other sessions can move away.
+        Bytes that its user's other sessions can offload.
     """
     what = f"bringing back this notebook's offloaded memory takes {format_bytes(session.offload.size)}"
     if session.user.quota is not None and over_quota_by(session) > coming:
@@ -63,7 +71,19 @@ def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | No
 
 
 def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User], waited: float) -> Refuse:
-    """Return the refusal of *session*'s want: it says who of *users* holds what, after how many seconds of waiting."""
+    """Return the refusal of a claim that has waited in vain.
+
+    Parameters
+    ----------
+    session
+        In the memory queue.
+    ledger
+        The device's.
+    users
+        All users; the message says what each of them holds.
+    waited
+        Seconds of waiting; 0: not mentioned.
+    """
     if session.state is SessionState.RESTORING:
         wanted = f"{format_bytes(session.offload.size)} for its offloaded memory"
     elif session.growth:

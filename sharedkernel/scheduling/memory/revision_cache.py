@@ -1,9 +1,10 @@
-"""Answers about the line for memory that are not worked out again while nothing changed that they follow from.
+"""A cache for answers about the memory queue, valid until something changes that they depend on.
 
-With a long line each turn would otherwise ask of all in it whether they fit now, although only who runs has changed. An
-answer follows from three things: what is charged, and who is in line, for which the ledger counts *revisions*; which
-sessions hold a grant, since only empty lanes can be cut, merged or grown; and time, up to the moment that whoever works
-the answer out knows of. Turns go round, so answers are kept for each set of holders until the next revision.
+With a long queue each turn would otherwise ask of every session in it whether it fits now, although only the running
+session has changed. An answer depends on three things: the charges and the queue, for which the ledger counts
+*revisions*; the sessions that hold a grant, since only empty lanes can be cut, merged or grown; and time, up to a
+moment that is computed with the answer. Turns alternate between the same holders, so answers are kept for each set of
+holders until the next revision.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from sharedkernel.scheduling.model.types import LaneId
 
 T = TypeVar("T")
 
-#: answers that are kept at most for one revision
+#: most answers that are kept for one revision
 _MOST = 256
 
 
 class RevisionCache(Generic[T]):
-    """The answers to one question.
+    """The cached answers to one question.
 
     Parameters
     ----------
     ledger
-        Whose revisions end what is remembered.
+        Its revisions invalidate the cache.
     holders
         The sessions that hold a grant.
     """
@@ -36,19 +37,19 @@ class RevisionCache(Generic[T]):
         self._ledger = ledger
         self._holders = holders
         self._revision = -1
-        #: by lanes that run: the answer, and until when it holds, seconds
+        #: by running lanes: the answer, and until when it is valid, seconds
         self._answers: dict[tuple[LaneId | None, ...], tuple[T, float]] = {}
 
     def get(self, now: float, compute: Callable[[], tuple[T, float]]) -> T:
-        """Return the answer at *now*, seconds, which never goes back.
+        """Return the answer, computed anew if it may have changed.
 
         Parameters
         ----------
         now
-            Seconds.
-        work_out
-            Returns the answer and before when, seconds, it stays the same if nothing happens. What it changes itself
-            must be a revision: then it is not remembered.
+            Seconds; never goes back.
+        compute
+            Returns the answer, and until when, seconds, it is valid if nothing happens. A change that it makes itself
+            must count a revision: then the answer is not cached.
         """
         revision = self._ledger.revision
         if revision != self._revision or len(self._answers) >= _MOST:

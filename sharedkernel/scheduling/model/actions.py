@@ -1,4 +1,4 @@
-"""What the scheduler decides: the caller carries these out, in the order given.
+"""The scheduler's actions: the caller carries them out, in the order given.
 
 Actions about lanes come before the grants that use them. A refusal is an action too: it is policy, not a fault.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 
 from sharedkernel.scheduling.model.types import LaneId, SessionId
 
-#: why a wanted grant will never come as things are
+#: why a want cannot be met
 RefusalReason = Literal["quota", "no_lane_fits", "memory"]
 
 
@@ -39,23 +39,23 @@ class Revoke(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForceYield(Action):
-    """Demand the revoked grant by a signal: the session reached no boundary in time."""
+    """Demand the revoked grant by a signal: the session did not reach a boundary in time."""
 
     session: SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summon(Action):
-    """Call a session in whose cell plain Python runs to its gate, by a signal: it is to move its memory out."""
+    """Call a session whose cell runs plain Python to its gate, by a signal: it must offload its memory."""
 
     session: SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload(Action):
-    """Ask a session that is idle, or waits in its cell, to move its device memory away.
+    """Ask a session that is idle, or waits in its cell, to offload its device memory.
 
-    It stays charged until the session says that it is free.
+    It stays charged until the session reports that it is free.
     """
 
     session: SessionId
@@ -63,14 +63,14 @@ class Offload(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore(Action):
-    """Let the session bring back what it moved away: there is room, and it is charged from now on."""
+    """Tell the session to restore its offloaded memory: there is room, and it is charged from now on."""
 
     session: SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse(Action):
-    """Tell the session that what it wants cannot be had as things are; its cell goes on with an error."""
+    """Refuse the session what it wants; its cell goes on with an error."""
 
     session: SessionId
     reason: RefusalReason
@@ -80,7 +80,7 @@ class Refuse(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateLane(Action):
-    """Set memory aside for a new lane."""
+    """Reserve memory for a new lane."""
 
     lane: LaneId
     #: bytes
@@ -100,6 +100,6 @@ class ResizeLane(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveLane(Action):
-    """Give a lane's memory back; nothing in it is live."""
+    """Release a lane's memory; nothing in it is live."""
 
     lane: LaneId

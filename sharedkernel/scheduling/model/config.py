@@ -38,19 +38,19 @@ class SchedulerConfig:
     capacity: int
     #: held back from sessions, bytes
     reserve: int = 0
-    #: who is served next: a :class:`PolicyName`
+    #: order of service: a :class:`PolicyName`
     policy: str = PolicyName.FAIR
-    #: seconds of service by which a holder may outrun the first in line before its grant is revoked
+    #: seconds of service by which a holder may outrun the first in the run queue before its grant is revoked
     quantum: float = 0.05
     #: seconds from revoking a grant to demanding it by a signal
     preempt_patience: float = 0.05
-    #: iterations, as far as it is known how long they last, that a holder may take to give its grant back before it is
-    #: demanded by a signal: to interrupt one costs more than it on a device where its memory has to be moved out
+    #: iterations of known duration that a holder may finish before its revoked grant is demanded by a signal: on a
+    #: device where interrupting one means offloading its memory, that costs more than the iteration
     preempt_iterations: float = 0.0
-    #: seconds that a session waits for memory behind others before it is put before them
+    #: seconds that a session waits for memory behind others before it goes first
     overtake_patience: float = 5.0
-    #: seconds that an interrupted iteration waits for memory it came to need, before it is refused; and a cell for
-    #: memory that nobody can move out of its way
+    #: seconds that an interrupted iteration waits for more memory before it is refused; and a cell for memory that no
+    #: other session can release
     growth_patience: float = 30.0
     #: least seconds for which a session keeps its memory on the device while others wait for room; None: as long as its
     #: cell runs

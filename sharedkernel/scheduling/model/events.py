@@ -1,6 +1,6 @@
-"""What the scheduler is told: facts about sessions, and time passing.
+"""The scheduler's events: facts about sessions, and time passing.
 
-Events are validated when they are made, so that the scheduler can rely on them, and turn into plain dicts and back
+Events are validated when they are made, so that the scheduler can rely on them, and convert to plain dicts and back
 (:func:`to_dict`, :func:`from_dict`), so that a log of them can be written as JSON and replayed.
 """
 
@@ -68,7 +68,7 @@ class PolicyConfigured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecalled(Event):
-    """What cells took under an earlier scheduler of this device; comes before any session."""
+    """The service of cells under an earlier scheduler of this device; comes before any session."""
 
     #: (user, source, device-seconds) of cells that ended, oldest first; a source that is not known is None
     cells: tuple[tuple[UserId, str | None, float], ...]
@@ -82,7 +82,7 @@ class HistoryRecalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfMeasured(Event):
-    """What a user's shelf holds; it counts to the user's quota, and outlives all of the user's sessions."""
+    """The bytes on a user's shelf; they count to the user's quota and outlive the user's sessions."""
 
     user: UserId
     #: all of it, not what was added
@@ -148,7 +148,7 @@ class DeviceWanted(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkForeseen(SessionEvent):
-    """What its cell shows of the work to come, said whenever there is news, whether it holds a grant or not."""
+    """A forecast of the work left in a cell, sent whenever there is news, with or without a grant."""
 
     #: the same for each run of the same source (a hash of it); None: nothing new
     source: str | None = None
@@ -170,7 +170,7 @@ class DeviceWantWithdrawn(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantReleased(SessionEvent):
-    """The session gave its grant back: nothing of it runs on the device any more."""
+    """The session released its grant: nothing of it runs on the device any more."""
 
     at: ReleasePoint
     memory: MemoryProfile
@@ -198,7 +198,7 @@ class GrantReleased(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantMeasured(SessionEvent):
-    """What a grant came to since it began, or was measured last; it goes on. Nothing, if it was just released."""
+    """A measurement of a grant since it began, or since the last one; it goes on. Ignored if it was just released."""
 
     #: iterations completed meanwhile
     iterations: int = 0
@@ -214,7 +214,7 @@ class GrantMeasured(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedWithoutGrant(SessionEvent):
-    """The device worked for the session beyond its grants, as seen from outside; it counts as if it had held one."""
+    """The device worked for the session beyond its grants, as measured from outside; it counts as service."""
 
     #: device-seconds, since that was last said
     seconds: float
@@ -226,26 +226,26 @@ class UsedWithoutGrant(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMeasured(SessionEvent):
-    """What the session holds was measured; it may be more than was foreseen."""
+    """The session's memory was measured; it may exceed the forecast."""
 
     memory: MemoryProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellClosed(SessionEvent):
-    """User code came to its end; `memory.persistent` counts all that stayed."""
+    """User code ended; `memory.persistent` counts all that stayed."""
 
     memory: MemoryProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadRequested(SessionEvent):
-    """A person wants an idle session to be offloaded, whether anybody waits for its memory or not."""
+    """A person wants an idle session to be offloaded, whether its memory is needed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offloaded(SessionEvent):
-    """The session's memory was moved away as far as it can be; comes unasked from a session that is taken over."""
+    """The session's memory was offloaded as far as possible; comes unasked from a session that is adopted."""
 
     #: what stayed
     memory: MemoryProfile
@@ -259,7 +259,7 @@ class Offloaded(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadDeclined(SessionEvent):
-    """The session was asked to offload and keeps its memory. It is not asked again before a cell of it closed."""
+    """The session was asked to offload and keeps its memory. It is not asked again before its next cell closed."""
 
     #: it had no time, which says nothing about the next time
     for_now: bool = False
@@ -279,7 +279,7 @@ class CellInterrupted(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded(SessionEvent):
-    """The session's process is gone, and all that it held."""
+    """The session's process has ended and released everything."""
 
 
 #: every event by the name it has in a log
@@ -319,7 +319,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def from_dict(plain: dict[str, Any]) -> Event:
-    """Return the event that :func:`to_dict` made *plain* of.
+    """Return the event from which :func:`to_dict` made *plain*.
 
     Raises
     ------

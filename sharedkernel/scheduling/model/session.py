@@ -45,15 +45,15 @@ class User:
     attained: float = 0.0
     #: service over share, lifted when the user becomes active: what fairness compares
     virtual: float = 0.0
-    #: not served since the user became active
+    #: whether the user became active and was not served since
     fresh: bool = False
     #: when the user last stopped being active
     rested_since: float = -math.inf
-    #: where a session starts that becomes active alone: the virtual service of the last one that was active
+    #: virtual service of a session that becomes active alone: that of the last active one
     floor: float = 0.0
     #: all live sessions
     sessions: dict[SessionId, Session] = field(default_factory=dict)
-    #: all and only sessions in :data:`ACTIVE_STATES`; the user is active while there is one
+    #: all sessions in :data:`ACTIVE_STATES`; the user is active while there is one
     active: dict[SessionId, Session] = field(default_factory=dict)
     #: grants held now
     num_grants: int = 0
@@ -61,7 +61,7 @@ class User:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """One user's kernel."""
+    """One user's kernel, as the scheduler sees it."""
 
     id: SessionId
     user: User
@@ -74,7 +74,7 @@ class Session:
 
     #: number of its present cell, counted over all sessions
     cell: int = 0
-    #: number of the want with which it came for memory, counted over all sessions
+    #: number of its entry into the memory queue, counted over all sessions
     arrival: int = 0
     #: whether its present cell has been granted the device
     started: bool = False
@@ -87,9 +87,9 @@ class Session:
 
     #: device-seconds held under grants; never lifted
     attained: float = 0.0
-    #: service, lifted when the session becomes active: what is compared within one user
+    #: service, lifted when the session becomes active; compared within one user
     virtual: float = 0.0
-    #: not served since the session became active
+    #: whether the session became active and was not served since
     fresh: bool = False
     #: whether it, or its user, was fresh when its present grant began
     came_fresh: bool = False
@@ -98,18 +98,18 @@ class Session:
     #: when it last stopped being active
     rested_since: float = -math.inf
 
-    #: what tells its present cell's source from others; None: not known
+    #: the same for each run of its present cell's source; None: not known
     source: str | None = None
     #: device-seconds it had attained when its present cell was opened, or its last one
     attained_before: float = 0.0
     #: bytes of an interrupted iteration that are still live; the iteration goes on at its next grant
     live: int = 0
-    #: bytes of `live` that are kept out of the lane, and charged beside it, so that others may run in it
+    #: bytes of `live` that are charged beside the lane, so that others may run in it
     parked: int = 0
 
     #: bytes that its want needs beyond what it has, while it waits for them
     growth: int = 0
-    #: bytes of `parked` that were given for growth; what it needs its lane for does not fall before its next boundary
+    #: bytes of `parked` given for growth; its need does not fall before its next boundary
     growth_parked: int = 0
 
     #: since when no cell of it is open
@@ -118,11 +118,11 @@ class Session:
     opened_at: float = 0.0
     #: its stay on the device with its memory
     residence: Residence = field(default_factory=Residence)
-    #: when a cell that began later was first let in before it, which waits in the middle of its own; None: it was not
+    #: when a later cell was first admitted before it, while it waits in the middle of its own; None: none was
     delayed_at: float | None = None
-    #: whether others were told to move out to make room for it, while it is in line: nobody may take that room
+    #: whether others are evicted to make room for it, while it is queued: no other session may take that room
     has_room_made: bool = False
-    #: since when it has lacked memory that it cannot have while all others stay; None: it can have all that it claims
+    #: since when its claim exceeds what it can have while all others stay; None: it does not
     hopeless_since: float | None = None
 
     #: what its present cell may still need
@@ -139,29 +139,29 @@ class Session:
 
     @property
     def is_measured(self) -> bool:
-        """Whether its need is known."""
+        """Whether its need is measured."""
         return self.memory.ephemeral is not None
 
     @property
     def need(self) -> int:
-        """Bytes that it needs a lane for: its ephemeral memory but for what is parked; 0 while that is not known."""
+        """Bytes of lane that it needs: its ephemeral memory less what is parked; 0 while that is not measured."""
         return max(0, (self.memory.ephemeral or 0) - self.parked)
 
     @property
     def wanted(self) -> int | None:
-        """Ephemeral bytes, parked ones included, that its want is for; None: not measured yet."""
+        """Ephemeral bytes that it wants, parked ones included; None: not measured yet."""
         if self.growth:
             return max(self.memory.ephemeral or 0, self.live) + self.growth
         return self.memory.ephemeral
 
     @property
     def cell_service(self) -> float:
-        """Device-seconds that its present cell was given, or its last one."""
+        """Device-seconds that its present cell had, or its last one."""
         return self.attained - self.attained_before
 
     @property
     def returning(self) -> int:
-        """Bytes that restoring it takes."""
+        """Bytes that restoring it needs."""
         return self.offload.size + self.offload.shortfall_bytes
 
     @property
@@ -181,11 +181,11 @@ class Lane:
     sessions: dict[SessionId, Session] = field(default_factory=dict)
     #: the session that holds a grant in it
     holder: Session | None = None
-    #: the session whose interrupted iteration is live in it; while that runs, the holder
+    #: the session whose interrupted iteration is live in it; while it runs, the holder
     occupant: Session | None = None
-    #: what its sessions need, negative, the most first; and what some needed before
+    #: heap of its sessions' needs, negated; outdated entries too
     _needs: list[tuple[int, SessionId]] = field(default_factory=list)
-    #: all and only its sessions whose need is not measured
+    #: all its sessions whose need is not measured
     _unmeasured: set[SessionId] = field(default_factory=set)
 
     @property
@@ -206,12 +206,12 @@ class Lane:
 
     @property
     def settled_size(self) -> int:
-        """What it will be cut to once it is empty, bytes; its size, if that is smaller or its need not known."""
+        """Bytes it will be cut to once it is empty; its size, if that is smaller or a need is not measured."""
         return self.size if self.is_open else min(self.size, self.need)
 
     @property
     def parking_size(self) -> int:
-        """Least size it can have once its occupant's live bytes are parked."""
+        """Least size, bytes, that it can have once its occupant's live bytes are parked."""
         need = self.need
         occupant = self.occupant
         if occupant is not None and need == occupant.need:
@@ -223,13 +223,13 @@ class Lane:
         return min(self.size, max(need, 1) if self.is_open else need)
 
     def join(self, session: Session) -> None:
-        """Take *session* in."""
+        """Add *session*."""
         session.lane = self
         self.sessions[session.id] = session
         self.update_need(session)
 
     def drop(self, session: Session) -> None:
-        """Let *session* go."""
+        """Remove *session*."""
         session.lane = None
         del self.sessions[session.id]
         self._unmeasured.discard(session.id)
@@ -239,7 +239,7 @@ class Lane:
             self.occupant = None
 
     def update_need(self, session: Session) -> None:
-        """Take note of what *session*, which is in it, needs now."""
+        """Update the need of *session*, which is in this lane."""
         if session.is_measured:
             self._unmeasured.discard(session.id)
         else:

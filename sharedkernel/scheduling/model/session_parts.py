@@ -16,48 +16,48 @@ class Residence:
 
     #: when its memory came to the device
     began: float = 0.0
-    #: whether it came back from having been moved away
+    #: whether it was restored
     is_back: bool = False
-    #: when it was told to move out at its next boundary; None: it was not
+    #: when it was evicted: it moves out at its next boundary; None: it was not
     ending_since: float | None = None
     #: when it is called to its gate by a signal (again), while plain Python runs; infinite: it is not
     call_at: float = math.inf
     #: seconds from that signal to the next
     call_interval: float = 0.0
-    #: when it was asked to move its memory away, or allowed to bring it back
+    #: when it was asked to offload, or told to restore
     moving_since: float = 0.0
 
     @property
     def is_ending(self) -> bool:
-        """Whether the session was told to move out, and has neither done so nor declined."""
+        """Whether the session was evicted and has neither moved out nor declined."""
         return self.ending_since is not None
 
     def cancel(self) -> None:
-        """Withdraw the request to move out."""
+        """Withdraw the eviction."""
         self.ending_since, self.call_at = None, math.inf
 
 
 @dataclass(slots=True, kw_only=True)
 class OffloadState:
-    """A session's memory away from the device, and the requests to move it."""
+    """A session's offloaded memory, and the requests to offload and restore it."""
 
-    #: bytes that are moved away; while it is restoring they may be back already
+    #: bytes offloaded; while it is restoring they may be back already
     size: int = 0
-    #: whether it is restoring, and there is room for it, which is charged as persistent memory
+    #: whether it is being restored: there is room, charged as persistent memory
     is_returning: bool = False
     #: whether it was asked to offload and has not answered yet
     is_asked: bool = False
-    #: whether it gave way in the middle of its cell: its iteration, and what it lacked, come back with the rest
+    #: whether it was offloaded in the middle of its cell: its iteration, and its shortfall, are restored with the rest
     is_cut_short: bool = False
     #: whether its user interrupted that cell: it needs its memory back only to end
     is_interrupted: bool = False
-    #: bytes that it lacked when it gave way; room is made for them as well
+    #: bytes that it lacked when it gave way; restoring makes room for them as well
     shortfall_bytes: int = 0
     #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not
     remaining_ephemeral: int | None = None
-    #: whether it kept its memory when it was asked to offload, since its last cell closed
+    #: whether it declined to offload since its last cell closed
     is_declined: bool = False
-    #: when it may be asked again that just had no time for it
+    #: when it may be asked again, after it had no time for it
     ask_again_at: float = -math.inf
 
     def forget_cell(self) -> None:
@@ -82,12 +82,12 @@ class Preemption:
 
 @dataclass(slots=True, kw_only=True)
 class CellForecast:
-    """What a session's present cell declared, and whether that is believed, see `policies/predictions.py`."""
+    """What a session's present cell may still need, see `policies/predictions.py`."""
 
     #: iterations left in its cell, as it declared last, and what it had attained then; None: it declared nothing
     declared: int | None = None
     declared_at: float = 0.0
-    #: whether its cell had more service than was foreseen: nothing is believed until it ends
+    #: whether its cell exceeded a forecast: none is used until it ends
     is_misjudged: bool = False
     #: device-seconds that its cell was expected to need when it came for the device last
     remaining: float = 0.0
@@ -119,7 +119,7 @@ class IterationStats:
 
     @property
     def expected_iteration_seconds(self) -> float | None:
-        """Device time of its next iteration, as measured lately, else predicted; None: not known."""
+        """Device time of its next iteration, measured, else predicted; None: not known."""
         return self.predicted_iteration_seconds if self.iteration_seconds is None else self.iteration_seconds
 
     @property

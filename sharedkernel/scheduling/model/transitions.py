@@ -1,9 +1,9 @@
 """The session's state machine, as data.
 
-Two kinds of moves: where a session's own events leave it (:data:`TRANSITIONS`; an event in a state not listed there is
-a bug of the caller's and changes nothing), and what the scheduler decides about sessions on anybody's event
-(:data:`DECISIONS`). A want leaves a session `waiting`; the scheduler decides in the same call whether it is admitted,
-refused, or stays in line.
+Two kinds of transitions: those by a session's own events (:data:`TRANSITIONS`; an event in a state not listed there is
+a bug of the caller's and changes nothing), and those by the scheduler's decisions on any event (:data:`DECISIONS`). A
+want leaves a session `waiting`; the scheduler decides in the same call whether it is admitted, refused, or stays in the
+memory queue.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     (_OFFLOADED, OffloadRequested): _OFFLOADED,
     (_IDLE, Offloaded): _OFFLOADED,
     (_OFFLOADED, Offloaded): _OFFLOADED,
-    # It gave way in the middle of its cell, where it waited in line.
+    # It gave way in the middle of its cell, while it waited in the memory queue.
     (_WAITING, Offloaded): _RESTORING,
     # The answer may cross with a cell that opens.
     **{(state, OffloadDeclined): state for state in _RESIDENT},

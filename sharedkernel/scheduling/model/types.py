@@ -19,7 +19,7 @@ class SessionState(StrEnum):
 
     #: no cell is open
     IDLE = "idle"
-    #: wants a grant, but its memory is not admitted: it has no lane
+    #: wants a grant, but has no lane: its memory is not admitted
     WAITING = "waiting"
     #: a cell is open; holds no grant and wants none (plain Python runs)
     READY = "ready"
@@ -29,17 +29,17 @@ class SessionState(StrEnum):
     RUNNING = "running"
     #: holds a grant that was revoked; lane and memory stay charged until it is released
     PREEMPTING = "preempting"
-    #: no cell is open; its device memory is moved away as far as it can be
+    #: no cell is open; its device memory is offloaded as far as possible
     OFFLOADED = "offloaded"
-    #: a cell is open; its memory waits for room or is on its way back, and the cell for its memory
+    #: a cell is open and waits for its memory, which waits for room or is being restored
     RESTORING = "restoring"
     #: not known to the scheduler (not started yet, or ended and forgotten)
     DEAD = "dead"
 
 
-#: states in which a session takes part in the competition for lanes
+#: states in which a session competes for lanes
 ACTIVE_STATES = frozenset({SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING})
-#: states in which a session may be in line for memory
+#: states in which a session may be in the memory queue
 MEMORY_QUEUE_STATES = frozenset({SessionState.WAITING, SessionState.RESTORING})
 #: states in which a cell is open
 OPEN_STATES = frozenset(
@@ -48,7 +48,7 @@ OPEN_STATES = frozenset(
 #: states in which a session holds a grant
 HOLDING_STATES = frozenset({SessionState.RUNNING, SessionState.PREEMPTING})
 
-#: where it is known from how much more a cell needs, see `policies/predictions.py`
+#: origin of an estimate of a cell's remaining service, see `policies/predictions.py`
 PredictionOrigin = Literal["declared", "earlier", "residual"]
 
 

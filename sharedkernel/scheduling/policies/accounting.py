@@ -1,17 +1,17 @@
-"""Attained and virtual service: who was served how much, and how that compares.
+"""Attained and virtual service: how much each session and user was served, and how that compares.
 
-*Attained* service is what was held, in device-seconds, and what the device was seen to do beyond that; it is reported
-and never altered. *Virtual* service is what
-fairness compares: a user's grows by the service over the user's share, a session's by its service. Whoever becomes
-active (wants the device after not having wanted it) is *lifted* to the smallest virtual service among those who are
-active already: a newcomer does not monopolise the device until caught up, and sleeping saves up no credit. With nobody
-active, the place of the last one who was is taken (as in start-time fair queueing, where the clock stands still on an
-idle device). But nobody is lifted by more than one could have been served while they rested: who gives way at a
-boundary and comes back at once keeps what they were behind, as when somebody else took more than their turns.
+*Attained* service is the device-seconds held under grants, and those the device was seen to work beyond them; it is
+reported and never altered. *Virtual* service is what fairness compares: a user's grows by the service over the user's
+share, a session's by its service. Users and sessions that become active (want the device after not having wanted it)
+are *lifted* to the smallest virtual service among the active ones: a newcomer does not monopolise the device until it
+has caught up, and sleeping earns no credit. If none is active, the value of the last active one is used (as in
+start-time fair queueing, where the clock stands still on an idle device). Nobody is lifted by more than one could have
+been served meanwhile: a session that releases its grant at a boundary and comes back at once keeps its deficit, as when
+another one took more than its turns.
 
-Whoever is lifted and has not been served since is *fresh*: policies may serve them at once. Coming back within a
-quantum inside one cell does not make fresh: a training loop that gives way and comes back at its next device operation
-would otherwise win every tie, and each iteration would switch.
+A session that was lifted and not served since is *fresh*: policies may serve it at once. Coming back within a quantum
+inside one cell does not make it fresh: a training loop that gives way and comes back at its next device operation would
+otherwise win every tie, and each iteration would switch.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from sharedkernel.scheduling.model.types import UserId
 
 
 class _Least:
-    """The least virtual service among those who take part, without looking at all of them.
+    """The least virtual service among the active members, without looking at all of them.
 
-    Virtual service only ever grows: whoever has grown is put in the right place once it comes to the top.
+    Virtual service only grows: a member that has grown is moved to its place once it comes to the top.
 
     Parameters
     ----------
     active
-        Those who take part, as they come and go.
+        The active members, by id.
     """
 
     def __init__(self, active: Mapping[Any, User | Session]) -> None:
         self._active = active
         self._heap: list[tuple[float, int, User | Session]] = []
-        #: all and only those in the heap; some may take part no longer
+        #: all members in the heap; some may be inactive
         self._inside: set[User | Session] = set()
         self._numbers = itertools.count()
 
     def add(self, member: User | Session) -> None:
-        """Take note that *member* takes part from now on."""
+        """Add *member*, which has become active."""
         if member not in self._inside:
             self._inside.add(member)
             heapq.heappush(self._heap, (member.virtual, next(self._numbers), member))
 
     def virtual(self, default: float) -> float:
-        """Return the least virtual service; *default* when nobody takes part."""
+        """Return the least virtual service; *default* if no member is active."""
         while self._heap:
             virtual, number, member = self._heap[0]
             if self._active.get(member.id) is not member:
@@ -81,18 +81,18 @@ class ServiceClock:
         self._parallel_lanes = parallel_lanes
         #: until when service is accrued
         self.now = 0.0
-        #: all and only the sessions that hold a grant, in the order of their grants
+        #: all sessions that hold a grant, in the order of their grants
         self.holders: dict[str, Session] = {}
-        #: all and only the users with an active session
+        #: all users with an active session
         self.active: dict[UserId, User] = {}
-        #: where a user starts who becomes active alone
+        #: virtual service of a user who becomes active alone
         self.floor = 0.0
         self._least = _Least(self.active)
         #: the same for each user's sessions
         self._least_of: dict[UserId, _Least] = {}
 
     def accrue(self, now: float) -> None:
-        """Count what was held until *now*."""
+        """Charge the holders for the time until *now*, seconds."""
         elapsed = now - self.now
         self.now = now
         if not elapsed:
@@ -103,7 +103,15 @@ class ServiceClock:
             session.held += elapsed
 
     def charge(self, session: Session, seconds: float) -> None:
-        """Count *seconds* of service to *session* and its user."""
+        """Add service to a session and its user.
+
+        Parameters
+        ----------
+        session
+            Was served.
+        seconds
+            Device-seconds.
+        """
         user = session.user
         session.attained += seconds
         session.virtual += seconds
@@ -111,11 +119,11 @@ class ServiceClock:
         user.virtual += seconds / user.share
 
     def share_changed(self, user: User) -> None:
-        """Take note of the share of *user*."""
+        """Record the new share of *user*."""
         self._rate = max(self._rate, self._parallel_lanes / user.share)
 
     def activate(self, session: Session) -> None:
-        """Let *session* take part from now on, lifted to those who take part already."""
+        """Make *session* active, and lift it and its user."""
         user = session.user
         if not user.active:
             _lift(user, self._least.virtual(self.floor), self._rate * (self.now - user.rested_since))
@@ -131,7 +139,7 @@ class ServiceClock:
         least.add(session)
 
     def deactivate(self, session: Session) -> None:
-        """Let *session* take part no longer."""
+        """Make *session* inactive."""
         user = session.user
         del user.active[session.id]
         session.rested_since = self.now
@@ -162,5 +170,5 @@ class ServiceClock:
 
 
 def _lift(member: User | Session, least: float, most: float) -> None:
-    """Lift *member* to *least*, by *most* at most."""
+    """Raise *member*'s virtual service to *least*, by at most *most*."""
     member.virtual = max(member.virtual, min(least, member.virtual + most))

@@ -1,16 +1,16 @@
-"""The policies, but for those that go by what cells need (`by_service.py`), and all by their names.
+"""The policies by name, and those that do not rank by cells' service (`by_service.py` has the others).
 
 Starvation, by policy, with cells that never end:
 
 fair
-    nobody starves: whoever is behind in service is served next. Of n users of equal shares who always want the one lane
-    that runs, nobody waits for longer than twice n - 1 turns of a quantum and an iteration: the others catch up, and
+    none starves: the one behind in service is served next. Of n users of equal shares who always want the one lane
+    that runs, none waits for longer than twice n - 1 turns of a quantum and an iteration: the others catch up, and
     each may get as far ahead again.
 fifo, pack
     one such cell keeps all others waiting, on as many lanes as may run. By design: nothing is revoked. Where cells end,
     fifo serves all in turn, and pack passes one over for `overtake_patience` at most.
 priority
-    lower classes starve while higher ones want the device. By design. Inside a class nobody does.
+    lower classes starve while higher ones want the device. By design. Inside a class none does.
 srtf, las, gittins
     see `by_service.py`.
 """
@@ -27,7 +27,7 @@ from sharedkernel.scheduling.policies.by_service import Gittins, Las, Srtf
 
 __all__ = ["POLICIES", "Fair", "Fifo", "Pack", "Policy", "Priority", "Rank"]
 
-#: seconds of service that do not count: sums of times are not exact
+#: tolerance for rounding errors in sums of service, seconds
 _ROUNDING = 1e-9
 
 
@@ -106,8 +106,8 @@ class Fifo(Policy):
 class Pack(Policy):
     """In the order of arrival, each cell to its end, on as many lanes as are bearable: for throughput (Salus §4, PACK).
 
-    Whoever would overload the device beside what runs is passed over by later ones who would not, for
-    `overtake_patience` at most; then nobody starts before it. A cell in which plain Python runs keeps no place.
+    A session that would overload the device beside the running ones is passed by later ones that would not, for
+    `overtake_patience` at most; then none starts before it. A cell in which plain Python runs keeps no place.
     """
 
     is_preemptive = False

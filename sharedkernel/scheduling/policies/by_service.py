@@ -1,4 +1,4 @@
-"""Policies that go by how much service a cell had, or may still need.
+"""Policies that rank by the service a cell had, or may still need.
 
 A job is a cell here: its age is the service that it was given, so that a short cell is young, whatever its notebook was
 served before.
@@ -28,15 +28,15 @@ from sharedkernel.scheduling.policies.predictions import Predictions
 
 #: share of its age after which a holder whose expected need grows with its age is compared again
 _COMPARED_AGAIN = 0.1
-#: seconds of service that do not count: sums of times are not exact
+#: tolerance for rounding errors in sums of service, seconds
 _ROUNDING = 1e-9
 
 
 class Srtf(Policy):
-    """Least remaining service first, as far as it can be foreseen (Schrage 1968; Salus §4, there called SRTF).
+    """Least remaining service first, as far as it can be predicted (Schrage 1968; Salus §4, there called SRTF).
 
-    Salus takes what users declare and serves those first that exceed it; here `predictions.py` foresees it, and whoever
-    exceeds it is expected to need what others of that age came to need. A holder keeps the lane for a quantum.
+    Salus takes what users declare and serves those first that exceed it; here `predictions.py` predicts it, and a cell
+    that exceeds it is expected to need what others of its age needed. A holder keeps the lane for a quantum.
     """
 
     is_preemptive = True

@@ -1,14 +1,14 @@
-"""How much sessions that run side by side slow each other: as it is foreseen, and as it is seen (Horus, TPDS 2022).
+"""How much sessions that run side by side slow each other, as predicted and as measured (Horus, TPDS 2022).
 
-Foreseen: sessions keep their speed while their solo utilisations of the device sum to at most 1, and share it beyond,
-in proportion. Horus's premise; on the 1,388 pairs published with Gavel mean normalised speed is at least 0.97 up to
-there. So a second lane runs only while that sum is bearable (`steps/dispatch.py`), and a session of which nothing is
-known runs alone.
+Predicted: sessions keep their speed while their solo utilisations of the device sum to at most 1, and share it beyond,
+in proportion. This is Horus's premise; on the 1,388 pairs published with Gavel the mean normalised speed is at least
+0.97 up to there. A second lane therefore runs only while that sum is bearable (`steps/dispatch.py`), and a session
+without any figures runs alone.
 
-Seen: device time per iteration over grants beside others, against that over grants alone.
+Measured: device time per iteration over grants beside others, against that over grants alone.
 
-How busy one source was seen to keep the device is a mere guess for another one, and kept as such until that is
-predicted or measured; how long its iterations took says nothing about another's.
+The measured utilisation of one source is only a guess for another, and kept as one until the new source is predicted or
+measured; the duration of its iterations says nothing about another's.
 """
 
 from __future__ import annotations
@@ -19,17 +19,33 @@ from sharedkernel.scheduling.model.session import Session
 
 #: weight of the newest value in decayed means
 _DECAY = 0.2
-#: seconds of service that do not count: sums of times are not exact
+#: tolerance for rounding errors in sums of service, seconds
 _ROUNDING = 1e-9
 
 
 def decayed(mean: float | None, value: float) -> float:
-    """Return the decayed *mean* with a new *value*; None: there was none before."""
+    """Return a decayed mean with a new value.
+
+    Parameters
+    ----------
+    mean
+        The mean before; None: there was none.
+    value
+        In the same unit.
+    """
     return value if mean is None else (1 - _DECAY) * mean + _DECAY * value
 
 
 def start_source(session: Session, source: str) -> None:
-    """Take note that *session* runs *source* from now on."""
+    """Record that a session runs another source, and drop what was measured of the last one.
+
+    Parameters
+    ----------
+    session
+        Its cell runs the source.
+    source
+        The same for each run of the same source.
+    """
     stats = session.stats
     if stats.source == source:
         return
@@ -42,12 +58,12 @@ def start_source(session: Session, source: str) -> None:
 
 
 def record_measurement(session: Session, *, iterations: int, utilisation: float | None) -> None:
-    """Learn from a grant of *session*, from its beginning or the last measurement until now.
+    """Learn from a grant, from its beginning or last measurement until now.
 
     Parameters
     ----------
     session
-        It holds the grant still.
+        Still holds the grant.
     iterations
         Completed meanwhile.
     utilisation
@@ -69,9 +85,14 @@ def record_measurement(session: Session, *, iterations: int, utilisation: float 
 
 
 def foreseen_slowdown(session: Session, holders: Collection[Session]) -> float | None:
-    """Return how many times longer *session*'s iterations should take beside the other *holders* than alone.
+    """Return how many times longer a session's iterations should take beside others than alone.
 
-    1: as long; None: it does not hold the device, or something is not known.
+    Parameters
+    ----------
+    session
+        1 if it runs alone; None if it holds no grant, or a figure is missing.
+    holders
+        All sessions that hold a grant.
     """
     if session not in holders:
         return None
@@ -85,7 +106,7 @@ def foreseen_slowdown(session: Session, holders: Collection[Session]) -> float |
 
 
 def seen_slowdown(session: Session) -> float | None:
-    """Return how many times longer *session*'s iterations took beside others than alone; None: not seen yet."""
+    """Return how many times longer *session*'s iterations took beside others than alone; None: not measured."""
     stats = session.stats
     alone, beside = stats.solo_iteration_seconds, stats.shared_iteration_seconds
     return beside / alone if alone and beside is not None else None

@@ -4,7 +4,7 @@ Least attained service first, taken literally, switches whenever two jobs draw l
 (NSDI'19 §4.3) cuts attained service into K levels: a job starts in the highest queue, is *demoted* when its service
 crosses a threshold, and those of the same queue take their turns in a fixed order. Optionally a job that has waited
 long enough since it last ran, compared with what it was served, is *promoted*: put back to the highest queue with its
-age forgotten (Tiresias's knob), so that nobody waits for ever.
+age forgotten (Tiresias's knob), so that no job waits for ever.
 
 Thresholds are given, or learned of what was seen, at the ages where the Gittins index drops (`gittins.py`).
 """
@@ -73,9 +73,16 @@ def learned_levels(distribution: ServiceDistribution, *, grain: float = 4.0) -> 
 
 
 def doubling_levels(first: float, *, ratio: float = 2.0, largest: float = 1e9) -> Levels:
-    """Return levels that suit any scale: thresholds from *first* to *largest*, each *ratio* times the one before.
+    """Return levels that suit any scale, each threshold a multiple of the one before.
 
     Without knowledge of the workload they keep within a constant factor of the best order, whatever its scale.
+
+    Parameters
+    ----------
+    first, largest
+        The first threshold and the limit of the last one, device-seconds.
+    ratio
+        Of each threshold to the one before.
     """
     powers = itertools.takewhile(lambda value: value <= largest, (first * ratio**k for k in itertools.count()))
     return Levels(thresholds=tuple(powers))

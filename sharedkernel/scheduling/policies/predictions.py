@@ -1,18 +1,18 @@
-"""How much more service a cell may be expected to need, and where that is known from.
+"""How much more service a cell may need, and the origin of that estimate.
 
 In this order:
 
 declared
-    the iterations that are left, as the notebook shows them (a progress bar's total, a loader's length), times what an
-    iteration took lately, or was predicted to take;
+    the iterations that are left, as the notebook shows them (a progress bar's total, a loader's length), times the
+    recent, or predicted, duration of an iteration;
 earlier
-    what earlier runs of the same source by the same user took;
+    the duration of earlier runs of the same source by the same user;
 residual
-    what cells of its age came to need beyond it, of all cells that are over; as much again as they had where nothing is
-    known of that age: the estimate that is off by the same factor whatever the scale.
+    what cells of its age needed beyond it, of all cells that have ended; as much again as they had if none reached that
+    age: the estimate that is wrong by the same factor at any scale.
 
-A guess is exceeded once the cell has had a quarter more than it, and an iteration. Then neither a declaration nor an
-earlier run is believed any more until the cell ends: a wrong guess puts a cell in a wrong place once.
+A guess is exceeded once the cell has had a quarter more than it, and an iteration. From then on neither a declaration
+nor an earlier run counts until the cell ends: a wrong guess misplaces a cell once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sharedkernel.scheduling.policies.history import ServiceHistory
 _TOLERANCE = 0.25
 #: weight of the newest run of a source
 _NEWEST = 0.5
-#: sources that are remembered
+#: most sources whose runs are kept
 _SOURCES = 2000
 #: first threshold while too few cells are over, seconds: a short cell need not wait for a training of any age
 _FIRST_THRESHOLD = 1.0
@@ -37,7 +37,7 @@ _FIRST_THRESHOLD = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a cell may be expected to need."""
+    """The service that a cell may still need."""
 
     #: device-seconds
     seconds: float
@@ -45,7 +45,7 @@ class Estimate:
 
 
 class Predictions:
-    """Learns from cells that are over what those that are open may need.
+    """Learns from ended cells what open ones may need.
 
     Parameters
     ----------
@@ -54,15 +54,15 @@ class Predictions:
     """
 
     def __init__(self, in_cells: Callable[[], Iterable[Session]]) -> None:
-        #: service of the cells that are over
+        #: service of ended cells
         self.services = ServiceHistory(
             lambda: [session.cell_service for session in in_cells()], first_threshold=_FIRST_THRESHOLD
         )
-        #: what runs of a source took, by user, the last used last
+        #: device-seconds of a source's runs, by user and source, the last used last
         self._by_source: OrderedDict[tuple[UserId, str], float] = OrderedDict()
 
     def cell_closed(self, session: Session) -> bool:
-        """Learn from *session*'s cell, which is over now; return whether thresholds and stages changed by it."""
+        """Learn from *session*'s ended cell; return whether thresholds and stages changed by it."""
         self._record(session.user.id, session.source, session.cell_service)
         return self.services.learn()
 
@@ -81,16 +81,16 @@ class Predictions:
         self.services.add(service)
 
     def estimate(self, session: Session) -> Estimate:
-        """Return what *session*'s open cell may be expected to need from now on."""
+        """Return what *session*'s open cell may still need."""
         guess = self._guess(session)
         if guess is None or self._has_exceeded(session, guess):
             return Estimate(seconds=self.services.mean_residual(session.cell_service), origin="residual")
         expected, since, origin = guess
-        # While it is exceeded by a little it is about to end.
+        # A cell that exceeds its guess by a little is about to end.
         return Estimate(seconds=max(expected - (session.attained - since), 0.0), origin=origin)
 
     def holds_for(self, session: Session) -> float | None:
-        """Return after how much more service the guess about *session* is exceeded; None: it is not guessed."""
+        """Return after how much more service the guess about *session* is exceeded; None: there is no guess."""
         guess = self._guess(session)
         if guess is None or self._has_exceeded(session, guess):
             return None
@@ -98,12 +98,12 @@ class Predictions:
         return _limit(session, expected) - (session.attained - since)
 
     def has_exceeded(self, session: Session) -> bool:
-        """Return whether *session*'s cell has had more than was guessed of it."""
+        """Return whether *session*'s cell has exceeded its guess."""
         guess = self._guess(session)
         return guess is not None and self._has_exceeded(session, guess)
 
     def _guess(self, session: Session) -> tuple[float, float, PredictionOrigin] | None:
-        """Return what was expected, at which attained service, and whence; None: nothing is."""
+        """Return the expected service, since which attained service, and its origin; None: there is no guess."""
         if session.forecast.is_misjudged:
             return None
         each = session.stats.expected_iteration_seconds

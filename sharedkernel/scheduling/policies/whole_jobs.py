@@ -1,4 +1,4 @@
-"""Whole jobs on many devices: which are to run now.
+"""Policies for whole jobs on many devices: which of them run now.
 
 A job wants a number of devices, all at once, for as long as it takes. This is Tiresias's setting (NSDI'19); notebooks
 in lanes are not involved. A policy *ranks* the jobs; :func:`choose` walks along the ranking and lets run what fits.
@@ -9,7 +9,7 @@ Which devices a job gets is `placement.py`'s question. Ties end in arrival numbe
 Starvation, by policy, with a stream of jobs that never ends:
 
 fifo, strict
-    nobody starves: a job runs once those before it are done.
+    none starves: a job runs once those before it are done.
 fifo with backfill
     a job that needs many devices starves while smaller ones keep coming. By design: that is what backfill without
     reservations does, and what Tiresias's baseline did.
@@ -96,7 +96,15 @@ class JobPolicy(ABC):
         return math.inf
 
     def note_chosen(self, ranked: Sequence[Job], chosen: Sequence[Job]) -> None:
-        """Take note that of the jobs *ranked*, in this order, those *chosen* run now."""
+        """Record which jobs run now.
+
+        Parameters
+        ----------
+        ranked
+            All jobs, first to run first.
+        chosen
+            Those of them that run.
+        """
         return
 
 

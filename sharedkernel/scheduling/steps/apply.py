@@ -1,6 +1,7 @@
-"""What the scheduler can decide about a session, each with what it changes and the action that carries it out.
+"""The scheduler's decisions about a session: each changes the records and appends the action that carries it out.
 
-When, and about whom, is decided elsewhere: `handlers.py` where an event alone decides it, else `reconcile.py`.
+When, and about which session, is decided elsewhere: in `handlers.py` if an event alone decides it, else in
+`reconcile.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.steps.records import Records
 
-#: longest time between two signals that demand the same grant, seconds, however often they went unheard
+#: longest time between two signals that demand the same grant, seconds
 _LONGEST_FORCE_INTERVAL = 1.0
-#: by how much shorter patience is with a session that had to be forced the last time
+#: factor of the patience for a session whose last preemption was forced
 _AFTER_FORCED = 0.1
-#: seconds for which a long iteration is waited for at most
+#: longest patience for a long iteration, seconds
 _LONGEST_PATIENCE = 2.0
 
 
 class Decisions:
-    """Carries decisions out on the records of one device.
+    """Applies decisions to the records of one device.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ class Decisions:
     # --- turns -----------------------------------
 
     def grant(self, session: Session) -> None:
-        """Let *session* run in its lane; what an interrupted iteration has live there is parked."""
+        """Grant *session* its lane; the live bytes of another interrupted iteration there are parked."""
         records, lane = self._records, session.lane
         assert lane is not None
         if lane.occupant is not session:
@@ -48,13 +49,13 @@ class Decisions:
         self._actions.append(Grant(session=session.id, lane=lane.id, parallel=len(records.clock.holders)))
 
     def revoke(self, session: Session) -> None:
-        """Ask *session* for its grant, at its next boundary."""
+        """Ask *session* to release its grant at its next boundary."""
         session.preemption.was_forced = False
         self._records.decide(session, "revoke")
         self._actions.append(Revoke(session=session.id))
 
     def end_turn(self, session: Session) -> None:
-        """Take the device from *session*, by a signal if it does not give it back in time."""
+        """Revoke *session*'s grant, and demand it by a signal if it is not released in time."""
         if session.state is SessionState.RUNNING:
             self.revoke(session)
         config = self._records.config
@@ -65,7 +66,7 @@ class Decisions:
         session.preemption.force_interval = patience
 
     def force(self) -> None:
-        """Demand by signal what was revoked and not released in time, and call those who should move out."""
+        """Signal the sessions that did not release their grants, or come to their gates, in time."""
         now = self._records.clock.now
         for session in self._records.turns.leaving.values():
             residence = session.residence
@@ -83,7 +84,15 @@ class Decisions:
     # --- memory -----------------------------------
 
     def refuse(self, session: Session, refusal: Refuse) -> None:
-        """Tell *session*, which is in line, that it will not get what it waits for."""
+        """Refuse a session its claim.
+
+        Parameters
+        ----------
+        session
+            `waiting` or `restoring`.
+        refusal
+            The action, with its reason.
+        """
         if session.state is SessionState.RESTORING:
             self._records.admission.dequeue(session)
             self._records.decide(session, "refuse to restore")
@@ -92,7 +101,7 @@ class Decisions:
         self._actions.append(refusal)
 
     def offload(self, session: Session) -> None:
-        """Ask *session* to move its memory away."""
+        """Ask *session* to offload its memory."""
         session.offload.is_asked = True
         session.residence.moving_since = self._records.clock.now
         self._records.ledger.revision += 1
@@ -113,21 +122,21 @@ class Decisions:
                 self.move_out(session)
 
     def call_later(self, session: Session) -> None:
-        """Call *session*, which should move out, by a signal if it does not come to its gate in time."""
+        """Call *session*, which was evicted, by a signal if it does not come to its gate in time."""
         patience = self._records.config.preempt_patience
         session.residence.call_at = self._records.clock.now + patience
         session.residence.call_interval = patience
 
     def move_out(self, session: Session) -> None:
-        """Ask *session*, which is at its gate in the middle of its cell, to move its memory away."""
+        """Ask *session*, which is at its gate in the middle of its cell, to offload its memory."""
         records = self._records
         if session.lane is not None:
-            records.ledger.set_parked(session, session.live)  # what is live of it is to go, not its lane's
+            records.ledger.set_parked(session, session.live)  # its live bytes are to be offloaded, its lane's are not
             records.send_back(session)
         self.offload(session)
 
     def restore(self, session: Session) -> None:
-        """Let *session* come back: there is room."""
+        """Tell *session* to restore its memory: there is room."""
         session.residence.moving_since = self._records.clock.now
         self._records.admission.dequeue(session)
         self._records.decide(session, "restore")

@@ -1,16 +1,16 @@
-"""Whose turn it is: which queued sessions are granted the device now, and whose grants are revoked for them.
+"""Dispatch: which queued sessions are granted the device now, and which grants are revoked for them.
 
-In each lane one session runs at a time; the first of each lane's queue are considered in the policy's order. The first
-that may not start for want of a running place stops all behind it, so that it is not passed by smaller ones for ever,
-unless the policy lets it be passed for a while; one that waits for its own lane stops nobody.
+In each lane one session runs at a time; the first session of each lane's queue is considered, in the policy's order.
+The first that may not start for want of a running place stops all behind it, so that smaller ones do not pass it for
+ever, unless the policy lets it be passed for a while; one that waits for its own lane stops none.
 
-Who came while there was memory for one lane only shares it with others, and may find it busy although the device could
-bear both. It *moves* then, if there is room by now and nobody in line could use it: to a lane of its own, or to one in
-which nothing runs. Where there is none it contests, beside its own lane, those that would be large enough for it, at
-their boundaries: else those that have a lane to themselves would get more than those that share one.
+A session that came while there was memory for one lane only shares that lane, and may find it busy although the device
+could bear both. It *moves* then, if there is room by now and no queued session could use it: to a lane of its own, or
+to one in which nothing runs. If there is none it contests, beside its own lane, those that would be large enough, at
+their boundaries: otherwise sessions with a lane of their own would get more than those that share one.
 
-An interrupted iteration keeps its lane: others start there only once the bytes that are live in it can be parked, which
-is charged beside all lanes. Until then only the interrupted session itself is considered for that lane.
+An interrupted iteration keeps its lane: others start there only once its live bytes can be parked, which is charged
+beside all lanes. Until then only the interrupted session itself is considered for that lane.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from sharedkernel.scheduling.model.types import LaneId, SessionState
 from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.steps.run_queue import RunQueue
 
-#: utilisation that does not count: sums are not exact
+#: tolerance for rounding errors in sums of utilisation
 _ROUNDING = 1e-9
 
 
 @dataclass(slots=True, kw_only=True)
 class DispatchPlan:
-    """What is to change now, and when to look again if nothing else happens."""
+    """The changes to make now, and when to plan again if nothing else happens."""
 
     grants: list[Session] = field(default_factory=list)
-    #: running, or revoked already, but only for the sake of its lane's memory
+    #: running sessions whose turn is over, or already revoked ones that were only asked for their lane's memory
     revocations: list[Session] = field(default_factory=list)
-    #: running, to be asked for their next boundary, but not signalled: others would move to their lanes
+    #: running sessions to ask for their next boundary without a signal: others would move to their lanes
     asked: list[Session] = field(default_factory=list)
     #: a session that is to leave its busy lane, and where to
     move: tuple[Session, Spot] | None = None
     #: when a holder's turn will be over; None: never, as things are
     deadline: float | None = None
-    #: whether to ask again, once these have their grants, when their turns will be over, or somebody has moved
+    #: whether to plan again once these changes are made
     is_unfinished: bool = False
 
 
@@ -58,20 +58,20 @@ def choose(
     may_move: Callable[[], bool],
     now: float,
 ) -> DispatchPlan:
-    """Return whose turn it is.
+    """Return which grants to give and to revoke.
 
     Parameters
     ----------
     config, policy, lanes
         The scheduler's.
-    order
+    run_queue
         The sessions that want a grant and have a lane.
     keepers
         Sessions that want none now but keep their place, see :meth:`.Policy.keeps_place`.
     holders
         Sessions that hold a grant, their service accrued.
     may_move
-        Whether nobody in line for memory could use what a session takes that moves to another lane.
+        Whether no session in the memory queue could use the lane memory that a move takes.
     now
         Seconds.
     """
@@ -99,7 +99,7 @@ def choose(
                 _contest_any(turns, lane.holder, rivals, session, policy=policy, now=now)
                 continue
             turns.is_unfinished = True
-            if not turns.grants:  # once these have their lanes it is seen what is left
+            if not turns.grants:  # the rest is planned once these have their lanes
                 turns.move = (session, spot)
             break
         if has_place:

@@ -1,7 +1,7 @@
-"""What each event means for the records: sessions report facts, and this module takes note of them.
+"""Handlers of events: how each event changes the records.
 
-Where an event alone decides what becomes of its session that is done here: a want that cannot be met is refused, a cell
-of an offloaded session gets in line. Everything else is settled afterwards (`reconcile.py`).
+Where an event alone decides what happens to its session that is done here: a want that cannot be met is refused, a cell
+of an offloaded session enters the memory queue. Everything else is decided afterwards (`reconcile.py`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from sharedkernel.scheduling.policies import interference
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records, at_least
 
-#: events of every turn, of which the ledger notices itself what they change for those in line
+#: events of every turn: the ledger counts a revision itself if they change anything for the memory queue
 _TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, MemoryMeasured})
-#: seconds until a session that had no time to move away may be asked again
+#: seconds until a session that had no time to offload may be asked again
 _ASK_AGAIN = 0.5
 
 
 class EventHandlers:
-    """Writes events into the records of one device.
+    """Applies events to the records of one device.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class EventHandlers:
         }
 
     def handle(self, event: Event) -> None:
-        """Take note of *event*, which the state of its session allows."""
+        """Apply *event*, which the state of its session allows."""
         if type(event) not in _TURNS:
             self._records.ledger.revision += 1
         handler = self._handlers.get(type(event))
@@ -101,7 +101,7 @@ class EventHandlers:
         records.clock.share_changed(user)
         records.run_queue.user_changed(user)
         for session in user.sessions.values():
-            # An interrupted iteration is let finish: its lane could not be given to anybody else.
+            # An interrupted iteration may finish: no other session could use its lane.
             if session.state is SessionState.QUEUED and not session.live:
                 refusal = records.admission.refusal(session)
                 if refusal is not None:
@@ -127,7 +127,7 @@ class EventHandlers:
             id=event.session, user=user, domain=event.domain, attained=event.attained, idle_since=records.clock.now
         )
         session.attained_before = event.attained
-        # Reported, but nothing to make up for: who had the device before the others came owes them nothing.
+        # Reported, but not part of fairness: service before the others came is no debt to them.
         user.attained += event.attained
         user.sessions[session.id] = records.sessions[session.id] = session
         records.ledger.set_memory(session, MemoryProfile(framework=event.framework))
@@ -151,7 +151,7 @@ class EventHandlers:
         records.set_live(session, 0)
         records.lanes.leave(session)
         session.offload.forget_cell()
-        if session.residence.is_ending:  # unless it was asked already, it is asked like any that is idle
+        if session.residence.is_ending:  # an eviction that was not sent yet is dropped
             is_asked = session.offload.is_asked
             records.cancel_eviction(session)
             session.offload.is_asked = is_asked
@@ -196,7 +196,7 @@ class EventHandlers:
                 if not session.offload.is_asked:  # it was if it withdrew its want and wants again
                     self._decisions.offload(session)
                 return
-            records.cancel_eviction(session)  # nobody waits any more
+            records.cancel_eviction(session)  # no session waits any more
         refusal = records.admission.refusal(session)
         if refusal is not None:
             self._decisions.refuse(session, refusal)
@@ -221,7 +221,7 @@ class EventHandlers:
         need = session.need
         records.set_live(session, event.live_bytes if event.at == "yield" else 0)
         if session.growth_parked:
-            # Its iteration is still to need what it grew to. What was parked for that and not used is forgotten.
+            # The iteration may still need what it grew to. Bytes that were parked for it and not used are released.
             records.measure(session, at_least(event.memory, ephemeral=need + session.parked))
         else:
             records.measure(session, event.memory)
@@ -257,7 +257,7 @@ class EventHandlers:
     def _on_used_without_grant(self, event: UsedWithoutGrant) -> None:
         records, session = self._records, self._records.sessions[event.session]
         is_queued = session.state is SessionState.QUEUED
-        if is_queued:  # its part of the rank changes, which nothing else does meanwhile
+        if is_queued:  # its session rank changes, which is otherwise constant while it is queued
             records.run_queue.remove(session)
         records.clock.charge(session, event.seconds)
         if is_queued:
@@ -280,7 +280,7 @@ class EventHandlers:
             records.turns.speed.moved_out(event.offloaded, elapsed)
         if session.state is SessionState.WAITING:
             session.offload.is_cut_short, session.offload.shortfall_bytes = True, session.growth
-            # What is live of its iteration counts as persistent from now on.
+            # The iteration's live bytes count as persistent from now on.
             session.offload.remaining_ephemeral = max(0, (session.memory.ephemeral or 0) - session.live)
             records.set_live(session, 0)
             records.lanes.leave(session)
@@ -294,7 +294,7 @@ class EventHandlers:
     def _on_offload_declined(self, event: OffloadDeclined) -> None:
         session = self._records.sessions[event.session]
         self._records.cancel_eviction(session)
-        # If its code runs by now that is why.
+        # If its code runs by now, that is the reason.
         is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
         session.offload.is_declined = not is_for_now
         session.offload.ask_again_at = self._records.clock.now + _ASK_AGAIN
@@ -309,7 +309,7 @@ class EventHandlers:
         session.offload.is_returning = session.offload.is_cut_short = session.offload.is_interrupted = False
         session.offload.size = 0
         records.measure(session, event.memory)
-        # Like any growth: parked until its next boundary tells the truth.
+        # Like any growth: parked until its next boundary, when it is measured.
         session.live = session.growth_parked = session.offload.shortfall_bytes
         records.ledger.set_parked(session, session.offload.shortfall_bytes)
         session.offload.shortfall_bytes = 0
@@ -322,6 +322,6 @@ class EventHandlers:
 
 
 def _declare(session: Session, iterations: int | None) -> None:
-    """Note that *iterations* are left in *session*'s cell, if it says so."""
+    """Record that *iterations* are left in *session*'s cell; None: nothing new."""
     if iterations is not None:
         session.forecast.declared, session.forecast.declared_at = iterations, session.attained

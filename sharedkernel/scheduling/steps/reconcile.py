@@ -1,8 +1,8 @@
-"""What is done after any event: lanes are set right, the line is admitted, turns are taken, room is made.
+"""The decisions after each event: lanes are corrected, queued sessions admitted, grants given and revoked, room made.
 
-In this order: lanes whose size is not right any more; those in line for memory who fit; whose turn it is; then, while
-somebody is still in line, what others must give up for them (`memory/reclaim.py`, `memory/offloading.py`). Where those
-in line only wait for each other, somebody gives way, or is refused.
+In this order: lanes whose size has to change; queued sessions that fit; the run queue; then, while the memory queue is
+not empty, what others must give up for it (`memory/reclaim.py`, `memory/offloading.py`). If queued sessions only wait
+for each other, one of them gives way or is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sharedkernel.scheduling.steps.records import Records
 
 
 class Reconciler:
-    """Brings the records of one device in order.
+    """Makes the records of one device consistent with each other after an event.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ class Reconciler:
     def __init__(self, records: Records, decisions: Decisions) -> None:
         self._records = records
         self._decisions = decisions
-        #: when a holder's turn will be over
+        #: when the next holder's turn is over
         self._turn_deadline: float | None = None
 
     def reconcile(self) -> None:
-        """Bring lanes, the line for memory and turns in order."""
+        """Decide about lanes, the memory queue, grants and offloading, in this order."""
         records = self._records
         for session in records.lanes.reconcile():
             records.send_back(session)
@@ -53,7 +53,7 @@ class Reconciler:
         self._decisions.force()
 
     def next_deadline(self) -> float | None:
-        """Return when to settle again if nothing happens before; None when time alone changes nothing."""
+        """Return when to reconcile again if nothing happens before; None: time alone changes nothing."""
         records = self._records
         deadlines = [
             holder.preemption.force_at
@@ -79,13 +79,13 @@ class Reconciler:
         return min(deadlines, default=None)
 
     def is_stuck(self) -> bool:
-        """Return whether somebody waits to grow and nothing will change by itself."""
+        """Return whether a session waits to grow and nothing will change by itself."""
         return self._is_still() and self._records.admission.latest_growing() is not None
 
-    # --- the line for memory -----------------------------------
+    # --- the memory queue -----------------------------------
 
     def _admit(self) -> None:
-        """Admit as many in line as fit, and those who reclaim empty lanes."""
+        """Admit as many queued sessions as fit, and those that reclaim empty lanes."""
         records = self._records
         while records.admission.waiting:
             result = records.admission.admit(records.clock.now)
@@ -97,17 +97,17 @@ class Reconciler:
                     self._decisions.restore(session)
                 else:
                     records.decide(session, "admit")
-            # Whoever grew may have left the rest of a lane to others, who were asked before.
+            # A session that grew may have left spare lane bytes to others that did not fit before.
             if not self._clear(records.reclaimer.reclaim(records.clock.now)) and not has_grown:
                 break
 
     def _make_room(self) -> bool:
-        """Take from others, at their boundaries or while they are idle, what those in line lack.
+        """Take what queued sessions lack from others, at their boundaries or while they are idle.
 
-        Return whether somebody was refused, which may let others in line have what they wait for.
+        Return whether a session was refused, which may let others have what they wait for.
         """
         records = self._records
-        # Asked last: the lane that is needed may have been granted only now, for its interrupted iteration to end.
+        # Asked again here: the lane that is needed may have been granted only now, so that its iteration can end.
         reclaim = records.reclaimer.reclaim(records.clock.now)
         for session in reclaim.asked:
             self._decisions.revoke(session)
@@ -119,7 +119,7 @@ class Reconciler:
             self._decisions.offload(session)
         self._evict()
         if records.offloading.eviction.due_at is not None and self._is_still(beside_turns=True):
-            self._make_way()  # there is nothing to wait for until that quantum is over
+            self._make_way()  # nothing else will happen until that quantum is over
         while self.is_stuck():
             if self._unstick():
                 return True
@@ -129,7 +129,7 @@ class Reconciler:
         return False
 
     def _ask_for_boundaries(self) -> None:
-        """Ask those who cannot move out for the boundary at which what they have parked of an iteration comes free."""
+        """Revoke grants of sessions that cannot move out, whose parked bytes come free at a boundary."""
         records = self._records
         if not records.policy.is_preemptive or all(map(records.admission.is_attainable, records.admission.queue())):
             return
@@ -138,7 +138,7 @@ class Reconciler:
                 self._decisions.revoke(session)
 
     def _evict(self) -> None:
-        """Tell those to move out whose memory quantum is over and whose memory somebody in line lacks."""
+        """Evict sessions whose memory quantum is over and whose memory a queued session lacks."""
         records = self._records
         eviction = records.offloading.eviction
         if eviction.waiting is None or not eviction.sessions:
@@ -161,15 +161,15 @@ class Reconciler:
                 self._records.send_back(session)
         return bool(reclaim.lanes)
 
-    # --- those who wait for each other -----------------------------------
+    # --- sessions that wait for each other -----------------------------------
 
     def _is_still(self, *, beside_turns: bool = False) -> bool:
-        """Return whether there is a line, nobody runs or may come to run, and no memory is on its way.
+        """Return whether the memory queue is not empty, no session runs or may come to run, and no memory is coming.
 
         Parameters
         ----------
         beside_turns
-            Whether memory quanta that will be over some time do not count.
+            Whether to ignore memory quanta that will be over some time.
         """
         records = self._records
         if records.offloading.eviction.due_at is not None and not beside_turns:
@@ -179,22 +179,22 @@ class Reconciler:
         return not any(session.offload.is_returning for session in records.demand.open.values())
 
     def _deadlock_ends(self) -> float | None:
-        """Return when one is refused of several who wait for each other's persistent memory; None: they do not.
+        """Return when one of those that wait for each other's persistent memory is refused; None: there are none.
 
-        It came to that by facts: they turned out to keep more than was foreseen. Only the end of a cell can help.
+        Measured memory that exceeds the forecast leads to this. Only the end of a cell can help.
         """
         admission = self._records.admission
         latest = admission.latest_in_the_way() if self._is_still() else None
         return None if latest is None else admission.patience_ends(latest)
 
     def _settled_at(self) -> Iterator[float]:
-        """Yield from when on those may give way who came back and wait again."""
+        """Yield from when on restored sessions that wait again may give way."""
         records = self._records
         for session in (*records.admission.waiting.values(), *records.queued.values()):
             yield records.turns.settled_at(session)
 
     def _unstick(self) -> bool:
-        """Take back at once what lanes can give, or what those later in line hold; else refuse the latest to grow.
+        """Take back what lanes can give, or what later sessions in the queue hold; else refuse the latest to grow.
 
         Return whether it was refused.
         """
@@ -207,7 +207,7 @@ class Reconciler:
         return False
 
     def _make_way(self) -> bool:
-        """Have some in line moved away for one before them; return whether there are such."""
+        """Offload queued sessions for an earlier one; return whether there are such."""
         records = self._records
         queue = records.admission.queue()
         waiting, chosen = records.offloading.who_gives_way(queue, records.queued.values(), records.clock.now)
@@ -215,7 +215,9 @@ class Reconciler:
             waiting.has_room_made = True
         for session in chosen:
             if session.state is SessionState.QUEUED:
-                records.ledger.set_parked(session, session.live)  # what is live of it is to go, not its lane's
+                records.ledger.set_parked(
+                    session, session.live
+                )  # its live bytes are to be offloaded, its lane's are not
                 records.send_back(session)
             self._decisions.offload(session)
         if chosen:
@@ -225,7 +227,7 @@ class Reconciler:
         return bool(chosen)
 
     def _refuse_wait(self, session: Session | None) -> bool:
-        """Refuse *session*, if there is one, what it waits for; return whether there is."""
+        """Refuse the claim of *session*, if there is one; return whether there is."""
         if session is not None:
             self._decisions.refuse(session, self._records.admission.refuse_wait(session))
         return session is not None

@@ -1,8 +1,8 @@
-"""What is known of one device: its users, sessions, lanes and memory, and the elementary changes to them.
+"""The records of one device, its users, sessions, lanes and memory, and the elementary changes to them.
 
-Each session stands where its state says: among the idle, the ready, the queued, those with an open cell, those that
-take part in the competition. :meth:`Records.enter` keeps that so; nothing else changes a session's state. What an event
-means is `handlers.py`'s matter, what is done about it `reconcile.py`'s.
+Each session is in the indexes of its state: the idle, the ready, the queued, those with an open cell, the active ones.
+:meth:`Records.enter` keeps that so; nothing else changes a session's state. `handlers.py` knows what an event means,
+`reconcile.py` what follows from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sharedkernel.scheduling.steps.run_queue import RunQueue
 
 
 class Records:
-    """The records of one device, which all parts of its scheduler share.
+    """The records of one device, shared by all parts of its scheduler.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Records:
         self.config = config
         self.users: dict[UserId, User] = {}
         self.sessions: dict[SessionId, Session] = {}
-        #: what was decided since the present event, in order
+        #: actions decided since the present event, in order
         self.actions: list[Action] = []
         self.ledger = Ledger(config.capacity, config.reserve)
         self.lanes = Lanes(self.ledger, self.actions)
@@ -74,10 +74,10 @@ class Records:
         )
         self.reclaimer = Reclaimer(self.admission)
         self.run_queue = RunQueue(self.policy, self.lanes)
-        #: all and only the sessions that are `queued`, `ready`
+        #: all sessions that are `queued`, `ready`
         self.queued: dict[SessionId, Session] = {}
         self.ready: dict[SessionId, Session] = {}
-        #: where sessions of some states are found
+        #: indexes of sessions by state
         self.indexes: dict[SessionState, dict[SessionId, Session]] = {
             SessionState.IDLE: self.offloading.idle,
             SessionState.QUEUED: self.queued,
@@ -90,7 +90,7 @@ class Records:
         return self.users.setdefault(user, User(id=user))
 
     def configure(self, config: SchedulerConfig) -> None:
-        """Rank by *config*'s policy from now on; nobody loses a grant by that alone."""
+        """Rank by *config*'s policy from now on; no grant is lost by that alone."""
         self.config = config
         self.policy = POLICIES[config.policy](config, self.predictions)
         self.admission.config, self.admission.policy = config, self.policy
@@ -101,21 +101,53 @@ class Records:
     # --- a session's state -----------------------------------
 
     def decide(self, session: Session, decision: str) -> None:
-        """Move *session* as *decision*, one of :data:`.DECISIONS`, says."""
+        """Change a session's state by a decision.
+
+        Parameters
+        ----------
+        session
+            In the state that the decision starts from.
+        decision
+            A key of :data:`.DECISIONS`.
+        """
         before, after = DECISIONS[decision]
         assert session.state is before, f"cannot {decision} session {session.id} while it is {session.state}"
         self.enter(session, after, decision)
 
     def move(self, session: Session, event: SessionEvent) -> None:
-        """Move *session* as *event* says."""
+        """Change a session's state by an event.
+
+        Parameters
+        ----------
+        session
+            In a state that allows the event.
+        event
+            One of the session's.
+        """
         self.enter(session, TRANSITIONS[session.state, type(event)], type(event).__name__)
 
     def record_event(self, session: Session, event: SessionEvent) -> None:
-        """Write *event*, which does not move *session*, into its story."""
+        """Write an event that changes no state into a session's story.
+
+        Parameters
+        ----------
+        session, event
+            The session, and one of its events.
+        """
         session.story.append((self.clock.now, type(event).__name__, session.state))
 
     def enter(self, session: Session, state: SessionState, reason: str) -> None:
-        """Let *session* be in *state*, and write *reason* into its story."""
+        """Change a session's state, its indexes and its story.
+
+        Parameters
+        ----------
+        session
+            To be changed.
+        state
+            The new state.
+        reason
+            An event's or a decision's name, for the story.
+        """
         before, session.state = session.state, state
         session.story.append((self.clock.now, reason, state))
         if before is state:
@@ -142,24 +174,24 @@ class Records:
             session.queued_since = self.clock.now
             self.run_queue.add(session)  # after it was lifted
 
-    # --- the line for memory -----------------------------------
+    # --- the memory queue -----------------------------------
 
     def enqueue(self, session: Session) -> None:
-        """Let *session* wait for memory behind those who wait already."""
+        """Put *session* at the end of the memory queue."""
         session.arrival = next(self._arrivals)
         session.waiting_since = self.clock.now
         session.overtaken_at = session.delayed_at = None
         self.admission.enqueue(session)
 
     def cancel_eviction(self, session: Session) -> None:
-        """Note that *session* was asked to move out no longer."""
+        """Withdraw the request that *session* move out."""
         session.offload.is_asked = False
         session.residence.cancel()
         if self.turns.leaving.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
     def send_back(self, session: Session) -> None:
-        """Let *session*, which had to leave its lane, come for memory anew."""
+        """Take *session* out of its lane; if it is queued, it enters the memory queue again."""
         self.lanes.leave(session)
         if session.state is SessionState.QUEUED:
             self.decide(session, "send back")
@@ -168,8 +200,16 @@ class Records:
     # --- what a session holds -----------------------------------
 
     def measure(self, session: Session, memory: MemoryProfile) -> None:
-        """Charge *session* for *memory*; it leaves its lane if that is too small now."""
-        # What was promised stays promised, until it is there, or the iteration has ended that it was promised for.
+        """Charge a session for its measured memory; it leaves its lane if that is too small now.
+
+        Parameters
+        ----------
+        session
+            Was measured.
+        memory
+            Bytes.
+        """
+        # A promise is kept until the memory is there, or the iteration that it was made for has ended.
         if session.offload.is_returning:
             memory = at_least(memory, persistent=session.memory.persistent)
         if session.growth_parked:
@@ -185,7 +225,15 @@ class Records:
             self.send_back(session)
 
     def set_live(self, session: Session, live: int) -> None:
-        """Note that *live* bytes of an interrupted iteration of *session* are in its lane, or parked from it."""
+        """Set the live bytes of a session's interrupted iteration.
+
+        Parameters
+        ----------
+        session
+            Its iteration was interrupted, or has ended.
+        live
+            Bytes in its lane and parked; 0: nothing is live.
+        """
         if live != session.live:
             session.live = live
             self.ledger.revision += 1
@@ -199,7 +247,7 @@ class Records:
                 lane.occupant = None
 
     def end_grant(self, session: Session) -> None:
-        """Take note that *session*, which held a grant, holds none now."""
+        """Take the grant from *session*, which has released it."""
         self.clock.end(session)
         self.run_queue.user_changed(session.user)
         session.preemption.force_at = math.inf
@@ -208,7 +256,15 @@ class Records:
 
 
 def at_least(memory: MemoryProfile, *, persistent: int = 0, ephemeral: int | None = None) -> MemoryProfile:
-    """Return *memory* with figures no smaller than those given."""
+    """Return a memory profile with figures no smaller than given ones.
+
+    Parameters
+    ----------
+    memory
+        The profile.
+    persistent, ephemeral
+        Bytes; None: no lower limit.
+    """
     if ephemeral is None:
         ephemeral = memory.ephemeral
     elif memory.ephemeral is not None:

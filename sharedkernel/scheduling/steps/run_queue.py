@@ -1,13 +1,13 @@
-"""Those who want the device, in the policy's order, kept up to date instead of sorted at each event.
+"""The run queue: sessions that want the device, in the policy's order, updated instead of sorted at each event.
 
-Asked for is the first of each lane, in order; of hundreds of lanes mostly only one or two are looked at. A policy's
-rank has two parts, the user's and the session's (:meth:`.Policy.user_rank`, :meth:`.Policy.session_rank`). While a
-session is queued its own part does not change, and its user's changes only by service or by a grant. So what is kept
-is sorted: in each lane the sessions of each user, and the users by the first of these; and the lanes. What an event
-costs grows with the number of lanes in which the users whose service it changed are queued, and with the logarithm of
-all else.
+Asked for is the first session of each lane, in order; of hundreds of lanes mostly only one or two are looked at. A
+policy's rank has two parts, the user's and the session's (:meth:`.Policy.user_rank`, :meth:`.Policy.session_rank`).
+While a session is queued its own part does not change, and its user's changes only by service or by a grant. The queue
+therefore keeps sorted: in each lane the sessions of each user, and the users by the first of these; and the lanes. The
+cost of an event grows with the number of lanes in which the users whose service it changed are queued, and with the
+logarithm of everything else.
 
-Not covered: who of them is served (`dispatch.py`).
+Not covered: which of them is served (`dispatch.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunQueue:
     Parameters
     ----------
     policy
-        Who ranks.
+        Ranks the sessions.
     lanes
         The scheduler's.
     """
@@ -64,7 +64,7 @@ class RunQueue:
         self._stale: dict[UserId, User] = {}
 
     def add(self, session: Session) -> None:
-        """Take *session* in, which has a lane and is queued from now on."""
+        """Add *session*, which has a lane and is queued from now on."""
         lane, user = session.lane, session.user
         assert lane is not None
         queue = self._queues.get(lane.id)
@@ -77,7 +77,7 @@ class RunQueue:
         self._refresh(queue, user)
 
     def remove(self, session: Session) -> None:
-        """Take *session* out, which is queued no more; its lane may have gone before."""
+        """Remove *session*, which is not queued any more; its lane may have been removed before."""
         queue, rank = self._places.pop(session.id)
         user = session.user
         mine = queue.by_user[user.id]
@@ -93,17 +93,25 @@ class RunQueue:
             del self._queues[queue.lane]
 
     def has_others(self, session: Session) -> bool:
-        """Return whether others than *session*, which is queued, are queued in its lane."""
+        """Return whether other sessions than the queued *session* are queued in its lane."""
         queue, _ = self._places[session.id]
         return len(queue.by_user) > 1 or len(queue.by_user[session.user.id]) > 1
 
     def user_changed(self, user: User) -> None:
-        """Take note that *user*'s part of the rank may have changed."""
+        """Record that *user*'s part of the rank may have changed."""
         if user.id in self._of_user:
             self._stale[user.id] = user
 
     def rebuild(self, policy: Policy, queued: Iterable[Session]) -> None:
-        """Rank all *queued* sessions anew, by *policy*."""
+        """Rank all queued sessions anew.
+
+        Parameters
+        ----------
+        policy
+            Ranks them from now on.
+        queued
+            All queued sessions.
+        """
         self.policy = policy
         for kept in (self._queues, self._firsts, self._places, self._of_user, self._stale):
             kept.clear()
@@ -111,12 +119,12 @@ class RunQueue:
             self.add(session)
 
     def firsts(self, holders: Iterable[Session]) -> Iterator[Entry]:
-        """Return the first of each lane who may run there, with its rank, in order.
+        """Return the first session of each lane that may run there, with its rank, in order.
 
         Parameters
         ----------
         holders
-            Sessions that hold a grant: their users' ranks changed.
+            Sessions that hold a grant: their users' ranks have changed.
         """
         for session in self._lanes.moved:
             if session.id in self._places:
@@ -147,7 +155,7 @@ class RunQueue:
             yield heapq.heappop(later)
 
     def _refresh(self, queue: _LaneQueue, user: User) -> None:
-        """Put the first of *user*'s sessions in *queue*, and the first of all of them, in their places."""
+        """Update the places of *user*'s first session in *queue*, and of the queue's first session."""
         mine = queue.by_user.get(user.id)
         before = queue.firsts.get(user.id)
         after = None if mine is None else ((*self.policy.user_rank(user), *mine[0][0]), mine[0][1])
