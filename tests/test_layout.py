@@ -59,7 +59,7 @@ CIRCULAR = frozenset(
 )
 
 #: processes whose folders are in layers, too
-LAYERED = ("gateway",)
+LAYERED = ("gateway", "scheduling")
 
 MAX_MODULES = 14
 #: folders with more modules
@@ -69,7 +69,6 @@ LARGE_FOLDERS = frozenset(
         "commands",
         "device_memory",
         "executor",
-        "scheduling",
         "session",
     }
 )
@@ -86,8 +85,6 @@ LONG_MODULES = frozenset(
         "executor.shelves",
         "executor.supervisor",
         "relay.relay",
-        "scheduling.lanes",
-        "scheduling.model",
         "session.gate",
         "shelf.layout",
         "simulator.device",
@@ -135,7 +132,6 @@ AMBIGUOUS_CLASSES = frozenset(
         "Outcome",
         "Peer",
         "Progress",
-        "Reclaim",
         "Restore",
         "Restored",
         "Run",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.matching import MatchedDevice, MatchedJob, match
-from sharedkernel.simulator.unlike import simulate_unlike
+from sharedkernel.simulator.heterogeneous import simulate_heterogeneous
 from sharedkernel.simulator.workloads import two_kinds
 
 _SEEDS = range(30)
@@ -83,7 +83,7 @@ def online() -> None:
     runs = [("fifo", 1.0), ("srtf", 1.0), *(("allox", alpha) for alpha in _ALPHAS)]
     for policy, alpha in runs:
         found = [
-            simulate_unlike(
+            simulate_heterogeneous(
                 two_kinds(jobs=300, devices=8, seed=seed, load=1.1), policy, {"fast": 4, "slow": 4}, alpha=alpha
             ).figures()
             for seed in _SEEDS

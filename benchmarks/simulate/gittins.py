@@ -6,7 +6,7 @@ import random
 import statistics
 
 from benchmarks.simulate import tables
-from sharedkernel.scheduling.queues import TIRESIAS_THRESHOLDS
+from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.traces import TraceJob
 from sharedkernel.simulator.workloads import alike, heavy_tailed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.simulate import tables
-from sharedkernel.scheduling.queues import TIRESIAS_THRESHOLDS
+from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.traces import read_samples, read_trace
 

@@ -18,7 +18,7 @@ from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Targ
 from sharedkernel.bench.servers import gateway_route
 from sharedkernel.bench.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.scheduling.memory_turns import QUANTUM_OVER_TRANSFER
+from sharedkernel.scheduling.memory.turns import QUANTUM_OVER_TRANSFER
 from sharedkernel.units import format_bytes
 
 _TRAINERS = ("ada", "grace", "hedy", "joan")

@@ -12,16 +12,16 @@ from sharedkernel.commands.base import CommandApp, fail
 from sharedkernel.commands.scenario import OnProgress, ScenarioApp, TraceScenarioApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import PolicyName, SchedulerConfig
-from sharedkernel.scheduling.job_policies import JobPolicyName
 from sharedkernel.scheduling.matching import AlloX
 from sharedkernel.scheduling.placement import PLACEMENTS, PlacementName
-from sharedkernel.scheduling.policies import POLICIES
+from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
+from sharedkernel.simulator.heterogeneous import HeterogeneousPolicyName, simulate_heterogeneous
 from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks
 from sharedkernel.simulator.report import Outcome
 from sharedkernel.simulator.traces import TraceJob, read_samples
-from sharedkernel.simulator.unlike import UnlikePolicyName, simulate_unlike
 from sharedkernel.simulator.workloads import CLUSTER_WORKLOADS, notebooks
 from sharedkernel.units import parse_bytes
 
@@ -48,7 +48,7 @@ class ClusterApp(TraceScenarioApp):
         sharedkernel simulate cluster --workload heavy-tailed --jobs 1000 --devices 16 --plot heavy.png
         sharedkernel simulate cluster --workload two-kinds --devices fast=4,slow=4 --compare allox,srtf,fifo
     """
-    policies = tuple(dict.fromkeys([*JobPolicyName, *UnlikePolicyName]))
+    policies = tuple(dict.fromkeys([*JobPolicyName, *HeterogeneousPolicyName]))
     aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         **TraceScenarioApp.aliases,
         "devices": "ClusterApp.devices",
@@ -115,21 +115,21 @@ class ClusterApp(TraceScenarioApp):
         if self.trace:
             self._jobs = self.read().jobs
         else:
-            workload = self.workload or ("two-kinds" if self._is_unlike else "heavy-tailed")
+            workload = self.workload or ("two-kinds" if self._is_heterogeneous else "heavy-tailed")
             self._jobs = CLUSTER_WORKLOADS[workload](jobs=self.jobs, devices=count, seed=self.seed)
         too_large = sum(job.devices > count for job in self._jobs)
         if too_large:
             self.say(f"{too_large} of {len(self._jobs)} jobs need more than {count} devices and cannot run.")
 
     @property
-    def _is_unlike(self) -> bool:
+    def _is_heterogeneous(self) -> bool:
         return "" not in self._kinds
 
     def _check_policies(self) -> None:
-        able: tuple[str, ...] = tuple(UnlikePolicyName if self._is_unlike else JobPolicyName)
+        able: tuple[str, ...] = tuple(HeterogeneousPolicyName if self._is_heterogeneous else JobPolicyName)
         for name in self.names():
             if name not in able:
-                devices = "devices of several kinds" if self._is_unlike else "like devices"
+                devices = "devices of several kinds" if self._is_heterogeneous else "like devices"
                 raise ConfigError(f"{name} is no policy for {devices}; there are {', '.join(able)}.")
 
     def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
@@ -139,8 +139,8 @@ class ClusterApp(TraceScenarioApp):
         def progress(done: int) -> None:
             on_progress(done, total)
 
-        if self._is_unlike:
-            return simulate_unlike(self._jobs, policy, self._kinds, alpha=self.alpha, on_progress=progress)
+        if self._is_heterogeneous:
+            return simulate_heterogeneous(self._jobs, policy, self._kinds, alpha=self.alpha, on_progress=progress)
         return simulate_cluster(self._jobs, policy, self._options, on_progress=progress)
 
 

@@ -15,7 +15,7 @@ from sharedkernel.commands.trace_document import Recording
 from sharedkernel.describe import session_name
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.spans import Activity, Span, SpanTracker
-from sharedkernel.scheduling.model import LaneId
+from sharedkernel.scheduling.model.types import LaneId
 
 #: seconds between two documents
 INTERVAL = 0.1

@@ -21,8 +21,16 @@ from sharedkernel.commands.trace_document import Recording
 from sharedkernel.errors import ConfigError, InvalidTransition, SharedKernelError
 from sharedkernel.executor.spans import Span, SpanTracker
 from sharedkernel.paths import LOGS_DIRECTORY, device_directory
-from sharedkernel.scheduling.events import CellOpened, DeviceWanted, Event, SessionEvent, SessionStarted, from_dict
-from sharedkernel.scheduling.model import SchedulerConfig, SessionState, UserId
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.events import (
+    CellOpened,
+    DeviceWanted,
+    Event,
+    SessionEvent,
+    SessionStarted,
+    from_dict,
+)
+from sharedkernel.scheduling.model.types import SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 
 #: the record, newest part first

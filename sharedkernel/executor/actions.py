@@ -25,8 +25,8 @@ from sharedkernel.executor.sessions import SessionProcess, id_of, profile_of
 from sharedkernel.executor.supervisor import send_signal
 from sharedkernel.executor.tasks import Tasks
 from sharedkernel.executor.users import Users
-from sharedkernel.scheduling import actions, events
-from sharedkernel.scheduling.model import LaneId
+from sharedkernel.scheduling.model import actions, events
+from sharedkernel.scheduling.model.types import LaneId
 from sharedkernel.session.page import FORCE_SIGNAL, Word
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from sharedkernel.executor.service import ExecutorService
 from sharedkernel.heap import keep_trimmed
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
-from sharedkernel.scheduling.model import PolicyName, SchedulerConfig
+from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
 from sharedkernel.selftest.steps import table
 from sharedkernel.units import format_bytes, parse_bytes, parse_duration
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 
 from sharedkernel.protocol import Counts
-from sharedkernel.scheduling import actions
+from sharedkernel.scheduling.model import actions
 
 #: upper bounds of the classes of waits, seconds
 WAIT_BOUNDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

@@ -14,8 +14,8 @@ from typing import Protocol
 from sharedkernel.executor.counters import Counters
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.executor.timeline import Timeline
-from sharedkernel.scheduling import actions, events
-from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.model import actions, events
+from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

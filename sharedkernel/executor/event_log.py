@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from sharedkernel.scheduling import events
-from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.config import SchedulerConfig
 
 log = logging.getLogger(__name__)
 

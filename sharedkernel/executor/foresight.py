@@ -18,8 +18,8 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.executor.journal import Journal
 from sharedkernel.executor.throughput import Rates, Throughput
-from sharedkernel.scheduling import events
-from sharedkernel.scheduling.model import SessionId, UserId
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.types import SessionId, UserId
 
 #: the journal's name in the runtime directory, and the version of its records
 JOURNAL_NAME, _SCHEMA = "history.journal", 2

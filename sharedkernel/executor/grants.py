@@ -27,8 +27,9 @@ from sharedkernel.executor.users import Users
 from sharedkernel.executor.views import Views
 from sharedkernel.executor.waits import WaitTeller
 from sharedkernel.protocol import Limits, Memory
-from sharedkernel.scheduling import events
-from sharedkernel.scheduling.model import HOLDING_STATES, SchedulerConfig, SessionId, SessionState, UserId
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.session.page import Turn, Word
 from sharedkernel.units import format_bytes
 
@@ -361,7 +362,7 @@ class Grants:
         """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
         seen = self._served.utilisation(process)
         utilisation = message.utilisation if seen is None else seen
-        if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].alone:
+        if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].stats.is_alone:
             self._foresight.measured(id_of(process), utilisation)
         return utilisation
 

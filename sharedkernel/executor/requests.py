@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from sharedkernel import protocol
 from sharedkernel.errors import Refused
 from sharedkernel.protocol import Limits
-from sharedkernel.scheduling import events
-from sharedkernel.scheduling.model import UserId
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.types import UserId
 
 #: bytes of all texts of a request together: they are kept in one packet, and said again in every list of sessions
 _MOST_TEXT = 48 << 10

@@ -58,7 +58,7 @@ from sharedkernel.paths import (
     SESSIONS_DIRECTORY,
     make_private_directory,
 )
-from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.model.config import SchedulerConfig
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import psutil
 from sharedkernel import protocol
 from sharedkernel.executor.hearsay import MOST_BYTES
 from sharedkernel.protocol import Limits, Memory, SessionRecord
-from sharedkernel.scheduling.model import MemoryProfile, SessionId
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
 from sharedkernel.session.page import Page, Word
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sharedkernel.scheduling.model import LaneId, Session, SessionId, SessionState
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 
 
@@ -111,14 +112,16 @@ class SpanTracker:
         lanes = scheduler.lanes.by_id
         for name, session in sessions.items():
             # Nearly all sessions do what they did: that must be seen quickly, since this is looked at after each event.
-            seen = (session.state, session.is_returning, session.is_asked_to_offload)
+            seen = (session.state, session.offload.is_returning, session.offload.is_asked)
             if self._seen.get(name) == seen:
                 continue
             self._seen[name] = seen
             doing, activity = self._doing.get(name), activity_of(session)
             if doing is None or doing.activity is not activity:
                 lane = None if session.lane is None else session.lane.id
-                self.change(now, name, session.user.id, activity, lane=lane, iterations=session.iterations, lanes=lanes)
+                self.change(
+                    now, name, session.user.id, activity, lane=lane, iterations=session.stats.iterations, lanes=lanes
+                )
             elif session.state is SessionState.PREEMPTING:
                 doing.revoked_at = now
         if len(self._doing) != len(sessions):
@@ -223,8 +226,8 @@ class SpanTracker:
 def activity_of(session: Session) -> Activity | None:
     """Return what a session of the scheduler does; None for what is not told (idle, plain Python)."""
     state = session.state
-    if state is SessionState.RESTORING and session.is_returning:
+    if state is SessionState.RESTORING and session.offload.is_returning:
         return Activity.RESTORING
-    if session.is_asked_to_offload:
+    if session.offload.is_asked:
         return Activity.OFFLOADING
     return _ACTIVITIES[state]

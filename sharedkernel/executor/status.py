@@ -15,7 +15,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.sessions import SessionProcess
 from sharedkernel.executor.users import UserRecord
 from sharedkernel.protocol import Device
-from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
 from sharedkernel.session.page import Word
 

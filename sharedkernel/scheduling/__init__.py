@@ -1,14 +1,7 @@
 """The scheduling core: pure decisions about one device. Events in, actions out; see `scheduler.py`."""
 
-from sharedkernel.scheduling.model import (
-    LaneId,
-    MemoryProfile,
-    PolicyName,
-    SchedulerConfig,
-    SessionId,
-    SessionState,
-    UserId,
-)
+from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
+from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
 

@@ -1,23 +1,22 @@
-"""What is true of a scheduler between two events; for tests and for whoever suspects a bug."""
+"""The invariants of a scheduler between two events; for tests, and to look for a bug."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharedkernel.scheduling.model import (
+from sharedkernel.scheduling.model.session import Lane, Session
+from sharedkernel.scheduling.model.types import (
     ACTIVE_STATES,
     HOLDING_STATES,
-    LINE_STATES,
+    MEMORY_QUEUE_STATES,
     OPEN_STATES,
-    Lane,
     LaneId,
-    Session,
     SessionState,
 )
 from sharedkernel.units import format_bytes
 
 if TYPE_CHECKING:
-    from sharedkernel.scheduling.records import Records
+    from sharedkernel.scheduling.steps.records import Records
 
 
 def check(records: Records) -> None:
@@ -91,36 +90,41 @@ def _check_session(records: Records, session: Session) -> None:
     _require((state in ACTIVE_STATES) == (name in session.user.active), f"session {name} is wrongly counted as active")
     if session.lane is not None:
         _require(session.lane.sessions.get(name) is session, f"session {name} is not in its lane")
-        may_have = state in OPEN_STATES and (state not in LINE_STATES or session.growth > 0)
+        may_have = state in OPEN_STATES and (state not in MEMORY_QUEUE_STATES or session.growth > 0)
         _require(may_have, f"session {name} is {state} and has a lane")
     else:
         _require(state not in ACTIVE_STATES, f"session {name} is {state} and has no lane")
         _require(session.parked == session.live, f"session {name} has unparked live bytes and no lane")
     _require(0 <= session.parked <= session.live, f"session {name} has more parked than is live")
-    _require(0 <= session.grown <= session.parked, f"session {name} grew by more than is parked")
+    _require(0 <= session.growth_parked <= session.parked, f"session {name} grew by more than is parked")
     _check_away(records, session)
 
 
 def _check_away(records: Records, session: Session) -> None:
     """Check what is true of sessions that are idle, offloaded or restoring, and of those that are not."""
-    state, name, is_in_line = session.state, session.id, session.id in records.admission.waiting
+    state, name, is_queued = session.state, session.id, session.id in records.admission.waiting
     is_open, is_restoring = state in OPEN_STATES, state is SessionState.RESTORING
     is_away = is_restoring or state is SessionState.OFFLOADED
-    _require(is_open == (name in records.claims.open), f"session {name} is {state}; its cell is wrongly noted")
+    _require(is_open == (name in records.demand.open), f"session {name} is {state}; its cell is wrongly noted")
     _require((is_open and not is_restoring) or not session.live, f"session {name} is {state} and has live bytes")
-    _require(is_away or not session.offloaded, f"session {name} is {state} and has bytes moved away")
-    _require(is_restoring or not (session.is_cut_short or session.lacked), f"session {name} is {state} and cut short")
-    _require(is_restoring or not session.is_interrupted, f"session {name} is {state} and interrupted while away")
-    _require(not (is_away and session.is_asked_to_offload), f"session {name} is {state} and asked to move away")
-    _require(is_in_line or state is not SessionState.WAITING, f"session {name} waits outside the line")
-    _require(not is_in_line or state in LINE_STATES, f"session {name} is {state} and in line")
+    _require(is_away or not session.offload.size, f"session {name} is {state} and has bytes moved away")
+    _require(
+        is_restoring or not (session.offload.is_cut_short or session.offload.shortfall_bytes),
+        f"session {name} is {state} and cut short",
+    )
+    _require(
+        is_restoring or not session.offload.is_interrupted, f"session {name} is {state} and interrupted while away"
+    )
+    _require(not (is_away and session.offload.is_asked), f"session {name} is {state} and asked to move away")
+    _require(is_queued or state is not SessionState.WAITING, f"session {name} waits outside the memory queue")
+    _require(not is_queued or state in MEMORY_QUEUE_STATES, f"session {name} is {state} and in the memory queue")
     _require(not session.growth or state is SessionState.WAITING, f"session {name} is {state} and wants to grow")
     is_leaving = name in records.turns.leaving
     _require(is_leaving == session.residence.is_ending, f"session {name} is wrongly noted to move out")
     _require(not is_leaving or (is_open and not is_restoring), f"session {name} is {state} and told to move out")
-    _require(is_in_line or not session.has_room_made, f"room is made for session {name}, which is not in line")
-    if session.is_returning:
-        _require(is_restoring and not is_in_line, f"session {name} is {state} and on its way back")
+    _require(is_queued or not session.has_room_made, f"room is made for session {name}, which is not queued")
+    if session.offload.is_returning:
+        _require(is_restoring and not is_queued, f"session {name} is {state} and on its way back")
         _require(session.memory.persistent >= session.returning, f"what {name} restores is not charged")
 
 
@@ -149,5 +153,5 @@ def _check_order(records: Records) -> None:
         lane = session.lane
         if lane is not None and (lane.occupant in (None, session) or lanes.can_park(lane, lanes.ledger.free)):
             firsts.setdefault(lane.id, session)
-    kept = [session for _, session in records.order.firsts(records.clock.holders.values())]
+    kept = [session for _, session in records.run_queue.firsts(records.clock.holders.values())]
     _require(kept == list(firsts.values()), "those who want the device are out of order")

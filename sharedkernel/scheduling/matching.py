@@ -1,4 +1,4 @@
-"""Jobs and unlike devices: who runs where and in which order, for the least mean completion time.
+"""Jobs and heterogeneous devices: who runs where and in which order, for the least mean completion time.
 
 AlloX (EuroSys'20): on one device, the k-th job from the end makes its own time count k times, for itself and the k - 1
 that wait for it. So jobs are matched to (device, position from the end), each pair at the cost
@@ -10,10 +10,10 @@ jobs that are there now. Online it is solved anew whenever a device is idle, and
 is started; the rest of the plan is thrown away, since newcomers may change it.
 
 Fairness by alpha: only the jobs of the ceil(alpha * users) users who have attained least take part, so 1 is all for the
-mean and less is fairer. While that leaves an idle device without a job that somebody waits for, alpha is doubled.
+mean and less is fairer. While that leaves an idle device without a waiting job, alpha is doubled.
 
 Starvation: with alpha 1 a long job may wait while shorter ones keep coming, by design. With a smaller one a user
-who waits attains nothing and so comes to be among those who take part.
+who waits attains nothing and so comes to take part.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def match(jobs: Sequence[MatchedJob], devices: Sequence[MatchedDevice]) -> dict[
     rows, columns = linear_sum_assignment(costs.reshape(len(jobs), -1))
     chosen = sorted(zip(columns.tolist(), rows.tolist(), strict=True), reverse=True)
     for column, row in chosen:
-        # From the end of the line: the largest place runs first.
+        # From the end of the schedule: the largest place runs first.
         plan[devices[column // len(jobs)].id].append(jobs[row])
     return plan
 
@@ -160,18 +160,26 @@ class AlloX:
 
 
 def shortest_by_kind(jobs: Sequence[MatchedJob], most: int) -> list[MatchedJob]:
-    """Return at most *most* of *jobs*, by turns the shortest on each kind of device."""
+    """Return the shortest jobs, by turns on each kind of device.
+
+    Parameters
+    ----------
+    jobs
+        To choose from.
+    most
+        Most jobs to return.
+    """
     if len(jobs) <= most:
         return list(jobs)
     kinds = sorted({kind for job in jobs for kind in job.seconds})
-    lines = [
+    orders = [
         iter(sorted((job for job in jobs if kind in job.seconds), key=lambda job: (job.seconds[kind], job.arrived)))
         for kind in kinds
     ]
     chosen: dict[str, MatchedJob] = {}
     while len(chosen) < most:
-        for line in lines:
-            job = next((job for job in line if job.id not in chosen), None)
+        for order in orders:
+            job = next((job for job in order if job.id not in chosen), None)
             if job is not None and len(chosen) < most:
                 chosen[job.id] = job
     return list(chosen.values())

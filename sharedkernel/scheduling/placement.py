@@ -1,7 +1,7 @@
-"""Which of several devices a session or a job gets.
+"""Placement: which of several devices a session or a job gets.
 
-A rule is told what is wanted and how the devices are, and answers with devices or with None: nothing suits now. It
-changes nothing; what it is told is its caller's to keep. Memory is never promised twice: a device whose free memory is
+A rule takes a demand and the state of the devices, and returns devices, or None if nothing suits now. It changes
+nothing; its caller keeps the state. Memory is never promised twice: a device whose free memory is
 less than what is wanted is out of the question for every rule.
 
 least-loaded
@@ -11,14 +11,14 @@ tiresias
     over nodes, so it is *consolidated* on as few as possible, and waits if they are not free; others take what is left
     over on the fullest nodes, so that whole nodes stay free for those.
 allox
-    For devices of unlike speed: where what is waiting there now, and then this, ends soonest. It is the matching of
+    For devices of different speeds: where what is waiting there now, and then this, ends soonest. It is the matching of
     `matching.py` for a single newcomer that must be placed at once.
 horus
     For sessions that share devices (TPDS 2022): least predicted interference. The published cost formula is not to be
     had; ours is the sum of predicted utilisations beyond what the device can give, then the misfit of memory, both in
     parts of the device. Utilisation is a session's on its own, predicted from its iterations, corrected by measurement.
 
-Not covered: when to place (`matching.py`, `job_policies.py`), and moving what runs.
+Not covered: when to place (`matching.py`, `policies/whole_jobs.py`), and moving what runs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to be placed."""
+    """What a session or a job needs of the devices it is placed on."""
 
     #: bytes it will need on each device
     memory: int = 0
@@ -96,10 +96,16 @@ class PlacementRule(ABC):
 
     @abstractmethod
     def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
-        """Return the devices for *demand*, as many as it needs, or None when nothing suits now.
+        """Return the devices for a demand, as many as it needs; None: nothing suits now.
 
-        Called by whoever starts sessions, once for each, with all devices as they are then. Ties end in the order in
-        which the devices come.
+        Called once for each session or job that starts. Ties end in the order of the devices.
+
+        Parameters
+        ----------
+        demand
+            To be placed.
+        devices
+            All devices, as they are now.
         """
 
 
@@ -199,12 +205,28 @@ class LeastInterference(PlacementRule):
 
 
 def excess(demand: Demand, device: DeviceState) -> float:
-    """Return by how much the predicted utilisations on *device* exceed what it can give, once *demand* is there."""
+    """Return by how much the predicted utilisations on a device exceed what it can give.
+
+    Parameters
+    ----------
+    demand
+        To be placed on the device.
+    device
+        As it is without it.
+    """
     return max(0.0, device.utilisation + demand.utilisation - 1.0)
 
 
 def fitting(demand: Demand, devices: Sequence[DeviceState]) -> list[DeviceState]:
-    """Return the devices that have the memory for *demand*."""
+    """Return the devices that have the memory for a demand.
+
+    Parameters
+    ----------
+    demand
+        To be placed.
+    devices
+        All devices.
+    """
     return [device for device in devices if device.free >= demand.memory]
 
 

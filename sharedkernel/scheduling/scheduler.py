@@ -1,66 +1,68 @@
 """The scheduler of one device: events in, actions out.
 
 One door
-    :meth:`Scheduler.handle` is told what happened and returns what to do. Nothing else changes the scheduler. It never
-    looks at a clock: `now` comes with each event and never goes back. :meth:`Scheduler.next_deadline` says when to call
-    again with a `Tick` if nothing else happens. The same log of `(now, event)` leads to the same actions, whoever
-    drives.
+    :meth:`Scheduler.handle` takes an event and returns actions. Nothing else changes the scheduler. It never reads a
+    clock: `now` comes with each event and never goes back. :meth:`Scheduler.next_deadline` says when to call
+    again with a `Tick` if nothing else happens. The same log of `(now, event)` leads to the same actions under any
+    driver.
 
 Facts and decisions
-    Sessions report facts; the scheduler decides. Nothing is freed because it was asked back, only when its holder says
+    Sessions report facts; the scheduler decides. Memory is not free once it is asked back, but once its holder reports
     that it is free: a session whose grant was revoked is `preempting`, with lane and memory still charged. Events whose
     session is in a state that does not allow them raise :class:`~sharedkernel.errors.InvalidTransition` and change
-    nothing. `transitions.py` has both tables.
+    nothing. `model/transitions.py` has both tables.
 
 Four questions, each with its modules
-    *May it have memory?* `admission.py`, with `claims.py` for what each in line waits for, `lanes.py` for the layout
-    and `ledger.py` for the sums. *Who makes room for it?* `reclaim.py` takes lanes, `offloading.py` moves idle memory
-    away, `memory_turns.py` that of cells that run. *Who is served next?* `turns.py`, in the order of `policies.py`.
-    *How much was each served?* `service.py`. All of them read and write the same `records.py`. An event is first
-    written there (`facts.py`), then all is *settled* (`settling.py`): lanes are set right, the line for memory is
-    admitted as far as it fits, turns are taken, and idle sessions are asked to move away for who is still in line. What
-    is decided is carried out by `decisions.py`.
+    *May it have memory?* `memory/admission.py`, with `memory/demand.py` for what each queued session needs,
+    `memory/lanes.py` for the layout and `memory/ledger.py` for the sums. *Who makes room for it?* `memory/reclaim.py`
+    takes lanes, `memory/offloading.py` offloads idle memory, `memory/turns.py` that of running cells. *Who is served
+    next?* `steps/dispatch.py`, in the order of `policies/builtin.py`. *How much was each served?*
+    `policies/accounting.py`. All of them read and write the same `steps/records.py`. An event is first written there
+    (`steps/handlers.py`), then the records are *reconciled* (`steps/reconcile.py`): lanes are corrected, queued
+    sessions admitted as far as they fit, grants given and revoked, and idle sessions offloaded for those still queued.
+    `steps/apply.py` applies each decision.
 
 Interrupted iterations
-    A grant that was released in the middle of an iteration leaves live bytes in its lane. The lane is that session's
-    until the iteration has ended, or until those bytes are *parked*: kept apart, and charged beside all lanes. What is
-    parked of a session it does not need its lane for. At its next boundary nothing is live, and the charge ends.
+    A grant that was released in the middle of an iteration leaves live bytes in its lane. The lane belongs to that
+    session until the iteration has ended, or until its live bytes are *parked*: charged beside all lanes. Parked bytes
+    do not count to the session's need of a lane. At its next boundary nothing is live, and the charge ends.
 
 Offloading and restoring
-    An idle session that is asked to move away stays charged until it says that it has, or that it will not; a cell that
-    opens before that is simply ready. A cell of an offloaded session is `restoring`: in line until there is room, then
-    on its way back, and charged from the moment that it may come. If that is cut short, the session is offloaded as
-    before. Restoring never takes the room that open cells need for their lanes: notebooks brought side by side would
-    otherwise wait for each other's memory, neither able to run.
+    An idle session that is asked to offload stays charged until it reports that it has, or that it will not; if a cell
+    opens before that, the session is simply ready. A cell of an offloaded session is `restoring`: in the memory queue
+    until there is room, then being restored, and charged from the moment that it may start. If the cell ends before
+    that, the session is offloaded as before. Restoring never takes the room that open cells need for their lanes:
+    notebooks restored side by side would otherwise wait for each other's memory, neither able to run.
 
 Memory turns
-    Where idle memory does not suffice, sessions take turns on the device's memory: one whose memory quantum is over is
-    told to move out, gives its grant back at its next boundary (or is called to its gate), and gets in line for its own
-    memory. `memory_turns.py` says who, when, and what is promised to those who wait.
+    If idle memory is not enough, sessions take turns on the device's memory: one whose memory quantum is over is
+    evicted, releases its grant at its next boundary (or is called to its gate), and enters the queue for its own
+    memory. `memory/turns.py` says which session, when, and what a waiting one is promised.
 
 Growth
-    An iteration, or a cell, that comes to need more than it has gives its grant back and waits in line, with its lane.
-    What it is given is parked beside the lane, and so ends at its next boundary, when the truth is measured. It goes
-    before others, the oldest first, but not beyond the capacity: after `growth_patience` it is refused, and at once
-    where nothing is going on that could help and nobody can give way. So those that grow cannot block each other.
+    An iteration, or a cell, that needs more than it has releases its grant and waits in the memory queue, with its
+    lane. The bytes that it gets are parked beside the lane, and released at its next boundary, when its need is
+    measured. It goes before others, the oldest first, but not beyond the capacity: after `growth_patience` it is
+    refused, and at once if nothing is going on that could help and no session can give way. So sessions that grow
+    cannot block each other.
 
-    Sessions may come to wait, in the middle of their cells, for what each other keeps. Then the latest of them *gives
-    way*: it is moved away whole, and restored when there is room for what it had and what it lacked. Where it cannot be
-    moved only the end of a cell can help: one that grows is refused at once, any other after `growth_patience`.
+    Sessions may come to wait, in the middle of their cells, for each other's memory. Then the latest of them *gives
+    way*: it is offloaded whole, and restored when there is room for its memory and its shortfall. If it cannot be
+    offloaded only the end of a cell can help: one that grows is refused at once, any other after `growth_patience`.
 
 The safety condition
-    Persistent and framework memory of all sessions + what is on shelves + what is parked + all lanes + the reserve ≤
-    capacity, and each lane is at least as large as the largest need among its sessions: a session's measured ephemeral
-    memory, less what is parked of it. Whatever runs, its iteration can then finish, so the device cannot deadlock.
-    Decisions never break it. Facts can: a session may turn out to hold more than was foreseen. Then, after each event:
+    Persistent and framework memory of all sessions + shelves + parked bytes + all lanes + the reserve ≤ capacity, and
+    each lane is at least as large as the largest need among its sessions: a session's measured ephemeral memory, less
+    its parked bytes. Whatever runs, its iteration can then finish, so the device cannot deadlock.
+    Decisions never break it. Facts can: a session may turn out to hold more than was predicted. Then, after each event:
 
-    - What is in use stays. A lane in which something runs, or in which an interrupted iteration is live, keeps its size
+    - Memory in use stays. A lane in which something runs, or in which an interrupted iteration is live, keeps its size
       until it is empty; only the session whose iteration it is may need more than that.
-    - An interrupted iteration that is parked can end: its session keeps a lane for the rest of it, or, where memory was
-      reclaimed from it, gets one when no other lane is left, even if the sum then exceeds the capacity.
+    - A parked iteration can end: its session keeps a lane for the rest of it, or, if memory was reclaimed from it, gets
+      one when no other lane is left, even if the sum then exceeds the capacity.
     - Everything else gives way. While the sum exceeds the capacity other empty lanes shrink if they have unmeasured
-      sessions, then sessions are sent back to the line, the latest to come first, until the sum fits or none is left.
-      Nobody else is admitted meanwhile.
+      sessions, then sessions are sent back to the memory queue, the latest arrival first, until the sum fits or none is
+      left. No other session is admitted meanwhile.
 
     So the condition holds, or every lane is in use or owed to an interrupted iteration: :meth:`Scheduler.validate`
     checks that.
@@ -69,20 +71,22 @@ The safety condition
 from __future__ import annotations
 
 from sharedkernel.errors import InvalidTransition
-from sharedkernel.scheduling.actions import Action
-from sharedkernel.scheduling.decisions import Decisions
-from sharedkernel.scheduling.events import Event, SessionEvent
-from sharedkernel.scheduling.facts import Facts
 from sharedkernel.scheduling.invariants import check
-from sharedkernel.scheduling.lanes import Lanes
-from sharedkernel.scheduling.ledger import Ledger
-from sharedkernel.scheduling.model import SchedulerConfig, Session, SessionId, SessionState
-from sharedkernel.scheduling.policies import Policy
-from sharedkernel.scheduling.records import Records
-from sharedkernel.scheduling.service import ServiceClock
-from sharedkernel.scheduling.settling import Settling
+from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.events import Event, SessionEvent
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.transitions import TRANSITIONS
+from sharedkernel.scheduling.model.types import SessionId, SessionState
+from sharedkernel.scheduling.policies.accounting import ServiceClock
+from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
-from sharedkernel.scheduling.transitions import TRANSITIONS
+from sharedkernel.scheduling.steps.apply import Decisions
+from sharedkernel.scheduling.steps.handlers import EventHandlers
+from sharedkernel.scheduling.steps.reconcile import Reconciler
+from sharedkernel.scheduling.steps.records import Records
 
 
 class Scheduler:
@@ -97,13 +101,13 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self._records = Records(config)
         decisions = Decisions(self._records)
-        self._facts = Facts(self._records, decisions)
-        self._settling = Settling(self._records, decisions)
+        self._handlers = EventHandlers(self._records, decisions)
+        self._reconciler = Reconciler(self._records, decisions)
 
     # --- the door -----------------------------------
 
     def handle(self, event: Event, *, now: float) -> list[Action]:
-        """Take note of *event* and return what to do about it, in order.
+        """Handle an event and return the actions that follow, in order.
 
         Parameters
         ----------
@@ -124,15 +128,15 @@ class Scheduler:
         if isinstance(event, SessionEvent):
             self._check(event)
         self.clock.accrue(now)
-        self._facts.take(event)
-        self._settling.settle()
+        self._handlers.handle(event)
+        self._reconciler.reconcile()
         actions = self._records.actions[:]
         self._records.actions.clear()
         return actions
 
     def next_deadline(self) -> float | None:
-        """Return when to handle a `Tick` if nothing else happens before; None when time alone changes nothing."""
-        return self._settling.next_deadline()
+        """Return when to handle a `Tick` if nothing else happens before; None: time alone changes nothing."""
+        return self._reconciler.next_deadline()
 
     # --- what can be seen -----------------------------------
 
@@ -143,35 +147,35 @@ class Scheduler:
 
     @property
     def policy(self) -> Policy:
-        """Who ranks now."""
+        """The policy that ranks now."""
         return self._records.policy
 
     @property
     def sessions(self) -> dict[SessionId, Session]:
-        """All live sessions; to be looked at only."""
+        """All live sessions; read-only."""
         return self._records.sessions
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes; to be looked at only."""
+        """The lanes; read-only."""
         return self._records.lanes
 
     @property
     def ledger(self) -> Ledger:
-        """What is charged; to be looked at only."""
+        """The charges; read-only."""
         return self._records.ledger
 
     @property
     def clock(self) -> ServiceClock:
-        """Who holds a grant, and how much was served; to be looked at only."""
+        """The holders of grants and their service; read-only."""
         return self._records.clock
 
     def snapshot(self, now: float) -> Snapshot:
-        """Return what people see of it at *now*, seconds; changes nothing."""
+        """Return the views of all sessions, users and lanes at *now*, seconds; changes nothing."""
         return take_snapshot(self._records, now)
 
     def story(self, session: SessionId) -> list[str]:
-        """Return what happened to *session* lately, oldest first; empty for one that is not known."""
+        """Return *session*'s recent history, oldest first; empty for an unknown one."""
         known = self.sessions.get(session)
         return [] if known is None else [f"{when:.6f} {what}: {state}" for when, what, state in known.story]
 
@@ -181,11 +185,11 @@ class Scheduler:
         Raises
         ------
         AssertionError
-            With a sentence saying which one does not hold.
+            With a sentence about the first that does not hold.
         """
         check(self._records)
-        if self._settling.is_stuck():
-            raise AssertionError("somebody waits to grow and nothing else will ever happen")
+        if self._reconciler.is_stuck():
+            raise AssertionError("a session waits to grow and nothing else will ever happen")
 
     def _check(self, event: SessionEvent) -> None:
         session = self.sessions.get(event.session)

@@ -1,4 +1,4 @@
-"""What people see of a scheduler: plain frozen values, for status, widgets and logs."""
+"""Snapshots of a scheduler: frozen values for status, widgets and logs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sharedkernel.scheduling import interference
-from sharedkernel.scheduling.model import (
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import (
     HOLDING_STATES,
     OPEN_STATES,
     LaneId,
     PredictionOrigin,
-    Session,
     SessionId,
     SessionState,
     UserId,
 )
+from sharedkernel.scheduling.policies import interference
 
 if TYPE_CHECKING:
-    from sharedkernel.scheduling.predictions import Estimate
-    from sharedkernel.scheduling.records import Records
+    from sharedkernel.scheduling.policies.predictions import Estimate
+    from sharedkernel.scheduling.steps.records import Records
 
 #: what a session that does not run waits for
 WaitingFor = Literal["memory", "lane", "restore"]
@@ -90,7 +90,7 @@ class SessionView:
     #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
     utilisation: float | None = None
     utilisation_predicted: float | None = None
-    #: seconds that it may still wait for memory, by quanta and transfers; None: it does not wait, or nobody can tell
+    #: seconds that it may still wait for memory, by quanta and transfers; None: it does not, or there is no estimate
     memory_wait_seconds: float | None = None
     #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
     #: run now; None: not known, or it does not run
@@ -121,7 +121,15 @@ _WAITING_FOR: dict[SessionState, WaitingFor] = {
 
 
 def take_snapshot(records: Records, now: float) -> Snapshot:
-    """Return what people see of *records* at *now*, seconds, not before its last event."""
+    """Return the views of all sessions, users and lanes.
+
+    Parameters
+    ----------
+    records
+        The scheduler's.
+    now
+        Seconds, not before the last event.
+    """
     elapsed = max(0.0, now - records.clock.now)
     wanting = [*records.queued.values(), *records.admission.waiting.values()]
     order = [session.id for session in sorted(wanting, key=records.policy.rank)]
@@ -152,7 +160,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         for user in records.users.values()
     ]
     holders = records.clock.holders.values()
-    memory_waits = records.offloading.expected_waits(records.admission.line(), now)
+    memory_waits = records.offloading.expected_waits(records.admission.queue(), now)
     sessions = [
         SessionView(
             id=session.id,
@@ -164,16 +172,16 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             ephemeral=session.memory.ephemeral,
             framework=session.memory.framework,
             parked=session.parked,
-            offloaded=session.offloaded,
-            iterations=session.iterations,
-            iteration_seconds=session.expected_iteration_seconds,
+            offloaded=session.offload.size,
+            iterations=session.stats.iterations,
+            iteration_seconds=session.stats.expected_iteration_seconds,
             attained=session.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
             waiting_for=_WAITING_FOR.get(session.state),
             remaining_seconds=None if (estimate := _estimate(records, session, elapsed)) is None else estimate.seconds,
             remaining_from=None if estimate is None else estimate.origin,
-            utilisation=session.measured_utilisation,
-            utilisation_predicted=session.predicted_utilisation,
+            utilisation=session.stats.measured_utilisation,
+            utilisation_predicted=session.stats.predicted_utilisation,
             memory_wait_seconds=memory_waits.get(session.id),
             slowdown=interference.seen_slowdown(session),
             slowdown_predicted=interference.foreseen_slowdown(session, holders),
@@ -192,7 +200,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
 
 
 def _estimate(records: Records, session: Session, elapsed: float) -> Estimate | None:
-    """Return what *session*'s open cell may be expected to need, *elapsed* seconds after the last event."""
+    """Return the remaining service of *session*'s open cell, *elapsed* seconds after the last event."""
     if session.state not in OPEN_STATES:
         return None
     estimate = records.predictions.estimate(session)

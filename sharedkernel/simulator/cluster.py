@@ -1,6 +1,6 @@
 """Whole jobs on a cluster of like devices, under simulated time.
 
-The policies of `scheduling/job_policies.py` are asked whenever something changes: a job comes, ends, crosses a
+The policies of `scheduling/policies/whole_jobs.py` are asked whenever something changes: a job comes, ends, crosses a
 threshold or is promoted. Between two such moments nothing does, so time jumps from one to the next. Preempting costs
 nothing, and running beside others slows nobody: like Tiresias's own simulator, so figures can be compared, and like it
 kind to policies that preempt.
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.job_policies import Job, JobId, JobPolicy, choose
+from sharedkernel.scheduling.policies.whole_jobs import Job, JobId, JobPolicy, choose
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds that do not count: sums of times are not exact

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.gittins import ServiceDistribution
-from sharedkernel.scheduling.history import ServiceHistory
-from sharedkernel.scheduling.job_policies import (
+from sharedkernel.scheduling.policies.gittins import ServiceDistribution
+from sharedkernel.scheduling.policies.history import ServiceHistory
+from sharedkernel.scheduling.policies.levels import Levels, Promotion, learned_levels
+from sharedkernel.scheduling.policies.whole_jobs import (
     FifoJobs,
     GittinsJobs,
     JobPolicy,
@@ -21,7 +22,6 @@ from sharedkernel.scheduling.job_policies import (
     LasJobs,
     SrtfJobs,
 )
-from sharedkernel.scheduling.queues import Levels, Promotion, learned_levels
 from sharedkernel.simulator.cluster import Cluster, Run
 from sharedkernel.simulator.report import Outcome, Span
 from sharedkernel.simulator.traces import TraceJob

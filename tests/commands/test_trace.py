@@ -23,7 +23,7 @@ from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.gateway_client import GatewayUnavailable
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.scheduling.events import to_dict
+from sharedkernel.scheduling.model.events import to_dict
 from tests.commands.documents import document, session
 from tests.commands.support import COMMAND, shared_kernel, wait_until
 from tests.scheduling.desk import Desk

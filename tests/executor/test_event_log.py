@@ -11,8 +11,9 @@ import pytest
 
 from sharedkernel.executor.event_log import EventLog
 from sharedkernel.paths import LOGS_DIRECTORY
-from sharedkernel.scheduling import events
-from sharedkernel.scheduling.model import SchedulerConfig, SessionId
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.types import SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from tests.executor.harness import Executor, ExecutorProcess
 

@@ -13,9 +13,9 @@ import pytest
 from sharedkernel.paths import LOGS_DIRECTORY
 from sharedkernel.protocol import Limits
 from sharedkernel.scheduling import Scheduler, SchedulerConfig
-from sharedkernel.scheduling.actions import Grant
-from sharedkernel.scheduling.events import from_dict
-from sharedkernel.scheduling.model import HOLDING_STATES
+from sharedkernel.scheduling.model.actions import Grant
+from sharedkernel.scheduling.model.events import from_dict
+from sharedkernel.scheduling.model.types import HOLDING_STATES
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
@@ -70,7 +70,9 @@ def replayed(process: ExecutorProcess) -> list[list[float]]:
         for action in scheduler.handle(from_dict(plain), now=now):
             if isinstance(action, Grant) and action.parallel > 1:
                 holders = [entry for entry in scheduler.sessions.values() if entry.state in HOLDING_STATES]
-                beside.append([1.0 if holder.utilisation is None else holder.utilisation for holder in holders])
+                beside.append(
+                    [1.0 if holder.stats.utilisation is None else holder.stats.utilisation for holder in holders]
+                )
     return beside
 
 

@@ -11,8 +11,9 @@ import pytest
 from sharedkernel.executor.spans import Activity, Span, SpanTracker
 from sharedkernel.executor.timeline import BIN_SECONDS, NUM_BINS, Timeline
 from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId
-from sharedkernel.scheduling.events import Offloaded, OffloadRequested
-from sharedkernel.scheduling.model import MemoryProfile, Session, SessionState, User, UserId
+from sharedkernel.scheduling.model.events import Offloaded, OffloadRequested
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionState, UserId
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook, endless
 
@@ -113,7 +114,7 @@ def test_a_restore_that_waits_is_told_from_one_under_way(is_returning: bool, act
     """The scheduler's one state is two things for people: waiting for room, and copying."""
     scheduler = Scheduler(SchedulerConfig(capacity=10))
     session = Session(id=SessionId("ada"), user=User(id=UserId("ada")), domain="all", state=SessionState.RESTORING)
-    session.is_returning = is_returning
+    session.offload.is_returning = is_returning
     scheduler.sessions[session.id] = session
     tracker = SpanTracker(lambda span: None)
     tracker.follow(1.0, scheduler)

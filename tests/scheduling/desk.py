@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionView, UserId
-from sharedkernel.scheduling.actions import Action
-from sharedkernel.scheduling.events import (
+from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.events import (
     CellClosed,
     CellInterrupted,
     CellOpened,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling import SchedulerConfig, SessionId
-from sharedkernel.scheduling.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
-from sharedkernel.scheduling.events import CellOpened
+from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
+from sharedkernel.scheduling.model.events import CellOpened
 from tests.scheduling.desk import Desk
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionState, UserId
-from sharedkernel.scheduling.actions import (
+from sharedkernel.scheduling.model.actions import (
     Action,
     CreateLane,
     ForceYield,
@@ -22,7 +22,7 @@ from sharedkernel.scheduling.actions import (
     Revoke,
     Summon,
 )
-from sharedkernel.scheduling.events import (
+from sharedkernel.scheduling.model.events import (
     CellClosed,
     CellInterrupted,
     CellOpened,
@@ -44,8 +44,8 @@ from sharedkernel.scheduling.events import (
     UsedWithoutGrant,
     UserConfigured,
 )
-from sharedkernel.scheduling.policies import POLICIES
-from sharedkernel.scheduling.transitions import TRANSITIONS
+from sharedkernel.scheduling.model.transitions import TRANSITIONS
+from sharedkernel.scheduling.policies.builtin import POLICIES
 
 MIB = 1 << 20
 CAPACITY, RESERVE = 100 * MIB, 5 * MIB
@@ -370,9 +370,10 @@ class Machine(RuleBasedStateMachine):
 
     def check_that_nobody_waits_for_ever(self) -> None:
         """If all do what they are asked to, each in line has its memory, or is refused, after a bounded time."""
-        claims = self.scheduler._records.claims
+        demand = self.scheduler._records.demand
         waiting = self.scheduler._records.admission.waiting
-        hopeless = {name for name, session in waiting.items() if session.is_cut_short and claims.excess(session) > 0}
+        cut_short = {name: session for name, session in waiting.items() if session.offload.is_cut_short}
+        hopeless = {name for name, session in cut_short.items() if demand.excess(session) > 0}
         left = {(name, session.arrival) for name, session in waiting.items() if name not in hopeless}
         began, turns = self.now, 0.0
         for _ in range(20_000):

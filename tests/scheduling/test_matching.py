@@ -1,4 +1,4 @@
-"""Jobs matched to unlike devices: the least mean completion time there is."""
+"""Jobs matched to heterogeneous devices: the least mean completion time there is."""
 
 from __future__ import annotations
 

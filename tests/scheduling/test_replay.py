@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import Scheduler, SchedulerConfig, UserId
-from sharedkernel.scheduling.events import EVENTS, ShelfMeasured, from_dict, to_dict
+from sharedkernel.scheduling.model.events import EVENTS, ShelfMeasured, from_dict, to_dict
 from tests.scheduling.device import Cell, Device, Notebook, endless
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.job_policies import JobPolicyName, LasJobs, SrtfJobs
-from sharedkernel.scheduling.queues import Levels, Promotion
+from sharedkernel.scheduling.policies.levels import Levels, Promotion
+from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName, LasJobs, SrtfJobs
 from sharedkernel.simulator.cluster import Cluster, Run
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.traces import TraceJob

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.scheduling.actions import Action, ForceYield, Revoke
-from sharedkernel.scheduling.policies import POLICIES
+from sharedkernel.scheduling.model.actions import Action, ForceYield, Revoke
+from sharedkernel.scheduling.policies.builtin import POLICIES
 from sharedkernel.simulator.device import SimulatedCell, SimulatedDevice, SimulatedSession, shared_in_proportion
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.report import jain_index

@@ -1,4 +1,4 @@
-"""Notebooks, unlike devices, pairs on one device, and packing."""
+"""Notebooks, heterogeneous devices, pairs on one device, and packing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from sharedkernel.errors import ConfigError, TraceError
 from sharedkernel.simulator.colocation import PairJob, PairTable, fit, read_pairs, simulate_colocation
+from sharedkernel.simulator.heterogeneous import simulate_heterogeneous
 from sharedkernel.simulator.notebooks import (
     Fewest,
     SharedOptions,
@@ -23,7 +24,6 @@ from sharedkernel.simulator.notebooks import (
 from sharedkernel.simulator.packing import devices_needed, devices_needed_at_least, share_of_pairs
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING
 from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.unlike import simulate_unlike
 from sharedkernel.simulator.workloads import notebooks, two_kinds
 
 CAPACITY = 14 << 30
@@ -100,7 +100,7 @@ def test_notebooks_that_cannot_share_are_refused() -> None:
         simulate_notebooks([[cell(0, 1)]], SharedOptions(devices=1, capacity=1000))
 
 
-# --- unlike devices -----------------------------------
+# --- heterogeneous devices -----------------------------------
 
 
 def test_matching_beats_greed_on_unlike_devices() -> None:
@@ -108,7 +108,7 @@ def test_matching_beats_greed_on_unlike_devices() -> None:
     medians = {}
     for policy in ("allox", "srtf", "fifo"):
         runs = [
-            simulate_unlike(two_kinds(jobs=150, devices=6, seed=seed, load=1.2), policy, {"fast": 3, "slow": 3})
+            simulate_heterogeneous(two_kinds(jobs=150, devices=6, seed=seed, load=1.2), policy, {"fast": 3, "slow": 3})
             for seed in range(10)
         ]
         assert all(len(run.completion_times) == 150 for run in runs)
@@ -119,7 +119,7 @@ def test_matching_beats_greed_on_unlike_devices() -> None:
 def test_unlike_devices_run_one_job_at_a_time() -> None:
     """No two jobs are on one device at once: as many run as there are devices, at most."""
     jobs = two_kinds(jobs=100, devices=3, seed=0, load=2.0)
-    outcome = simulate_unlike(jobs, "allox", {"fast": 1, "slow": 2})
+    outcome = simulate_heterogeneous(jobs, "allox", {"fast": 1, "slow": 2})
     changes = sorted(change for span in outcome.spans for change in ((span.started, 1), (span.ended, -1)))
     assert max(numpy.cumsum([step for _, step in changes])) <= 3
     figures = outcome.figures()
@@ -130,11 +130,11 @@ def test_unlike_devices_run_one_job_at_a_time() -> None:
 def test_what_unlike_devices_cannot_run_is_refused() -> None:
     """Jobs on several devices, no devices, and policies that there are not."""
     with pytest.raises(ConfigError, match="needs 2"):
-        simulate_unlike([cell(0, 1, 2)], "allox", {"x": 1})
+        simulate_heterogeneous([cell(0, 1, 2)], "allox", {"x": 1})
     with pytest.raises(ConfigError, match="at least one device of each kind"):
-        simulate_unlike([cell(0, 1)], "allox", {})
+        simulate_heterogeneous([cell(0, 1)], "allox", {})
     with pytest.raises(ConfigError, match="choose one of allox, srtf, fifo"):
-        simulate_unlike([cell(0, 1)], "las", {"x": 1})
+        simulate_heterogeneous([cell(0, 1)], "las", {"x": 1})
 
 
 # --- pairs on one device -----------------------------------

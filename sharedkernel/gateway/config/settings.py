@@ -28,7 +28,7 @@ from traitlets.config.loader import (
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
 from sharedkernel.paths import FIRST_DEVICES
-from sharedkernel.scheduling.model import PolicyName
+from sharedkernel.scheduling.model.config import PolicyName
 from sharedkernel.scheduling.placement import PLACEMENTS
 
 CONFIG_NAME = "jupyter_sharedkernel_config"

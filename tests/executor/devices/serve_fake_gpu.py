@@ -16,7 +16,7 @@ from sharedkernel.executor.devices.cuda import describe
 from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions
 from sharedkernel.executor.service import ExecutorService
 from sharedkernel.nvml import Gpu
-from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.model.config import SchedulerConfig
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 

@@ -11,7 +11,7 @@ from sharedkernel.executor.devices.cuda import describe, open_lanes
 from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions
 from sharedkernel.executor.service import ExecutorService
 from sharedkernel.nvml import Gpu
-from sharedkernel.scheduling.model import SchedulerConfig
+from sharedkernel.scheduling.model.config import SchedulerConfig
 from tests.device_memory.fake_cuda import FakeCuda
 from tests.fake_nvml import FakeGpu, FakeNvml
 

@@ -1,0 +1,1 @@
+"""Device memory: who is charged what, who may come in, and who makes room."""

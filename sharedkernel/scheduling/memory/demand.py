@@ -1,0 +1,231 @@
+"""The memory that queued sessions wait for: which would fit if others gave way, and by how much the others would not.
+
+Three kinds of sessions are in the memory queue, each with a *claim*:
+
+- a want without a lane claims a lane of its need;
+- a *growth* claims bytes beside its lane: the interrupted iteration, or cell, needs more than it has. Spare bytes of
+  its lane count. If it lost its lane meanwhile, it claims a lane for all of it;
+- a *restore* claims the offloaded bytes, as persistent memory.
+
+Persistent memory is not released at a boundary, and growth may turn out to persist. Both are therefore admitted only
+if every open cell that could have its lane now, with all other lanes gone, still could have it afterwards: this is its
+*headroom*. Without it two notebooks might be restored side by side and then wait for each other's memory, neither able
+to run. The headroom includes the need of the restored session itself, if it could ever be met.
+
+The most that a session can ever have is its *ceiling*: the device without the *residue* of all others, the bytes that
+stay when everything movable is offloaded. A restore claims no headroom beyond its ceiling, and a session that claims
+more than its ceiling waits in vain.
+
+This module answers questions and changes nothing; `admission.py` acts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.model.session import Lane, Session
+from sharedkernel.scheduling.model.types import SessionId, SessionState
+
+#: least persistent memory that is worth offloading, bytes
+LEAST_OFFLOAD = 1 << 20
+
+
+class MemoryDemand:
+    """Measures the claims of queued sessions against the memory there is.
+
+    Parameters
+    ----------
+    ledger, lanes, sessions
+        The scheduler's.
+    """
+
+    def __init__(self, ledger: Ledger, lanes: Lanes, sessions: Mapping[SessionId, Session]) -> None:
+        self.ledger = ledger
+        self.lanes = lanes
+        self._sessions = sessions
+        #: residue of all sessions, and the ledger's revision for which it was summed
+        self._residue = (-1, 0)
+        #: all and only the sessions with an open cell
+        self.open: dict[SessionId, Session] = {}
+
+    def room(self, gone: Collection[Session] = ()) -> int:
+        """Return the bytes that are free if every lane is removed and the live bytes of idle lanes are parked.
+
+        A lane stays if it holds live bytes while plain Python runs and could not be had again, unless its session is in
+        *gone*, as of :meth:`headroom`.
+        """
+        lanes = self.lanes.by_id.values()
+        return self.ledger.free + sum(gain(lane) for lane in lanes if not self._stays(lane, gone))
+
+    def _stays(self, lane: Lane, gone: Collection[Session]) -> bool:
+        occupant = lane.occupant
+        if occupant is None or lane.holder is not None or occupant.state is not SessionState.READY:
+            return False
+        return occupant not in gone and not self.can_clear(lane)
+
+    def can_clear(self, lane: Lane) -> bool:
+        """Return whether clearing *lane* frees memory, and every session with parked bytes can still finish afterwards.
+
+        Those without a lane need one for the rest of their iterations. While the most demanding of them fits the
+        device, all do, one after the other; parked too tightly, none would.
+        """
+        room = self.ledger.room_without_lanes() - (lane.occupant.unparked if lane.occupant is not None else 0)
+        stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
+        needs = [session.need for session in stranded if session is not lane.occupant]
+        if lane.occupant is not None:
+            needs.append(max(0, lane.occupant.need - lane.occupant.unparked))
+        return gain(lane) > 0 and max(needs, default=0) <= room
+
+    def is_beside(self, session: Session) -> bool:
+        """Return whether *session* claims bytes beside all lanes, rather than a lane."""
+        return session.state is SessionState.RESTORING or (session.growth > 0 and session.lane is not None)
+
+    def beside(self, session: Session) -> int:
+        """Return the least bytes that *session* claims beside all lanes."""
+        if session.state is SessionState.RESTORING:
+            return session.returning
+        lane, wanted = session.lane, session.wanted
+        if not session.growth or lane is None or wanted is None:
+            return 0
+        return max(0, min(session.growth, wanted - session.parked - lane.size))
+
+    def persistent_claim(self, session: Session) -> int:
+        """Return the bytes of *session*'s claim that may persist."""
+        return session.returning if session.state is SessionState.RESTORING else session.growth
+
+    def ceiling(self, session: Session) -> int:
+        """Return the most bytes of persistent and ephemeral memory together that *session* can ever have."""
+        if self._residue[0] != self.ledger.revision:
+            self._residue = (self.ledger.revision, sum(map(residue, self._sessions.values())))
+        others = self._residue[1] - residue(session)
+        device = self.ledger.capacity - self.ledger.reserve - self.ledger.shelf
+        return device - others - session.memory.framework
+
+    def unmovable_of_others(self, session: Session) -> tuple[int, float]:
+        """Return other open cells' bytes that cannot be offloaded, and when the last such cell ended, seconds."""
+        kept, since = 0, -math.inf
+        for other in self._sessions.values():
+            if other is session or is_movable(other) or not (other.memory.persistent + other.live):
+                continue
+            if other.id in self.open:
+                kept += other.memory.persistent + other.live
+            else:
+                since = max(since, other.idle_since)
+        return kept, since
+
+    def excess(self, session: Session) -> int:
+        """Return by how many bytes *session*'s claim exceeds its ceiling; 0 or less: it can be met some day."""
+        claim = session.returning if session.state is SessionState.RESTORING else least(session)
+        return session.memory.persistent + claim - self.ceiling(session)
+
+    def headroom(self, session: Session, room: int, gone: Collection[Session] = ()) -> int:
+        """Return the largest need, bytes, that must be met beside a session's claim.
+
+        Parameters
+        ----------
+        session
+            In the memory queue.
+        room
+            Bytes that :meth:`room` returned.
+        gone
+            Sessions that are about to move out, and so need no lane.
+        """
+        is_restoring = session.state is SessionState.RESTORING
+        if is_restoring:
+            limit = self.ceiling(session) - session.memory.persistent - session.returning
+            room = min(room, limit)
+        others = (
+            other.need
+            for other in self.open.values()
+            if other is not session and other not in gone and _takes_part(other)
+        )
+        most = max((need for need in others if need <= room), default=0)
+        return max(most, session.need) if is_restoring and session.need <= limit else most
+
+    def lacks_headroom(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return by how many bytes the persistent part of a session's claim exceeds the room beside its headroom.
+
+        Live bytes in its lane count as released with it.
+
+        Parameters
+        ----------
+        session
+            In the memory queue.
+        gone
+            As of :meth:`headroom`.
+        """
+        room = self.room(gone)
+        return self.persistent_claim(session) + self.headroom(session, room, gone) - room - session.unparked
+
+    def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return how many bytes a session lacks even if every other lane is removed; 0 or less: its claim can be met.
+
+        An interrupted iteration lacks nothing: it gets its lane then, whatever else is held.
+
+        Parameters
+        ----------
+        session
+            In the memory queue.
+        gone
+            As of :meth:`headroom`.
+        """
+        if session.state is SessionState.RESTORING:
+            return self.lacks_headroom(session, gone)
+        room = self.room(gone)
+        if session.growth:
+            lane = session.lane
+            now = least(session) if lane is None else self.beside(session) + gain(lane)
+            return max(now - room, self.lacks_headroom(session, gone))
+        return 0 if session.live else least(session) - room
+
+    def missing(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return how many bytes a session lacks that others are offloaded for.
+
+        Others' lanes count as room for it, except for growth, which waits in the middle of an iteration.
+
+        Parameters
+        ----------
+        session
+            In the memory queue.
+        gone
+            As of :meth:`headroom`.
+        """
+        missing = self.shortfall(session, gone)
+        if session.growth and session.lane is not None:
+            missing = max(missing, self.beside(session) - self.ledger.free)
+        return missing
+
+
+def residue(session: Session) -> int:
+    """Return the bytes of *session* that stay when everything movable is offloaded.
+
+    The live bytes of an interrupted iteration stay as well if it cannot be moved: its boundary may never come.
+    """
+    kept = 0 if is_movable(session) else session.memory.persistent + session.live
+    return session.memory.framework + kept
+
+
+def is_movable(session: Session) -> bool:
+    """Return whether *session*'s persistent memory can be offloaded, now or later in its cell."""
+    if session.offload.is_declined or session.user.offload_after is None or session.memory.persistent < LEAST_OFFLOAD:
+        return False
+    is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.offload.is_returning
+    return not is_away
+
+
+def least(session: Session) -> int:
+    """Return the least lane size that *session* accepts, bytes; 1 if its need is not measured."""
+    return 1 if session.wanted is None else max(0, session.wanted - session.parked)
+
+
+def gain(lane: Lane) -> int:
+    """Return the bytes that clearing *lane* frees, with its live bytes parked."""
+    is_live = lane.occupant is not None and lane.holder is None
+    return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
+
+
+def _takes_part(session: Session) -> bool:
+    return session.state is not SessionState.RESTORING or session.offload.is_returning

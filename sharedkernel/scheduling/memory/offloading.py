@@ -1,0 +1,260 @@
+"""Which sessions are offloaded for which: idle ones give way to those in the memory queue.
+
+An idle session can be asked if it has at least a mebibyte and has not declined since its last cell. It is asked only
+while a queued session lacks memory that no lane could give, or lacks it in the middle of an iteration; only after its
+user's `offload_after`; the longest idle first, and no more sessions than necessary. If all that could be asked would
+not be enough, none is. Memory that is being offloaded counts as coming, and stays charged until its session reports
+that it is gone.
+
+If no idle session can help, queued ones may: a session that waits in the middle of its cell can be offloaded whole, and
+restored when there is room for all that it has and lacks. Sessions that each hold a part of what all of them need so
+take turns instead of waiting for each other. Only sessions within reach of others' `offload_after` are asked, idle ones
+first, then the latest arrival, and only if that lets an earlier one continue. Recently restored sessions are the
+earliest, so that one of them gets all it needs: no session keeps memory for a quantum without running.
+
+Sessions that neither can help share memory by turns with the running ones (`turns.py`).
+
+Two things happen at once, however short a session was idle: a person's request, and offloading a user's own idle
+sessions if restoring another one would exceed the user's quota.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
+from sharedkernel.scheduling.memory.refusals import over_quota_by
+from sharedkernel.scheduling.memory.revision_cache import RevisionCache
+from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, freeable, late_at, may_ask, offloadable_from
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import SessionId, SessionState
+
+
+@dataclass(slots=True, kw_only=True)
+class _Choice:
+    """The sessions to offload for the memory queue, and the consequences."""
+
+    sessions: list[Session] = field(default_factory=list)
+    #: as of :class:`Offloading`
+    offloadable_at: float | None = None
+    helped: set[Session] = field(default_factory=set)
+    eviction: Eviction = field(default_factory=Eviction)
+
+
+class Offloading:
+    """Chooses the sessions to offload.
+
+    Parameters
+    ----------
+    demand, turns, idle, holders
+        The scheduler's.
+    """
+
+    def __init__(
+        self, demand: MemoryDemand, turns: MemoryTurns, idle: dict[SessionId, Session], holders: Mapping[str, Session]
+    ) -> None:
+        self.demand = demand
+        self.turns = turns
+        self._choices: RevisionCache[_Choice] = RevisionCache(demand.ledger, holders)
+        #: all sessions that are `idle`, the longest idle first
+        self.idle = idle
+        #: sessions to evict, of those whose memory quantum is over
+        self.eviction = Eviction()
+        #: when the next session that is needed will have been idle for long enough; None: none is needed
+        self.offloadable_at: float | None = None
+        #: queued sessions that would fit if all offloadable idle memory were gone
+        self.helped: set[Session] = set()
+
+    def forget(self) -> None:
+        """Forget all choices: the memory queue is empty."""
+        self._apply(_Choice())
+
+    def is_coming(self) -> bool:
+        """Return whether memory is being offloaded, or will be without another event."""
+        if self.offloadable_at is not None:
+            return True
+        return any(s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
+
+    def own(self, user: User) -> int:
+        """Return the bytes that *user*'s idle sessions can offload, or are offloading."""
+        idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
+        return sum(session.memory.persistent for session in idle if session.offload.is_asked or may_ask(session))
+
+    def choose(self, queue: list[Session], now: float, *, queue_until: Callable[[float], float]) -> list[Session]:
+        """Return the sessions to ask to offload for the memory queue.
+
+        Parameters
+        ----------
+        queue
+            First in the queue first.
+        now
+            Seconds.
+        queue_until
+            Returns until when, seconds, the queue stays the same, see :meth:`.Admission.same_until`.
+        """
+        choice = self._choices.get(now, lambda: self._compute(queue, now, queue_until))
+        self._apply(choice)
+        return choice.sessions
+
+    def _compute(
+        self, queue: list[Session], now: float, queue_until: Callable[[float], float]
+    ) -> tuple[_Choice, float]:
+        choice = self._choose(queue, now)
+        due_at = math.inf if choice.eviction.due_at is None else choice.eviction.due_at
+        return choice, min(self._same_until(now), queue_until(now), due_at)
+
+    def expected_waits(self, queue: list[Session], now: float) -> dict[SessionId, float]:
+        """Return how many seconds queued sessions may still wait for memory; those without an estimate are missing.
+
+        The first session that others make room for waits until their quantum is over; each behind it for one more turn.
+
+        Parameters
+        ----------
+        queue
+            First in the queue first.
+        now
+            Seconds.
+        """
+        expected: dict[SessionId, float] = {}
+        until: float | None = None
+        for session in queue:
+            if until is None:
+                until = self._room_at(session, now)
+            else:
+                until += self.turns.quantum(session, session)
+            if until is not None:
+                expected[session.id] = max(0.0, until - now) + self.turns.speed.seconds_back(session)
+        return expected
+
+    def _room_at(self, session: Session, now: float) -> float | None:
+        """Return when there should be room for *session*, first in the queue; None: there is no estimate."""
+        if session.has_room_made:
+            out = max(map(self.turns.speed.seconds_out, self.turns.leaving.values()), default=0.0)
+            return now + out
+        if self.eviction.waiting is session and self.eviction.due_at is not None:
+            return self.eviction.due_at
+        return self.offloadable_at if session in self.helped else None
+
+    def _apply(self, choice: _Choice) -> None:
+        self.offloadable_at, self.eviction = choice.offloadable_at, choice.eviction
+        if choice.helped != self.helped:
+            self.helped = choice.helped
+            self.demand.ledger.revision += 1
+
+    def _choose(self, queue: list[Session], now: float) -> _Choice:
+        over = [session for session in queue if _is_over_quota(session)]
+        choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
+        gone = self.turns.leaving.values()
+        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not _is_over_quota(session)]
+        if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
+            self._for_room(wanting, choice, now)
+            coming = self._coming(choice, now)
+            # Room is being made for these: no other session may take it before the evicted ones have left.
+            choice.helped.update(other for other, missing in wanting if other.has_room_made and missing <= coming)
+            staying = [session for session, _ in wanting]
+            choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
+            if choice.eviction.waiting is not None:
+                choice.helped.add(choice.eviction.waiting)
+        return choice
+
+    def _coming(self, choice: _Choice, now: float) -> int:
+        """Return the bytes that are being offloaded, or will be with *choice*."""
+        asked = _sum(session for session in self.idle.values() if session.offload.is_asked)
+        return asked + _sum(choice.sessions) + self.turns.coming(now)
+
+    def _same_until(self, now: float) -> float:
+        """Return until when, seconds, no other session becomes offloadable or late."""
+        moments = list(map(offloadable_from, self.idle.values()))
+        moments += map(late_at, self.turns.leaving.values())
+        return min((when for when in moments if when > now), default=math.inf)
+
+    def who_gives_way(
+        self, queue: list[Session], queued: Iterable[Session], now: float
+    ) -> tuple[Session | None, list[Session]]:
+        """Return a queued session that can continue, and the sessions to offload for it, some in the middle of a cell.
+
+        To be asked while no session runs or may come to run. Recently restored sessions come first, in the order of
+        their return, so that one of them gets all that it needs.
+
+        Parameters
+        ----------
+        queue
+            First in the queue first.
+        queued
+            Sessions that have lanes but cannot run in them.
+        now
+            Seconds.
+        """
+        idle = [session for session in self.idle.values() if may_ask(session) and offloadable_from(session) <= now]
+        in_line = set(queue)
+        everybody = sorted((*queue, *queued), key=lambda session: self.turns.seniority(session, now))
+        for position, session in enumerate(everybody):
+            if session not in in_line:
+                continue
+            waiting = [other for other in everybody[position + 1 :] if can_give_way(other)]
+            waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.arrival), reverse=True)
+            missing = self.demand.missing(session)
+            candidates = [*idle, *(other for other in waiting if not other.offload.is_declined)]
+            if 0 < missing <= sum(map(freeable, candidates)):
+                return session, _first(candidates, missing)
+        return None, []
+
+    def _for_quota(self, session: Session) -> list[Session]:
+        """Return the idle sessions to offload so that *session*'s user stays within the quota."""
+        own = [other for other in self.idle.values() if other.user is session.user]
+        missing = over_quota_by(session) - _sum(other for other in own if other.offload.is_asked)
+        return _first([other for other in own if may_ask(other)], missing)
+
+    def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:
+        """Choose idle sessions to offload for those *wanting* memory, pairs of session and missing bytes."""
+        chosen = choice.sessions
+        coming = self._coming(choice, now)
+        ripening = {
+            session: offloadable_from(session)
+            for session in self.idle.values()
+            if session.user.offload_after is not None and may_ask(session) and session not in chosen
+        }
+        missing = self._missing(wanting, coming + _sum(ripening), choice.helped) - coming
+        ripe = _first([session for session, when in ripening.items() if when <= now], missing)
+        if missing > _sum(ripe):
+            choice.offloadable_at = min((when for when in ripening.values() if when > now), default=None)
+        chosen += ripe
+
+    def _missing(self, wanting: list[tuple[Session, int]], supply: int, helped: set[Session]) -> int:
+        """Return the bytes to offload so that all sessions are *helped* that *supply* bytes can help."""
+        most = kept = 0
+        for session, missing in wanting:
+            if missing + kept > supply:
+                continue
+            if missing > 0:
+                helped.add(session)
+            most = max(most, missing + kept)
+            kept += self.demand.persistent_claim(session)
+        return most
+
+
+def can_give_way(session: Session) -> bool:
+    """Return whether *session* waits and has memory that can be offloaded, now or after its cell."""
+    may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.offload.is_asked
+    return may_wait and session.user.offload_after is not None and freeable(session) >= LEAST_OFFLOAD
+
+
+def _is_over_quota(session: Session) -> bool:
+    return session.state is SessionState.RESTORING and over_quota_by(session) > 0
+
+
+def _first(sessions: list[Session], missing: int) -> list[Session]:
+    """Return the first of *sessions* that free *missing* bytes together; all, if they do not."""
+    chosen = []
+    for session in sessions:
+        if missing <= 0:
+            break
+        chosen.append(session)
+        missing -= freeable(session)
+    return chosen
+
+
+def _sum(sessions: Iterable[Session]) -> int:
+    return sum(session.memory.persistent for session in sessions)

@@ -1,0 +1,134 @@
+"""Lanes and grants that are taken back for the memory queue.
+
+Only under a preemptive policy, and only for the first queued session whose claim is attainable:
+
+- It gets what the next iteration boundary frees: if a running lane can then be cut, merged or grown so that it fits,
+  the holder is asked for its boundary.
+- Once it has waited for `overtake_patience` it *reclaims* memory: the sessions ranked last are sent back to the queue,
+  at their boundaries, until it fits. Domains that do not fit side by side thus take turns of that length instead of
+  waiting for each other's cells to end.
+
+Neither is done for a session that would not fit if all lanes were gone: it waits for persistent memory, and sending
+others back would not help it. `offloading.py` may.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from sharedkernel.scheduling.memory.admission import Admission
+from sharedkernel.scheduling.memory.demand import gain, least
+from sharedkernel.scheduling.memory.revision_cache import RevisionCache
+from sharedkernel.scheduling.model.session import Lane, Session
+from sharedkernel.scheduling.model.types import ACTIVE_STATES, SessionState
+from sharedkernel.scheduling.policies.builtin import Rank
+
+
+@dataclass(slots=True, kw_only=True)
+class LaneReclaim:
+    """What must be taken from others for the first queued session."""
+
+    #: empty lanes to clear at once
+    lanes: list[Lane] = field(default_factory=list)
+    #: sessions to ask for their next boundary
+    asked: list[Session] = field(default_factory=list)
+    #: sessions that must release their grants soon; interrupted iterations are parked
+    demanded: list[Session] = field(default_factory=list)
+
+
+class Reclaimer:
+    """Takes memory back for the queue of *admission*.
+
+    Parameters
+    ----------
+    admission
+        The scheduler's.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.policy = admission.policy
+        self.ledger = admission.ledger
+        self.lanes = admission.lanes
+        self.demand = admission.demand
+        self._firsts: RevisionCache[Session | None] = RevisionCache(admission.ledger, admission.holders)
+
+    def reclaim(self, now: float, *, at_once: bool = False) -> LaneReclaim:
+        """Return what to take from others for the first queued session that it helps.
+
+        Call it after :meth:`.Admission.admit`, and again after each result was applied, until the result is empty.
+
+        Parameters
+        ----------
+        now
+            Seconds.
+        at_once
+            Whether to reclaim memory without waiting for the patience: no other session has any use for it.
+        """
+        first = self._first_attainable(now)
+        if first is None:
+            return LaneReclaim()
+        if not (at_once or self.admission.is_due(first, now)):
+            lane = self.admission.freeing(first)
+            if lane is None:
+                return LaneReclaim()
+            # An unmeasured session takes less, too, where a signal brings no boundary; a measured one needs all of it.
+            is_known = first.wanted is not None or first.state is SessionState.RESTORING
+            return LaneReclaim(asked=_running([lane])) if is_known else LaneReclaim(demanded=_unforced([lane]))
+        victims = self._victims(first)
+        # Whose iteration was interrupted before and could not be parked must come to its boundary.
+        resumed = [lane for lane in victims if lane.occupant is not None]
+        return LaneReclaim(
+            lanes=[lane for lane in victims if lane.holder is None],
+            asked=_running(resumed),
+            demanded=_unforced([lane for lane in victims if lane not in resumed]),
+        )
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when the first queued session may reclaim memory; None: it may already, or none may."""
+        first = self._first_attainable(now)
+        if first is None or self.admission.is_due(first, now):
+            return None
+        return first.waiting_since + self.admission.config.overtake_patience
+
+    def _first_attainable(self, now: float) -> Session | None:
+        if not self.admission.waiting or not self.policy.is_preemptive:
+            return None
+        if self.admission.behind:  # they may be others for the same revision, before and after turns were taken
+            return self._find_first()
+        return self._firsts.get(now, lambda: (self._find_first(), self.admission.same_until(now)))
+
+    def _find_first(self) -> Session | None:
+        queue = (session for session in self.admission.queue() if session not in self.admission.behind)
+        return next((session for session in queue if self.admission.is_attainable(session)), None)
+
+    def _victims(self, session: Session) -> list[Lane]:
+        """Return the lanes whose memory *session* takes: preempted ones, then those ranked last."""
+        claim = self.demand.beside(session) if self.demand.is_beside(session) else least(session)
+        missing = claim - self.ledger.free
+        victims: list[Lane] = []
+        for lane in sorted(self.lanes.by_id.values(), key=self._worth):
+            if missing <= 0:
+                break
+            if lane is not session.lane and (lane.holder is not None or self.demand.can_clear(lane)):
+                victims.append(lane)
+                missing -= gain(lane)
+        return victims
+
+    def _worth(self, lane: Lane) -> tuple[int, Rank]:
+        """Return the sort key of lanes, the first to be taken first."""
+        if lane.holder is not None and lane.holder.state is SessionState.PREEMPTING:
+            return (0, ())
+        ranks = [self.policy.rank(session) for session in lane.sessions.values() if session.state in ACTIVE_STATES]
+        if not ranks:
+            return (1, (-lane.id,))
+        return (2, tuple(-part for part in min(ranks)))
+
+
+def _running(lanes: list[Lane]) -> list[Session]:
+    return [lane.holder for lane in lanes if lane.holder is not None and lane.holder.state is SessionState.RUNNING]
+
+
+def _unforced(lanes: list[Lane]) -> list[Session]:
+    return [lane.holder for lane in lanes if lane.holder is not None and lane.holder.preemption.force_at == math.inf]

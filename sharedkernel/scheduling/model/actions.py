@@ -1,0 +1,105 @@
+"""The scheduler's actions: the caller carries them out, in the order given.
+
+Actions about lanes come before the grants that use them. A refusal is an action too: it is policy, not a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sharedkernel.scheduling.model.types import LaneId, SessionId
+
+#: why a want cannot be met
+RefusalReason = Literal["quota", "no_lane_fits", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Base of all actions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(Action):
+    """Let the session use the device in its lane until it releases the grant."""
+
+    session: SessionId
+    #: may be another lane than at its last grant
+    lane: LaneId
+    #: lanes that run now, this one included
+    parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoke(Action):
+    """Ask the session to release its grant at its next iteration boundary."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForceYield(Action):
+    """Demand the revoked grant by a signal: the session did not reach a boundary in time."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summon(Action):
+    """Call a session whose cell runs plain Python to its gate, by a signal: it must offload its memory."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload(Action):
+    """Ask a session that is idle, or waits in its cell, to offload its device memory.
+
+    It stays charged until the session reports that it is free.
+    """
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore(Action):
+    """Tell the session to restore its offloaded memory: there is room, and it is charged from now on."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse(Action):
+    """Refuse the session what it wants; its cell goes on with an error."""
+
+    session: SessionId
+    reason: RefusalReason
+    #: one sentence for its user, with figures
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateLane(Action):
+    """Reserve memory for a new lane."""
+
+    lane: LaneId
+    #: bytes
+    size: int
+    #: trust domain of its sessions
+    domain: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeLane(Action):
+    """Change the size of a lane in which nothing is live."""
+
+    lane: LaneId
+    #: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveLane(Action):
+    """Release a lane's memory; nothing in it is live."""
+
+    lane: LaneId

@@ -1,0 +1,128 @@
+"""The parts of a session's record: its stay on the device, its offloaded memory, its preemption, its iterations.
+
+Bytes are integers, times are seconds on the scheduler's axis. Each part belongs to one
+:class:`~sharedkernel.scheduling.model.session.Session`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class Residence:
+    """A session's present stay on the device with its memory, see `memory/turns.py`."""
+
+    #: when its memory came to the device
+    began: float = 0.0
+    #: whether it was restored
+    is_back: bool = False
+    #: when it was evicted: it moves out at its next boundary; None: it was not
+    ending_since: float | None = None
+    #: when it is called to its gate by a signal (again), while plain Python runs; infinite: it is not
+    call_at: float = math.inf
+    #: seconds from that signal to the next
+    call_interval: float = 0.0
+    #: when it was asked to offload, or told to restore
+    moving_since: float = 0.0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the session was evicted and has neither moved out nor declined."""
+        return self.ending_since is not None
+
+    def cancel(self) -> None:
+        """Withdraw the eviction."""
+        self.ending_since, self.call_at = None, math.inf
+
+
+@dataclass(slots=True, kw_only=True)
+class OffloadState:
+    """A session's offloaded memory, and the requests to offload and restore it."""
+
+    #: bytes offloaded; while it is restoring they may be back already
+    size: int = 0
+    #: whether it is being restored: there is room, charged as persistent memory
+    is_returning: bool = False
+    #: whether it was asked to offload and has not answered yet
+    is_asked: bool = False
+    #: whether it was offloaded in the middle of its cell: its iteration, and its shortfall, are restored with the rest
+    is_cut_short: bool = False
+    #: whether its user interrupted that cell: it needs its memory back only to end
+    is_interrupted: bool = False
+    #: bytes that it lacked when it gave way; restoring makes room for them as well
+    shortfall_bytes: int = 0
+    #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not
+    remaining_ephemeral: int | None = None
+    #: whether it declined to offload since its last cell closed
+    is_declined: bool = False
+    #: when it may be asked again, after it had no time for it
+    ask_again_at: float = -math.inf
+
+    def forget_cell(self) -> None:
+        """Reset what concerns only the cell that has just ended."""
+        self.is_returning = self.is_cut_short = self.is_interrupted = self.is_declined = False
+        self.shortfall_bytes, self.remaining_ephemeral = 0, None
+
+
+@dataclass(slots=True, kw_only=True)
+class Preemption:
+    """How a session's revoked grant is demanded."""
+
+    #: when its revoked grant is demanded by a signal (again); infinite: it is not
+    force_at: float = math.inf
+    #: seconds from that demand to the next
+    force_interval: float = 0.0
+    #: whether the revoked grant was demanded by a signal at least once
+    was_forced: bool = False
+    #: whether its last preemption had to be forced: the next one's patience is shorter
+    last_preempt_forced: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class CellForecast:
+    """What a session's present cell may still need, see `policies/predictions.py`."""
+
+    #: iterations left in its cell, as it declared last, and what it had attained then; None: it declared nothing
+    declared: int | None = None
+    declared_at: float = 0.0
+    #: whether its cell exceeded a forecast: none is used until it ends
+    is_misjudged: bool = False
+    #: device-seconds that its cell was expected to need when it came for the device last
+    remaining: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class IterationStats:
+    """A session's iterations, as measured and as predicted, see `policies/interference.py`."""
+
+    #: iterations reported so far
+    iterations: int = 0
+    #: decayed mean of device time per iteration; None: none reported yet
+    iteration_seconds: float | None = None
+    #: what an iteration was predicted to take beforehand, seconds; None: nothing was
+    predicted_iteration_seconds: float | None = None
+    #: device-seconds held since the last reported iteration
+    unreported: float = 0.0
+    #: decayed means of device time per iteration over grants alone, and over grants beside others; None: none were
+    solo_iteration_seconds: float | None = None
+    shared_iteration_seconds: float | None = None
+    #: decayed mean of its utilisation while it ran alone (0 to 1); None: not measured yet
+    measured_utilisation: float | None = None
+    #: what was predicted of it beforehand (0 to 1); None: nothing
+    predicted_utilisation: float | None = None
+    #: whether no other lane has run since its present grant began, or was measured last
+    is_alone: bool = True
+    #: the source that what is measured of its iterations belongs to; None: not known
+    source: str | None = None
+
+    @property
+    def expected_iteration_seconds(self) -> float | None:
+        """Device time of its next iteration, measured, else predicted; None: not known."""
+        return self.predicted_iteration_seconds if self.iteration_seconds is None else self.iteration_seconds
+
+    @property
+    def utilisation(self) -> float | None:
+        """How busy it keeps the device alone (0 to 1), measured, else predicted; None: not known."""
+        return self.predicted_utilisation if self.measured_utilisation is None else self.measured_utilisation

@@ -1,0 +1,172 @@
+"""The policies by name, and those that do not rank by cells' service (`by_service.py` has the others).
+
+Starvation, by policy, with cells that never end:
+
+fair
+    none starves: the one behind in service is served next. Of n users of equal shares who always want the one lane
+    that runs, none waits for longer than twice n - 1 turns of a quantum and an iteration: the others catch up, and
+    each may get as far ahead again.
+fifo, pack
+    one such cell keeps all others waiting, on as many lanes as may run. By design: nothing is revoked. Where cells end,
+    fifo serves all in turn, and pack passes one over for `overtake_patience` at most.
+priority
+    lower classes starve while higher ones want the device. By design. Inside a class none does.
+srtf, las, gittins
+    see `by_service.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sharedkernel.scheduling.model.config import PolicyName
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.scheduling.policies.base import Policy, Rank
+from sharedkernel.scheduling.policies.by_service import Gittins, Las, Srtf
+
+__all__ = ["POLICIES", "Fair", "Fifo", "Pack", "Policy", "Priority", "Rank"]
+
+#: tolerance for rounding errors in sums of service, seconds
+_ROUNDING = 1e-9
+
+
+class Fair(Policy):
+    """Smallest virtual service first: by user, then by session within the user.
+
+    Turns are a quantum long, longer in proportion for larger shares. A fresh user or session needs not wait for a turn
+    to end: it is served as soon as the holder is not behind it. A holder who came in that way keeps its turn
+    against others who are fresh: short cells that come together are served one after the other.
+    """
+
+    is_preemptive = True
+
+    def user_rank(self, user: User) -> Rank:
+        """See :meth:`Policy.user_rank`."""
+        return (user.virtual, not user.fresh)
+
+    def session_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.session_rank`."""
+        return (session.virtual, not session.fresh, session.arrival)
+
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: in the order in which memory was wanted."""
+        return (session.arrival,)
+
+    def due_in(self, holder: Session, first: Session) -> float:
+        """See :meth:`Policy.due_in`: when the holder is a quantum ahead, in service of the smaller share."""
+        if holder.user is first.user:
+            ahead, is_fresh, rate = holder.virtual - first.virtual, first.fresh, 1.0
+        else:
+            mine, theirs = holder.user, first.user
+            share = min(mine.share, theirs.share)
+            ahead, is_fresh = (mine.virtual - theirs.virtual) * share, theirs.fresh
+            rate = (mine.num_grants / mine.share - theirs.num_grants / theirs.share) * share
+        quantum = self.config.quantum
+        due = _reached_in(quantum - ahead, rate)
+        if is_fresh and due > 0:
+            protected = _reached_in(quantum - holder.held, 1.0) if holder.came_fresh else 0.0
+            due = min(due, max(protected, _reached_in(-ahead, rate)))
+        return due
+
+
+class Fifo(Policy):
+    """The oldest cell that came to the device runs to its end; nothing is revoked.
+
+    A cell that has begun keeps its place while its plain Python runs. While the oldest waits for memory, no later cell
+    is given any; with backfill those that fit are. A cell that has memory already runs in either case: the one that
+    waits may be waiting for that.
+    """
+
+    is_preemptive = False
+    reserves = True
+
+    def session_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.session_rank`: cells that have begun, then the others, in the order of their opening.
+
+        A cell that has begun and then lost its lane ranks with the others: those that hold the memory it waits for must
+        be able to end.
+        """
+        has_begun = session.started and session.state is not SessionState.WAITING
+        return (not has_begun, session.cell)
+
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: in the order in which cells were opened."""
+        return self.rank(session)
+
+    def may_overtake(self) -> bool:
+        """See :meth:`Policy.may_overtake`: with backfill only."""
+        return self.config.backfill
+
+    def keeps_place(self, session: Session) -> bool:
+        """See :meth:`Policy.keeps_place`: a cell that has begun does."""
+        return session.started
+
+
+class Pack(Policy):
+    """In the order of arrival, each cell to its end, on as many lanes as are bearable: for throughput (Salus §4, PACK).
+
+    A session that would overload the device beside the running ones is passed by later ones that would not, for
+    `overtake_patience` at most; then none starts before it. A cell in which plain Python runs keeps no place.
+    """
+
+    is_preemptive = False
+
+    def session_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.session_rank`: cells that have begun, then the others, in the order of their opening."""
+        return (not session.started, session.cell)
+
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: in the order in which cells were opened."""
+        return (session.cell,)
+
+    def may_pass(self, session: Session, now: float) -> bool:
+        """See :meth:`Policy.may_pass`."""
+        return now < session.queued_since + self.config.overtake_patience
+
+
+class Priority(Fair):
+    """The user's class first, larger before smaller, then `fair` inside the class.
+
+    A holder gives way to a higher class at its next boundary, and to a lower one never (Salus has such a number for
+    each session; here it is the user's, set by an admin).
+    """
+
+    def user_rank(self, user: User) -> Rank:
+        """See :meth:`Policy.user_rank`."""
+        return (-user.priority, *super().user_rank(user))
+
+    def memory_rank(self, session: Session) -> Rank:
+        """See :meth:`Policy.memory_rank`: by class, then in the order in which memory was wanted."""
+        return (-session.user.priority, session.arrival)
+
+    def memory_protection(self, holder: Session, waiting: Session) -> float:
+        """See :meth:`Policy.memory_protection`: lower classes make room at once, higher ones never."""
+        mine, theirs = holder.user.priority, waiting.user.priority
+        return 1.0 if mine == theirs else math.inf if mine > theirs else 0.0
+
+    def due_in(self, holder: Session, first: Session) -> float:
+        """See :meth:`Policy.due_in`."""
+        mine, theirs = holder.user.priority, first.user.priority
+        if mine != theirs:
+            return math.inf if mine > theirs else 0.0
+        return super().due_in(holder, first)
+
+
+def _reached_in(missing: float, rate: float) -> float:
+    """Return in how many seconds something that grows at *rate* per second has grown by *missing*."""
+    if missing <= _ROUNDING:
+        return 0.0
+    return missing / rate if rate > 0 else math.inf
+
+
+#: every policy by its name in the configuration
+POLICIES: dict[str, type[Policy]] = {
+    PolicyName.FAIR: Fair,
+    PolicyName.FIFO: Fifo,
+    PolicyName.SRTF: Srtf,
+    PolicyName.PACK: Pack,
+    PolicyName.PRIORITY: Priority,
+    PolicyName.LAS: Las,
+    PolicyName.GITTINS: Gittins,
+}

@@ -1,0 +1,327 @@
+"""Handlers of events: how each event changes the records.
+
+Where an event alone decides what happens to its session that is done here: a want that cannot be met is refused, a cell
+of an offloaded session enters the memory queue. Everything else is decided afterwards (`reconcile.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from sharedkernel.scheduling.model.events import (
+    CellClosed,
+    CellInterrupted,
+    CellOpened,
+    DeviceWanted,
+    DeviceWantWithdrawn,
+    Event,
+    GrantMeasured,
+    GrantReleased,
+    HistoryRecalled,
+    MemoryMeasured,
+    OffloadDeclined,
+    Offloaded,
+    OffloadRequested,
+    PolicyConfigured,
+    Restored,
+    SessionEnded,
+    SessionStarted,
+    ShelfMeasured,
+    Tick,
+    UsedWithoutGrant,
+    UserConfigured,
+    WorkForeseen,
+)
+from sharedkernel.scheduling.model.session import Session
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionState
+from sharedkernel.scheduling.policies import interference
+from sharedkernel.scheduling.steps.apply import Decisions
+from sharedkernel.scheduling.steps.records import Records, at_least
+
+#: events of every turn: the ledger counts a revision itself if they change anything for the memory queue
+_TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, MemoryMeasured})
+#: seconds until a session that had no time to offload may be asked again
+_ASK_AGAIN = 0.5
+
+
+class EventHandlers:
+    """Applies events to the records of one device.
+
+    Parameters
+    ----------
+    records, decisions
+        The scheduler's.
+    """
+
+    def __init__(self, records: Records, decisions: Decisions) -> None:
+        self._records = records
+        self._decisions = decisions
+        self._cells = itertools.count(1)
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            UserConfigured: self._on_user_configured,
+            PolicyConfigured: self._on_policy_configured,
+            SessionStarted: self._on_session_started,
+            CellOpened: self._on_cell_opened,
+            DeviceWanted: self._on_device_wanted,
+            DeviceWantWithdrawn: self._on_device_want_withdrawn,
+            GrantReleased: self._on_grant_released,
+            MemoryMeasured: self._on_memory_measured,
+            CellClosed: self._on_cell_closed,
+            OffloadRequested: self._on_offload_requested,
+            Offloaded: self._on_offloaded,
+            OffloadDeclined: self._on_offload_declined,
+            Restored: self._on_restored,
+            CellInterrupted: self._on_cell_interrupted,
+            ShelfMeasured: self._on_shelf_measured,
+            SessionEnded: self._on_session_ended,
+            WorkForeseen: self._on_work_foreseen,
+            GrantMeasured: self._on_grant_measured,
+            UsedWithoutGrant: self._on_used_without_grant,
+            HistoryRecalled: self._on_history_recalled,
+        }
+
+    def handle(self, event: Event) -> None:
+        """Apply *event*, which the state of its session allows."""
+        if type(event) not in _TURNS:
+            self._records.ledger.revision += 1
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    # --- users and the device -----------------------------------
+
+    def _on_user_configured(self, event: UserConfigured) -> None:
+        records = self._records
+        user = records.user(event.user)
+        user.share, user.quota, user.offload_after = event.share, event.quota, event.offload_after
+        user.priority = event.priority
+        records.clock.share_changed(user)
+        records.run_queue.user_changed(user)
+        for session in user.sessions.values():
+            # An interrupted iteration may finish: no other session could use its lane.
+            if session.state is SessionState.QUEUED and not session.live:
+                refusal = records.admission.refusal(session)
+                if refusal is not None:
+                    records.send_back(session)
+                    self._decisions.refuse(session, refusal)
+
+    def _on_policy_configured(self, event: PolicyConfigured) -> None:
+        config = dataclasses.replace(self._records.config, policy=event.policy, backfill=event.backfill)
+        self._records.configure(config)
+
+    def _on_shelf_measured(self, event: ShelfMeasured) -> None:
+        self._records.ledger.set_shelf(self._records.user(event.user), event.bytes)
+
+    def _on_history_recalled(self, event: HistoryRecalled) -> None:
+        self._records.predictions.recall(event.cells)
+
+    # --- a session's life -----------------------------------
+
+    def _on_session_started(self, event: SessionStarted) -> None:
+        records = self._records
+        user = records.user(event.user)
+        session = Session(
+            id=event.session, user=user, domain=event.domain, attained=event.attained, idle_since=records.clock.now
+        )
+        session.attained_before = event.attained
+        # Reported, but not part of fairness: service before the others came is no debt to them.
+        user.attained += event.attained
+        user.sessions[session.id] = records.sessions[session.id] = session
+        records.ledger.set_memory(session, MemoryProfile(framework=event.framework))
+        records.offloading.idle[session.id] = session
+        records.record_event(session, event)
+
+    def _on_cell_opened(self, event: CellOpened) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        session.cell = next(self._cells)
+        session.opened_at = records.clock.now
+        session.started = False
+        session.source, session.attained_before = event.source, session.attained
+        session.forecast.declared, session.forecast.is_misjudged = None, False
+        session.forecast.remaining = records.predictions.estimate(session).seconds
+        records.move(session, event)
+        if session.state is SessionState.RESTORING:
+            records.enqueue(session)
+
+    def _on_cell_closed(self, event: CellClosed) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        records.set_live(session, 0)
+        records.lanes.leave(session)
+        session.offload.forget_cell()
+        if session.residence.is_ending:  # an eviction that was not sent yet is dropped
+            is_asked = session.offload.is_asked
+            records.cancel_eviction(session)
+            session.offload.is_asked = is_asked
+        session.idle_since = records.clock.now
+        records.measure(session, event.memory)
+        records.move(session, event)
+        if records.predictions.cell_closed(session) and records.policy.learns:
+            records.run_queue.rebuild(records.policy, records.queued.values())
+
+    def _on_session_ended(self, event: SessionEnded) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if session.id in records.clock.holders:
+            records.end_grant(session)
+        records.set_live(session, 0)
+        records.lanes.leave(session)
+        records.move(session, event)
+        session.offload.is_returning = False
+        records.cancel_eviction(session)
+        records.ledger.set_memory(session, MemoryProfile(ephemeral=0))
+        del records.sessions[session.id], session.user.sessions[session.id]
+
+    # --- wanting and having the device -----------------------------------
+
+    def _on_device_wanted(self, event: DeviceWanted) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if event.memory is not None:
+            records.measure(session, event.memory)
+        if event.utilisation is not None:
+            session.stats.predicted_utilisation = event.utilisation
+        if event.iteration_seconds is not None:
+            session.stats.predicted_iteration_seconds = event.iteration_seconds
+        _declare(session, event.remaining_iterations)
+        session.forecast.remaining = records.predictions.estimate(session).seconds
+        records.move(session, event)
+        session.growth = event.growth
+        if session.residence.is_ending:
+            if records.admission.waiting:
+                records.enqueue(session)
+                if session.lane is not None:
+                    records.ledger.set_parked(session, session.live)
+                    records.lanes.leave(session)
+                if not session.offload.is_asked:  # it was if it withdrew its want and wants again
+                    self._decisions.offload(session)
+                return
+            records.cancel_eviction(session)  # no session waits any more
+        refusal = records.admission.refusal(session)
+        if refusal is not None:
+            self._decisions.refuse(session, refusal)
+        elif session.lane is None or session.growth:
+            records.enqueue(session)
+        else:
+            records.decide(session, "admit")
+
+    def _on_device_want_withdrawn(self, event: DeviceWantWithdrawn) -> None:
+        self._records.move(self._records.sessions[event.session], event)
+
+    def _on_grant_released(self, event: GrantReleased) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+        session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
+        _declare(session, event.remaining_iterations)
+        if session.state is SessionState.PREEMPTING:
+            session.preemption.last_preempt_forced = session.preemption.was_forced
+        records.end_grant(session)
+        if event.at != "yield":
+            session.offload.remaining_ephemeral = None
+        need = session.need
+        records.set_live(session, event.live_bytes if event.at == "yield" else 0)
+        if session.growth_parked:
+            # The iteration may still need what it grew to. Bytes that were parked for it and not used are released.
+            records.measure(session, at_least(event.memory, ephemeral=need + session.parked))
+        else:
+            records.measure(session, event.memory)
+        records.move(session, event)
+        if session.residence.is_ending:
+            self._decisions.call_later(session)
+
+    def _on_memory_measured(self, event: MemoryMeasured) -> None:
+        session = self._records.sessions[event.session]
+        self._records.measure(session, event.memory)
+        self._records.record_event(session, event)
+
+    def _on_work_foreseen(self, event: WorkForeseen) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if event.source is not None:
+            session.source = event.source
+            interference.start_source(session, event.source)
+        session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
+        if event.iteration_seconds is not None:
+            session.stats.predicted_iteration_seconds = event.iteration_seconds
+        if event.utilisation is not None:
+            session.stats.predicted_utilisation = event.utilisation
+        _declare(session, event.remaining_iterations)
+
+    def _on_grant_measured(self, event: GrantMeasured) -> None:
+        holders = self._records.clock.holders
+        session = holders.get(event.session)
+        if session is not None:
+            interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+            if event.iterations:
+                session.stats.is_alone = len(holders) == 1
+
+    def _on_used_without_grant(self, event: UsedWithoutGrant) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        is_queued = session.state is SessionState.QUEUED
+        if is_queued:  # its session rank changes, which is otherwise constant while it is queued
+            records.run_queue.remove(session)
+        records.clock.charge(session, event.seconds)
+        if is_queued:
+            records.run_queue.add(session)
+        records.run_queue.user_changed(session.user)
+        records.record_event(session, event)
+
+    # --- moving memory away and back -----------------------------------
+
+    def _on_offload_requested(self, event: OffloadRequested) -> None:
+        session = self._records.sessions[event.session]
+        self._records.record_event(session, event)
+        if session.state is SessionState.IDLE and not session.offload.is_asked:
+            self._decisions.offload(session)
+
+    def _on_offloaded(self, event: Offloaded) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        if session.offload.is_asked:
+            elapsed = records.clock.now - session.residence.moving_since
+            records.turns.speed.moved_out(event.offloaded, elapsed)
+        if session.state is SessionState.WAITING:
+            session.offload.is_cut_short, session.offload.shortfall_bytes = True, session.growth
+            # The iteration's live bytes count as persistent from now on.
+            session.offload.remaining_ephemeral = max(0, (session.memory.ephemeral or 0) - session.live)
+            records.set_live(session, 0)
+            records.lanes.leave(session)
+        records.measure(session, event.memory)
+        session.offload.size = event.offloaded
+        records.cancel_eviction(session)
+        records.move(session, event)
+        if session.offload.is_cut_short:
+            records.enqueue(session)
+
+    def _on_offload_declined(self, event: OffloadDeclined) -> None:
+        session = self._records.sessions[event.session]
+        self._records.cancel_eviction(session)
+        # If its code runs by now, that is the reason.
+        is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
+        session.offload.is_declined = not is_for_now
+        session.offload.ask_again_at = self._records.clock.now + _ASK_AGAIN
+        self._records.record_event(session, event)
+
+    def _on_restored(self, event: Restored) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        elapsed = records.clock.now - session.residence.moving_since
+        if session.offload.is_returning:
+            records.turns.speed.came_back(session.offload.size, elapsed)
+        session.residence.began, session.residence.is_back = records.clock.now, True
+        session.offload.is_returning = session.offload.is_cut_short = session.offload.is_interrupted = False
+        session.offload.size = 0
+        records.measure(session, event.memory)
+        # Like any growth: parked until its next boundary, when it is measured.
+        session.live = session.growth_parked = session.offload.shortfall_bytes
+        records.ledger.set_parked(session, session.offload.shortfall_bytes)
+        session.offload.shortfall_bytes = 0
+        records.move(session, event)
+
+    def _on_cell_interrupted(self, event: CellInterrupted) -> None:
+        session = self._records.sessions[event.session]
+        session.offload.is_interrupted = True
+        self._records.record_event(session, event)
+
+
+def _declare(session: Session, iterations: int | None) -> None:
+    """Record that *iterations* are left in *session*'s cell; None: nothing new."""
+    if iterations is not None:
+        session.forecast.declared, session.forecast.declared_at = iterations, session.attained

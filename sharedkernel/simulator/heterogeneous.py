@@ -1,0 +1,224 @@
+"""Jobs on devices of several kinds, under simulated time: AlloX (EuroSys'20) beside what it is compared with.
+
+Each job needs one device, runs to its end there, and takes as long as that kind of device takes for it. Its times by
+kind are known beforehand, as after a short profiling run.
+
+allox
+    The matching of `scheduling/matching.py`, solved anew whenever a device is idle.
+srtf
+    Greedy: of the waiting jobs and the idle devices the pair that takes the shortest, again and again.
+fifo
+    The oldest job on the idle device that suits it best.
+
+A user's *attained* service is the best time of each job started, so that nobody is charged for having been given a slow
+device. A user who comes back with nothing waiting or running is lifted to the least of those who are there: sleeping
+saves up no credit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.scheduling.matching import AlloX, MatchedDevice, MatchedJob
+from sharedkernel.simulator.report import Outcome, Span
+from sharedkernel.simulator.traces import TraceJob
+
+#: which jobs the idle devices start now: (waiting, devices, attained by user, now) -> device id -> job
+Dispatch = Callable[
+    [Sequence[MatchedJob], Sequence[MatchedDevice], Mapping[str, float], float], Mapping[str, MatchedJob]
+]
+
+
+class HeterogeneousPolicyName(StrEnum):
+    """Policies for heterogeneous devices by their names."""
+
+    ALLOX = "allox"
+    SRTF = "srtf"
+    FIFO = "fifo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    job: MatchedJob
+    device: MatchedDevice
+    at: float
+
+    @property
+    def ended(self) -> float:
+        return self.at + self.job.seconds[self.device.kind]
+
+
+def simulate_heterogeneous(
+    jobs: Sequence[TraceJob],
+    policy: str,
+    devices: Mapping[str, int],
+    *,
+    alpha: float = 1.0,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Outcome:
+    """Run *jobs* on devices of several kinds and return what it came to.
+
+    Parameters
+    ----------
+    jobs
+        The trace; a job takes its `duration` on kinds that it names no time for. Each must need one device.
+    policy
+        A :class:`HeterogeneousPolicyName`.
+    devices
+        How many there are of each kind.
+    alpha
+        With `allox`: part of the users who take part.
+    on_progress
+        Told how many jobs have started whenever one does.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such policy, no device, or a job that needs several.
+    """
+    if not devices or min(devices.values()) < 1:
+        raise ConfigError("give at least one device of each kind, such as `fast=2,slow=2`.")
+    large = next((job for job in jobs if job.devices != 1), None)
+    if large is not None:
+        raise ConfigError(f"on unlike devices a job gets one device, but job {large.id} needs {large.devices}.")
+    matched = [
+        MatchedJob(
+            id=str(number),
+            user=job.user,
+            arrived=job.submitted,
+            seconds={kind: job.durations.get(kind, job.duration) for kind in devices},
+        )
+        for number, job in enumerate(jobs)
+    ]
+    places = [MatchedDevice(id=f"{kind}-{n}", kind=kind) for kind, count in devices.items() for n in range(count)]
+    started = _run(matched, places, _dispatch(policy, alpha), on_progress)
+    return _outcome(policy, started, len(places))
+
+
+def _dispatch(policy: str, alpha: float) -> Dispatch:
+    match policy:
+        case HeterogeneousPolicyName.ALLOX:
+            allox = AlloX(alpha=alpha)
+            return lambda waiting, devices, attained, now: allox.start(waiting, devices, attained=attained, now=now)
+        case HeterogeneousPolicyName.SRTF:
+            return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _shortest)
+        case HeterogeneousPolicyName.FIFO:
+            return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _oldest)
+    raise ConfigError(
+        f"there is no policy {policy!r} for unlike devices; choose one of {', '.join(HeterogeneousPolicyName)}."
+    )
+
+
+def _run(
+    jobs: Sequence[MatchedJob], devices: list[MatchedDevice], dispatch: Dispatch, on_progress: Callable[[int], None]
+) -> list[_Started]:
+    coming = sorted(jobs, key=lambda job: job.arrived)[::-1]
+    waiting: dict[str, MatchedJob] = {}
+    running: list[tuple[float, int, str]] = []
+    started: list[_Started] = []
+    attained = _Attained()
+    now = 0.0
+    while coming or running:
+        now = min([job.arrived for job in coming[-1:]] + [end for end, _, _ in running[:1]])
+        while running and running[0][0] <= now:
+            attained.leave(heapq.heappop(running)[2])
+        while coming and coming[-1].arrived <= now:
+            job = coming.pop()
+            attained.come(job.user)
+            waiting[job.id] = job
+        if not waiting:
+            continue
+        for device_id, job in dispatch(list(waiting.values()), devices, attained.by_user, now).items():
+            place = next(number for number, device in enumerate(devices) if device.id == device_id)
+            start = _Started(job=job, device=devices[place], at=now)
+            devices[place] = MatchedDevice(id=device_id, kind=devices[place].kind, available=start.ended)
+            attained.by_user[job.user] += job.best
+            heapq.heappush(running, (start.ended, len(started), job.user))
+            started.append(start)
+            del waiting[job.id]
+            on_progress(len(started))
+    return started
+
+
+class _Attained:
+    """What each user was served, in seconds of the device that suits each job best."""
+
+    def __init__(self) -> None:
+        self.by_user: dict[str, float] = {}
+        #: jobs of each user that wait or run; only users who have any
+        self._present: dict[str, int] = {}
+
+    def come(self, user: str) -> None:
+        if user not in self._present:
+            least = min((self.by_user[other] for other in self._present), default=0.0)
+            self.by_user[user] = max(self.by_user.get(user, 0.0), least)
+        self._present[user] = self._present.get(user, 0) + 1
+
+    def leave(self, user: str) -> None:
+        self._present[user] -= 1
+        if not self._present[user]:
+            del self._present[user]
+
+
+def _idle(devices: Sequence[MatchedDevice], now: float) -> list[MatchedDevice]:
+    return [device for device in devices if device.available <= now]
+
+
+def _greedy(
+    waiting: Sequence[MatchedJob],
+    idle: Sequence[MatchedDevice],
+    worth: Callable[[MatchedJob, MatchedDevice], tuple[float, ...]],
+) -> dict[str, MatchedJob]:
+    """Start the best pair of job and device, and go on with the rest."""
+    pairs = sorted(((worth(job, device), job, device) for job in waiting for device in idle), key=lambda pair: pair[0])
+    chosen: dict[str, MatchedJob] = {}
+    taken: set[str] = set()
+    for _, job, device in pairs:
+        if device.id not in chosen and job.id not in taken:
+            chosen[device.id] = job
+            taken.add(job.id)
+    return chosen
+
+
+def _shortest(job: MatchedJob, device: MatchedDevice) -> tuple[float, ...]:
+    return (job.seconds[device.kind], job.arrived)
+
+
+def _oldest(job: MatchedJob, device: MatchedDevice) -> tuple[float, ...]:
+    return (job.arrived, float(job.id), job.seconds[device.kind])
+
+
+def _outcome(policy: str, started: Sequence[_Started], devices: int) -> Outcome:
+    in_order = sorted(started, key=lambda start: int(start.job.id))
+    times = [start.ended - start.job.arrived for start in in_order]
+    by_user: dict[str, list[tuple[float, float]]] = {}
+    for start, time in zip(in_order, times, strict=True):
+        by_user.setdefault(start.job.user, []).append((time, time / start.job.best))
+    means = [numpy.mean(values, axis=0) for values in by_user.values()]
+    durations = [start.ended - start.at for start in in_order]
+    return Outcome(
+        policy=policy,
+        jobs=len(started),
+        completion_times=times,
+        waits=[start.at - start.job.arrived for start in in_order],
+        durations=durations,
+        began=min((start.job.arrived for start in started), default=0.0),
+        ended=max((start.ended for start in started), default=math.inf),
+        preemptions=0,
+        devices=devices,
+        used=sum(durations),
+        services=[1 / float(slowdown) for _, slowdown in means],
+        added={
+            "users": len(by_user),
+            "worst_user_jct_seconds": max((float(mean) for mean, _ in means), default=None),
+            "worst_user_slowdown": max((float(slowdown) for _, slowdown in means), default=None),
+        },
+        spans=[Span(job=number, started=start.at, ended=start.ended) for number, start in enumerate(in_order)],
+    )

@@ -1,0 +1,241 @@
+"""Who waits for memory, who is refused, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from sharedkernel.scheduling.model.actions import CreateLane, ForceYield, Grant, Refuse, RemoveLane, ResizeLane, Revoke
+from tests.scheduling.desk import Desk
+from tests.scheduling.device import Cell, Notebook, endless, run
+
+
+def refused(actions: Sequence[object]) -> Refuse:
+    """Return the refusal that is the only action."""
+    (refusal,) = actions
+    assert isinstance(refusal, Refuse)
+    return refusal
+
+
+def test_a_full_quota_refuses_with_figures(sched: Desk) -> None:
+    """What all of a user's sessions keep counts, framework memory does not; the session lives on."""
+    sched.user("ada", quota=500)
+    sched.start("ada1", framework=300)
+    sched.start("ada2")
+    sched.measure("ada1", persistent=500)
+    sched.open("ada2")
+    refusal = refused(sched.want("ada2"))
+    assert (refusal.session, refusal.reason) == ("ada2", "quota")
+    assert "500 B of user ada's quota of 500 B" in refusal.message
+    assert sched.state("ada2") == "ready"
+    sched.measure("ada1", persistent=400)
+    assert sched.want("ada2") == [CreateLane(lane=1, size=100, domain="all"), Grant(session="ada2", lane=1)]
+
+
+def test_a_known_need_over_the_quota_is_refused(sched: Desk) -> None:
+    """The need of one iteration counts with what is kept."""
+    sched.user("ada", quota=500)
+    sched.start("ada")
+    sched.open("ada")
+    refusal = refused(sched.want("ada", 300, persistent=201))
+    assert refusal.reason == "quota"
+    assert "300 B more while it runs" in refusal.message
+    assert sched.want("ada", 299) == [CreateLane(lane=1, size=299, domain="all"), Grant(session="ada", lane=1)]
+
+
+def test_what_the_device_could_never_give_is_refused(make_sched: Callable[..., Desk]) -> None:
+    """A need beyond the empty device is not kept waiting."""
+    sched = make_sched(reserve=100)
+    sched.start("ada", framework=50)
+    sched.open("ada")
+    refusal = refused(sched.want("ada", 651, persistent=200))
+    assert refusal.reason == "no_lane_fits"
+    assert "651 B" in refusal.message
+    assert "650 B" in refusal.message
+    assert sched.want("ada", 650)[-1] == Grant(session="ada", lane=1)
+
+
+def test_a_lowered_quota_holds_at_once(sched: Desk) -> None:
+    """Those who wait are refused; the one that runs is left to its boundary."""
+    sched.begin("ada1", "ada2", ephemeral=300)
+    sched.start("bob")
+    refusal = refused(sched.user("ada", quota=200)[:1])
+    assert (refusal.session, sched.state("ada2"), sched.state("ada1")) == ("ada2", "ready", "running")
+    sched.release("ada1")
+    assert refused(sched.want("ada1")).reason == "quota"
+
+
+def test_those_who_fit_pass_one_who_does_not(sched: Desk) -> None:
+    """A session that waits for much memory does not hold up small ones at first."""
+    hog(sched)
+    sched.begin("bob", ephemeral=500)
+    assert sched.state("bob") == "waiting"
+    assert sched.begin("cleo", ephemeral=100)[0] == CreateLane(lane=2, size=100, domain="all")
+
+
+def hog(sched: Desk) -> None:
+    """Let a session of another domain run with more than half of the device."""
+    sched.start("ada", domain="x")
+    sched.open("ada")
+    sched.want("ada", 600)
+
+
+def test_one_who_was_overtaken_gets_a_reservation(make_sched: Callable[..., Desk]) -> None:
+    """After `overtake_patience` nobody who came later is admitted before it, not even where nothing is reclaimed."""
+    sched = make_sched(policy="fifo", backfill=True)
+    hog(sched)
+    sched.begin("bob", ephemeral=500)
+    sched.now = 1.0
+    sched.begin("cleo", ephemeral=100)
+    assert sched.state("cleo") == "queued"
+    sched.now = 5.9
+    sched.begin("dan", ephemeral=100)
+    assert sched.state("dan") == "queued"
+    sched.now = 6.0
+    sched.begin("eve", ephemeral=100)
+    assert sched.state("eve") == "waiting"
+    assert [sched.view(name).queue_position for name in ("bob", "cleo", "dan", "eve")] == [1, 2, 3, 4]
+    sched.release("ada", "cell")
+    actions = sched.close("ada")
+    assert CreateLane(lane=4, size=500, domain="all") in actions
+    assert (sched.state("bob"), sched.state("eve")) == ("running", "queued")
+
+
+def test_one_whom_no_lane_could_help_holds_nobody_up(sched: Desk) -> None:
+    """Who waits for memory that notebooks keep gets no reservation: others' waiting would not help."""
+    sched.start("ada")
+    sched.measure("ada", persistent=600)
+    sched.begin("bob", ephemeral=500)
+    for number in range(10):
+        sched.now += 3.0
+        sched.begin(f"cleo{number}", ephemeral=10)
+        assert sched.view(f"cleo{number}").lane is not None
+    assert sched.state("bob") == "ready"  # and is told so, since what ada keeps cannot be moved
+    sched.end("ada")
+    sched.want("bob")
+    assert sched.state("bob") == "queued"
+
+
+def test_memory_is_reclaimed_from_cells_that_do_not_end(sched: Desk) -> None:
+    """Domains that do not fit side by side take turns, at boundaries, instead of waiting for each other's cells."""
+    hog(sched)
+    sched.begin("bob", ephemeral=500)
+    assert sched.tick_at_deadline() == [Revoke(session="ada")]
+    assert sched.now == 5.0
+    assert sched.release("ada") == [
+        RemoveLane(lane=1),
+        CreateLane(lane=2, size=500, domain="all"),
+        Grant(session="bob", lane=2),
+    ]
+    assert sched.want("ada") == []
+    assert (sched.state("ada"), sched.view("ada").queue_position) == ("waiting", 1)
+    assert sched.scheduler.next_deadline() == 10.0
+
+
+def test_what_a_signal_interrupts_is_parked_for_one_whose_memory_is_due(sched: Desk) -> None:
+    """A cell without boundaries cannot keep others' memory for ever: its live bytes are kept apart, its lane goes."""
+    hog(sched)
+    sched.begin("bob", ephemeral=500)
+    sched.tick(5.0)
+    assert sched.tick_at_deadline() == [ForceYield(session="ada")]
+    assert sched.release("ada", "yield", live=400) == [
+        RemoveLane(lane=1),
+        CreateLane(lane=2, size=500, domain="all"),
+        Grant(session="bob", lane=2),
+    ]
+    assert sched.view("ada").parked == 400
+    sched.want("ada")
+    assert sched.state("ada") == "waiting"
+    # The rest of its iteration needs 200 bytes, which is more than is left; and then 600 again.
+    sched.release("bob", "cell")
+    assert sched.close("bob") == [
+        RemoveLane(lane=2),
+        CreateLane(lane=3, size=200, domain="x"),
+        Grant(session="ada", lane=3),
+    ]
+    assert sched.release("ada", iterations=1) == [ResizeLane(lane=3, size=600)]
+    assert sched.view("ada").parked == 0
+
+
+def test_domains_that_do_not_fit_together_share_the_time() -> None:
+    """Two endless trainings, each too large to be beside the other, get half of the device each."""
+    device = run(
+        [endless("ada", 0.1, ephemeral=700, domain="x"), endless("bob", 0.03, ephemeral=700, domain="y")], until=100
+    )
+    assert device.desk.attained("ada") == pytest.approx(50, abs=6)
+    assert device.desk.attained("ada") + device.desk.attained("bob") == pytest.approx(100)
+
+
+@pytest.mark.parametrize("config", [{}, {"policy": "fifo", "backfill": True}], ids=["fair", "backfill"])
+def test_a_stream_of_small_cells_does_not_starve_a_large_one(config: dict[str, object]) -> None:
+    """However many small ones come, the large one is admitted after the patience and what then runs."""
+    streams = [
+        Notebook(
+            name=f"ada{number}",
+            domain="x",
+            cells=[Cell(seconds=0.1, iterations=10, ephemeral=300, pause=0.01) for _ in range(60)],
+        )
+        for number in range(4)
+    ]
+    large = Notebook(name="bob", domain="y", cells=[Cell(seconds=0.1, ephemeral=800, pause=1.0)])
+    run([*streams, large], until=1000, **config)
+    assert not large.cells
+    assert large.waits[0] < 5.0 + 4 * 1.0 + 4.0
+
+
+def test_facts_may_exceed_the_capacity(sched: Desk) -> None:
+    """When notebooks come to keep more than there is, lanes are given up and nobody new runs until it fits again."""
+    sched.begin("ada", ephemeral=100)
+    sched.begin("bob", ephemeral=100)
+    assert sched.release("ada", persistent=950) == [RemoveLane(lane=2), RemoveLane(lane=1)]
+    assert sched.state("bob") == "waiting"
+    assert sched.measure("ada", persistent=1050) == []
+    assert sched.begin("cleo", ephemeral=0) == []
+    assert sched.scheduler.snapshot(0.0).used == 1050
+    assert sched.close("ada", persistent=0) == [
+        CreateLane(lane=3, size=100, domain="all"),
+        CreateLane(lane=4, size=0, domain="all"),
+        Grant(session="bob", lane=3),
+    ]
+
+
+def test_the_latest_to_come_gives_way_first(sched: Desk) -> None:
+    """Only as many lose their lanes as must."""
+    for name in ("ada", "bob", "cleo"):
+        sched.begin(name, ephemeral=300)
+    sched.start("dan")
+    # and then shares another's lane
+    assert sched.measure("dan", persistent=150) == [RemoveLane(lane=3)]
+    assert [sched.view(name).lane for name in ("ada", "bob", "cleo")] == [1, 2, 1]
+
+
+def test_what_runs_keeps_its_lane_whatever_others_keep(sched: Desk) -> None:
+    """A fact about another session takes nothing from an iteration that is running."""
+    sched.begin("ada", ephemeral=900)
+    sched.start("bob")
+    assert sched.measure("bob", persistent=500) == []
+    assert sched.scheduler.snapshot(0.0).used == 1400
+    assert sched.release("ada") == [RemoveLane(lane=1)]
+
+
+def test_memory_is_given_in_the_order_of_wants(sched: Desk) -> None:
+    """The line for memory is in the order of wants."""
+    hog(sched)
+    sched.start("bob", "cleo")
+    sched.open("cleo", "bob")
+    sched.want("bob", 700)
+    sched.want("cleo", 700)
+    assert [sched.view(name).queue_position for name in ("bob", "cleo")] == [1, 2]
+    sched.release("ada", "cell")
+    sched.close("ada")
+    assert [sched.state(name) for name in ("bob", "cleo")] == ["running", "queued"]
+
+
+def test_an_interrupt_leaves_the_line(sched: Desk) -> None:
+    """The cell goes on without the device, and others move up."""
+    hog(sched)
+    sched.begin("bob", ephemeral=500)
+    sched.begin("cleo", ephemeral=500)
+    assert sched.withdraw("bob") == []
+    assert (sched.state("bob"), sched.view("bob").waiting_for, sched.view("cleo").queue_position) == ("ready", None, 1)

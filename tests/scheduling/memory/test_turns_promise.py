@@ -1,0 +1,169 @@
+"""Nobody waits for memory longer than one turn of each session: as properties, and for a hang that was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharedkernel.scheduling import MemoryProfile, SchedulerConfig
+from sharedkernel.scheduling.model.actions import Action, Offload, Restore
+from sharedkernel.scheduling.model.events import CellClosed, Offloaded, Restored, from_dict
+from tests.scheduling.desk import Desk
+from tests.scheduling.device import Cell, Device, Notebook
+
+MIB = 1 << 20
+GIB = 1 << 30
+QUANTUM = 20.0
+
+
+# --- the promise -----------------------------------
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[list[Notebook], int, float]:
+    """Draw trainings without an end, each of which fits beside what stays of all, and how long moving one takes."""
+    count = draw(st.integers(2, 6))
+    frameworks = [draw(st.integers(0, 30)) for _ in range(count)]
+    room = 1000 - sum(frameworks)
+    notebooks = []
+    for number, framework in enumerate(frameworks):
+        need = draw(st.integers(1, 200))
+        notebooks.append(
+            Notebook(
+                name=f"user{'abcdef'[number]}",
+                framework=framework * MIB,
+                persistent=draw(st.integers(1, room - need)) * MIB,
+                cells=[
+                    Cell(
+                        iterations=10**9,
+                        seconds=draw(st.sampled_from([1.0, 5.0])),
+                        ephemeral=need * MIB,
+                        prelude=draw(st.sampled_from([0.0, 0.0, 1e9])),
+                    )
+                ],
+            )
+        )
+    return notebooks, count, draw(st.sampled_from([0.02, 1.0, 3.0]))
+
+
+def waits(device: Device) -> Mapping[str, float]:
+    """Return for each notebook how long it waited for its memory at most, as far as that is over or goes on."""
+    now = device.desk.now
+    pending = {name: [] if n.away_since is None else [now - n.away_since] for name, n in device.notebooks.items()}
+    return {name: max([*n.memory_waits, *pending[name]]) for name, n in device.notebooks.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(crowd=crowds(), policy=st.sampled_from(["fair", "srtf", "las", "gittins"]))
+def test_nobody_waits_longer_than_a_turn_of_each(crowd: tuple[list[Notebook], int, float], policy: str) -> None:
+    """With n endless trainings of equal shares: n * (quantum + transfer)."""
+    notebooks, count, moving = crowd
+    config = SchedulerConfig(capacity=1000 * MIB, policy=policy, quantum=10.0)
+    device = Device(config, notebooks, moving=lambda size: moving * size / GIB)
+    quantum = max(QUANTUM, 12 * 2 * moving)
+    bound = count * (quantum + 2 * moving + 5.0)  # to come to a boundary belongs to moving out
+    device.run(3 * bound, most_events=4000)
+    assert max(waits(device).values()) <= bound
+    assert all(notebook.memory_waits for notebook in notebooks)
+
+
+@settings(max_examples=30, deadline=None)
+@given(crowd=crowds(), shares=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=6, max_size=6))
+def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], shares: list[float]) -> None:
+    """With unequal shares: (sum of the shares / own share + 1) * (quantum + transfer)."""
+    notebooks, _, moving = crowd
+    by_user = {notebook.name: share for notebook, share in zip(notebooks, shares, strict=False)}
+    device = Device(
+        SchedulerConfig(capacity=1000 * MIB, quantum=10.0),
+        notebooks,
+        moving=lambda size: moving * size / GIB,
+        shares=by_user,
+    )
+    turn = max(QUANTUM, 12 * 2 * moving) + 2 * moving + 5.0
+    most = sum(by_user.values()) / min(by_user.values())
+    device.run(min(3 * most * turn, 1500.0), most_events=4000)
+    for name, longest in waits(device).items():
+        assert longest <= (sum(by_user.values()) / by_user[name] + 1) * turn
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.integers(1, 4),
+    moving=st.sampled_from([0.02, 1.0]),
+    thinking=st.sampled_from([1.0, 40.0]),
+    size=st.integers(400, 800),
+)
+def test_short_cells_go_before_trainings_that_were_moved_out(
+    count: int, moving: float, thinking: float, size: int
+) -> None:
+    """However often they come, no training is delayed by more than one quantum for them."""
+    trainings = [
+        Notebook(
+            name=f"user{'abcd'[number]}",
+            persistent=size * MIB,
+            cells=[Cell(iterations=10**9, seconds=1.0, ephemeral=50 * MIB)],
+        )
+        for number in range(count)
+    ]
+    cells = [Cell(seconds=0.5, ephemeral=50 * MIB, pause=thinking, persistent=size * MIB) for _ in range(100)]
+    visitor = Notebook(name="visitor", persistent=size * MIB, cells=cells)
+    device = Device(
+        SchedulerConfig(capacity=1000 * MIB, quantum=10.0),
+        [*trainings, visitor],
+        offload_after=5.0,
+        moving=lambda size: moving * size / GIB,
+    )
+    turn = max(QUANTUM, 12 * 2 * moving) + 2 * moving + 1.0
+    device.run(1000.0, most_events=8000)
+    longest = waits(device)
+    assert longest.pop("visitor") <= (count + 1) * turn
+    assert max(longest.values()) <= (count + 2) * turn
+
+
+# --- as it happened -----------------------------------
+
+#: four users on 1000 MiB: what stays of each session, what was moved away, and what an iteration needs, bytes
+_STAYS, _AWAY, _NEEDS = 38_900_000, 675_100_000, 218_160_000
+_USERS = ("ada", "bob", "cleo", "dan")
+
+
+def recorded() -> list[tuple[float, dict[str, object]]]:
+    """Return the log of a device on which three sessions wait for memory, and nobody runs."""
+    memory = {"persistent": 0, "ephemeral": _NEEDS, "framework": _STAYS}
+    log: list[tuple[float, dict[str, object]]] = []
+    for user in _USERS:
+        limits = {"share": 1.0, "quota": None, "offload_after": 1.0, "priority": 0}
+        log.append((0.0, {"event": "UserConfigured", "user": user, **limits}))
+        log.append(
+            (0.0, {"event": "SessionStarted", "session": user, "user": user, "domain": "all", "framework": _STAYS})
+        )
+        log.append((1.0, {"event": "Offloaded", "session": user, "memory": memory, "offloaded": _AWAY}))
+    log.sort(key=lambda entry: entry[0])
+    return [*log, *((2.0, {"event": "CellOpened", "session": user}) for user in _USERS[1:])]
+
+
+def test_three_users_do_not_hang_on_an_idle_device() -> None:
+    """A restore and its iteration lack 0.3 MB beside what stays of the others: each has its turn all the same."""
+    desk = Desk(SchedulerConfig(capacity=1000 * MIB))
+    actions: list[Action] = []
+    for when, event in recorded():
+        desk.now = when
+        actions += desk.send(from_dict(event))
+    assert _STAYS * len(_USERS) + _AWAY + _NEEDS > 1000 * MIB > _STAYS * len(_USERS) + _AWAY
+    served = []
+    for _ in _USERS[1:]:
+        (restore,) = (action for action in actions if isinstance(action, Restore))
+        name = restore.session
+        desk.send(Restored(session=name, memory=MemoryProfile(persistent=_AWAY, framework=_STAYS)))
+        closed = MemoryProfile(persistent=_AWAY, ephemeral=_NEEDS, framework=_STAYS)
+        assert desk.send(CellClosed(session=name, memory=closed)) == []
+        served.append(name)
+        if len(served) < len(_USERS) - 1:
+            assert desk.tick_at_deadline() == [Offload(session=name)]
+            actions = desk.send(
+                Offloaded(session=name, memory=MemoryProfile(ephemeral=_NEEDS, framework=_STAYS), offloaded=_AWAY)
+            )
+    assert served == list(_USERS[1:])
+    assert desk.now < 2.0 + 3 * QUANTUM
