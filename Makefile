@@ -32,7 +32,7 @@ software-gpu: $(INSTALLED)
 
 test-software-gpu: software-gpu
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
-	python -m $(if $(ONCE_MORE),tests.once_more,pytest) $(or $(ARGS),-m 'gpu or software_gpu' tests/gpu tests/software_gpu)
+	python -m $(if $(ONCE_MORE),tests.once_more,pytest) $(or $(ARGS),-m '(gpu or software_gpu) and not slow' tests/gpu tests/software_gpu)
 
 # what takes minutes each
 slow: $(INSTALLED)

@@ -471,7 +471,7 @@ class Gate:
             Whether it is the one that iterations are told by, and not one of those it may turn out to be.
         """
         self._words[_ITERATIONS] += iterations
-        if is_known and self._run_ahead is not None:
+        if self._run_ahead is not None:
             self._run_ahead()
         if is_known and time.monotonic() < self._quiet_until and not self._words[_PREEMPT]:
             return

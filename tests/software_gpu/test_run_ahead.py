@@ -32,7 +32,7 @@ print(max(queued[20:]))
 
 def test_no_more_than_the_work_of_two_iterations_is_queued() -> None:
     """Beside what the present one has queued; so it never takes long until the device can be given back."""
-    with settings(KERNEL_US=3000):
+    with settings(KERNEL_US=1000):
         options = ("--device", "cuda:0", "--reserve", "64MiB", "--spares", "0")
         process = ExecutorProcess(*options, capacity=f"{device_bytes() // MIB}MiB")
 
