@@ -1,6 +1,6 @@
 """Four endless trainings and one interactive user whose memory is four times the device's: how long each waits.
 
-One of them at a time fits. Whoever waits is promised the device's memory within a turn of each: a memory quantum
+One of them at a time fits. Each is promised the device's memory after one turn of each of the others: a memory quantum
 (20 s, or twelve times the transfer) and the transfer. The figures are the longest wait over that bound, and the part of
 the time that was spent on copying.
 """

@@ -90,8 +90,9 @@ class ExecutorSupplier:
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
         """Return new private units of these sizes, in this order; raises SharedKernelError when there is no room.
 
-        The wait for the answer leaves the interpreter to other threads, also in the middle of an iteration. What the
-        session may have is there soon, if not yet: those who had it are about to let go of it.
+        The wait for the answer leaves the interpreter to other threads, also in the middle of an iteration. Memory
+        that is leased to the session may not be free yet, since others are still releasing it: the request is repeated
+        for up to `ROOM_PATIENCE` seconds.
         """
         if mid_iteration:
             self.check(sum(sizes))

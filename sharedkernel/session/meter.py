@@ -44,10 +44,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 #: `mallopt` parameters and their values. Memory freed by an iteration stays on the heap for the next one, instead of
 #: going back to the system and coming anew page by page (twice as many page faults as an unforked process, and 8 % of
-#: the speed of a small CNN); what is left over goes back once the session has settled. And there are two heaps for all
-#: threads: what is free on one (64 MiB with this padding) counts against the limit on private memory, and serves none
-#: of another's threads; but with a single one, autograd's thread waits for the main thread's lock (a small MLP with two
-#: threads: 1,145 us an iteration with one heap, 1,078 with two, 1,117 with any number).
+#: the speed of a small CNN); what is left over goes back once the session has settled. And there are at most
+#: two heaps: free memory of one (64 MiB with this padding) counts against the limit on private memory, and threads of
+#: the other cannot use it. With a single heap, autograd's thread waits for the main thread's lock
+#: (docs/decisions/2026-11-23-last-bytes.md).
 _HEAP = {
     -3: 256 << 20,  # M_MMAP_THRESHOLD
     -1: 512 << 20,  # M_TRIM_THRESHOLD
@@ -76,7 +76,7 @@ _mallinfo2_unlocked.restype = _MallInfo
 
 
 def set_up_heap() -> None:
-    """Make the heap keep what is freed, and serve all threads alike (before any thread is started)."""
+    """Make the heaps keep what is freed, and have two of them at most (before any thread is started)."""
     for parameter, value in _HEAP.items():
         _libc.mallopt(parameter, value)
 

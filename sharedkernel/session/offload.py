@@ -274,9 +274,9 @@ def _unlinked_file(directory: Path) -> int:
 def _close_meanwhile(descriptor: int) -> None:
     """Close a large file that has no name without waiting for it: the system frees its pages, which takes long.
 
-    (150 to 220 ms for 512 MiB, half as long as reading them: a third of what restoring took.) The thread runs a C
-    function alone: one that begins with Python code takes memory for it, dies where the executor has just set a limit
-    again, and a :class:`threading.Thread` then waits for ever for its beginning.
+    (150 to 220 ms for 512 MiB, half as long as reading them: a third of what restoring took.) The thread runs only
+    a C function. A thread that runs Python code needs memory for its first frame; where the executor has just set a
+    limit again it dies of that, and :meth:`threading.Thread.start` then waits for ever.
     """
     try:
         _thread.start_new_thread(os.close, (descriptor,))

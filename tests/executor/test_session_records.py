@@ -1,4 +1,4 @@
-"""Records of sessions tell an executor that some live, whoever else was killed."""
+"""An executor learns from the sessions' records that some live, also after the keeper was killed."""
 
 from __future__ import annotations
 

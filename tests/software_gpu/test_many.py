@@ -55,7 +55,7 @@ def executor_process(number: int, room: int) -> Iterator[ExecutorProcess]:
     ],
 )
 def test_all_notebooks_get_their_turns_and_keep_their_tensors(number: int, room: int, least_away: int) -> None:
-    """Nobody waits without an end: whose notebook is idle makes room, and has everything when it goes on."""
+    """Idle notebooks make room for others, and find all their tensors when they continue."""
     sums = [each * COUNT * (COUNT - 1) // 2 for each in range(number)]
 
     async def scenario(process: ExecutorProcess) -> None:

@@ -81,7 +81,7 @@ static bool is_stopped(pid_t pid) {
 }
 
 /* A process that is stopped (SIGSTOP) first leaves a driver in the kernel, which has locks only there. This one may
- * have to go on until it has let go of the mutex; then it is stopped again. */
+ * have to go on until it has released the mutex; then it is stopped again. */
 static int lock_mutex(void) {
     pid_t resumed = 0;
     for (;;) {
