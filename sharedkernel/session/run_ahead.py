@@ -8,13 +8,9 @@ the work of two iterations.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any
 
 from sharedkernel.session.torch_cuda import DEVICE
-
-#: seconds between two events: shorter iterations count as one
-INTERVAL = 0.001
 
 
 class RunAhead:
@@ -31,15 +27,13 @@ class RunAhead:
         #: events by turns: the one recorded last, and the one before that
         self._last: Any = None
         self._spare: Any = None
-        self._next = 0.0
 
     def boundary_passed(self) -> None:
         """Wait until the device has come to the boundary before this one.
 
         What ran on the device and failed the user's next operation will say.
         """
-        now = time.monotonic()
-        if now < self._next or not self._cuda.is_initialized() or self._cuda.is_current_stream_capturing():
+        if not self._cuda.is_initialized() or self._cuda.is_current_stream_capturing():
             return
         with contextlib.suppress(RuntimeError):
             event, before = self._spare or self._cuda.Event(), self._last
@@ -47,4 +41,3 @@ class RunAhead:
             self._last, self._spare = event, before
             if before is not None:
                 before.synchronize()
-        self._next = time.monotonic() + INTERVAL
