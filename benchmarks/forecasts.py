@@ -24,11 +24,11 @@ from typing import Any
 
 import nbformat
 
-from sharedkernel.bench.client import open_notebook
-from sharedkernel.bench.servers import gateway_route
+from sharedkernel.bench.stack.client import open_notebook
+from sharedkernel.bench.stack.servers import gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.signals import ended_by_signals
+from sharedkernel.system.signals import ended_by_signals
 
 #: seconds that a cell has to be open to count
 _LEAST = 1.0

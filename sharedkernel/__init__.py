@@ -22,7 +22,7 @@ def iterations(iterable: Iterable[T]) -> Iterator[T]:
 
     Ordinary training loops need no such hint. In a kernel that is not shared this does nothing.
     """
-    process = sys.modules.get("sharedkernel.session.process")
+    process = sys.modules.get("sharedkernel.session.kernel.app")
     boundaries = process.boundaries if process is not None else None
     if boundaries is None:
         return iter(iterable)

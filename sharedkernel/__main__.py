@@ -1,6 +1,6 @@
 """``python -m sharedkernel``: the same as the ``sharedkernel`` command."""
 
-from sharedkernel.cli import main
+from sharedkernel.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -23,11 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sharedkernel import lifetime
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
+from sharedkernel.gateway_client.requests import GatewayUnavailable, fetch_status
 from sharedkernel.paths import EXECUTOR_SOCKET, LONGEST_RUNTIME_DIRECTORY, device_directory
-from sharedkernel.signals import uninterrupted
+from sharedkernel.system import lifetime
+from sharedkernel.system.signals import uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.atomic_file import replace_file
+from sharedkernel.system.atomic_file import replace_file
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

@@ -9,7 +9,7 @@ import sys
 _BUSY_HOUR = """
 import asyncio, contextlib, gc, re, time
 from pathlib import Path
-from sharedkernel import heap
+from sharedkernel.system import malloc
 
 class Message:
     def __init__(self):
@@ -20,7 +20,7 @@ def own():
     return 1024 * int(re.search(r"^Anonymous:\\s+(\\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)[1])
 
 async def serve():
-    trimming = asyncio.create_task(heap.keep_trimmed(0.3))
+    trimming = asyncio.create_task(malloc.keep_trimmed(0.3))
     await asyncio.sleep(0)  # what is there by now stays
     before = own()
     messages = [Message() for _ in range(20_000)]

@@ -17,35 +17,24 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 #: rooms (folders and modules of the package), the highest first; a room may import its own layer and those below
 LAYERS: tuple[frozenset[str], ...] = (
     # what people and other programs start
-    frozenset({"__init__", "__main__", "cli", "commands", "local_stack", "gateway", "executor", "relay"})
+    frozenset({"__init__", "__main__", "cli", "local_stack", "gateway", "executor", "relay"})
     | {"serverextension", "bench", "demo", "selftest", "host", "cluster"},
     # what runs in a notebook, and the simulator
     frozenset({"session", "widgets", "shelf", "simulator"}),
     # the core
     frozenset({"scheduling", "device_memory"}),
     # what processes say to each other
-    frozenset({"protocol", "gateway_client", "describe", "ipc", "jupyter", "status"}),
+    frozenset({"protocol", "gateway_client", "ipc", "jupyter", "status"}),
     # the system, and words that all use
-    frozenset({"system", "errors", "units", "paths", "atomic_file", "distribution", "heap", "lifetime", "nvml"})
-    | {"processes", "signals", "signals_held", "slow_imports", "_version"},
+    frozenset({"system", "errors", "units", "paths", "distribution", "_version"}),
 )
 
 #: imports of a room in a higher layer
-UPWARD = frozenset(
-    {
-        "session -> executor",
-    }
-)
+UPWARD: frozenset[str] = frozenset()
 
 #: rooms of one layer, or of two, that import each other
 MUTUAL = frozenset(
     {
-        "commands <-> demo",
-        "commands <-> executor",
-        "commands <-> relay",
-        "executor <-> selftest",
-        "executor <-> session",
-        "session <-> shelf",
         "session <-> widgets",
     }
 )
@@ -53,8 +42,8 @@ MUTUAL = frozenset(
 #: modules that import each other in a circle
 CIRCULAR = frozenset(
     {
-        "session.afresh",
-        "session.process",
+        "session.kernel.restart",
+        "session.kernel.app",
     }
 )
 
@@ -63,15 +52,7 @@ LAYERED = ("gateway", "scheduling")
 
 MAX_MODULES = 14
 #: folders with more modules
-LARGE_FOLDERS = frozenset(
-    {
-        "bench",
-        "commands",
-        "device_memory",
-        "executor",
-        "session",
-    }
-)
+LARGE_FOLDERS: frozenset[str] = frozenset()
 
 MAX_LINES = 400
 #: modules with more lines
@@ -80,12 +61,12 @@ LONG_MODULES = frozenset(
         "device_memory.lane_memory",
         "device_memory.store",
         "device_memory.torch_pool",
-        "executor.grants",
+        "executor.dispatch.controller",
         "executor.service",
-        "executor.shelves",
-        "executor.supervisor",
+        "executor.shelf.store",
+        "executor.supervision.supervisor",
         "relay.relay",
-        "session.gate",
+        "session.gate.gate",
         "shelf.layout",
         "simulator.device",
     }
@@ -96,12 +77,12 @@ MIN_LINES = 30
 TINY_MODULES = frozenset(
     {
         "_version",
-        "executor.peers",
-        "executor.tasks",
-        "session.data_limit",
-        "session.transforms",
-        "session.uncompiled",
-        "slow_imports",
+        "ipc.peers",
+        "system.tasks",
+        "session.memory.data_limit",
+        "session.gate.transforms",
+        "session.gate.uncompiled",
+        "system.slow_imports",
     }
 )
 

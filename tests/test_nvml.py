@@ -8,7 +8,7 @@ import time
 import pynvml
 import pytest
 
-from sharedkernel.nvml import DeviceLost, Gpu, NvmlUnavailable
+from sharedkernel.system.nvml import DeviceLost, Gpu, NvmlUnavailable
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 

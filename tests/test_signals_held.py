@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.signals_held import holdable, interrupts_let_through, signals_held
+from sharedkernel.system.deferred_signals import holdable, interrupts_let_through, signals_held
 
 FORCE = signal.SIGURG
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from sharedkernel import protocol
-from sharedkernel.executor.launch import scrubbed_environment, wait_for_end
-from sharedkernel.executor.packets import PacketSocket, connect
+from sharedkernel.ipc.helper_process import scrubbed_environment, wait_for_end
+from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import (
     KEEPER_SOCKET,
     LOGS_DIRECTORY,

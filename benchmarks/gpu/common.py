@@ -16,13 +16,13 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sharedkernel.bench.client import Notebook, Route, open_notebook
-from sharedkernel.bench.results import Result
-from sharedkernel.bench.servers import StockServer, gateway_route
+from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
+from sharedkernel.bench.stack.results import Result
+from sharedkernel.bench.stack.servers import StockServer, gateway_route
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda import check_torch
+from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.nvml import Gpu
+from sharedkernel.system.nvml import Gpu
 
 GIB = 1 << 30
 

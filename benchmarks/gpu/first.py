@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda import check_torch
-from sharedkernel.nvml import Gpu
+from sharedkernel.executor.devices.cuda.discovery import check_torch
+from sharedkernel.system.nvml import Gpu
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent

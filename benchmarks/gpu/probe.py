@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.cuda import CudaDriver, load_bindings
-from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.errors import DeviceMemoryError, DriverUnavailable
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.store import LaneStore

@@ -16,8 +16,8 @@ from typing import Any
 
 from common import Bench, main, open_prepared, sessions
 
-from sharedkernel.bench.client import Notebook
-from sharedkernel.bench.results import BenchmarkFailed, Result, Target
+from sharedkernel.bench.stack.client import Notebook
+from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target
 
 _SOAK = """
 import queue

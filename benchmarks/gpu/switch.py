@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 from common import Bench, main, open_prepared, sessions
 
-from sharedkernel.bench.results import BenchmarkFailed, Result, Target, brief, percentile
+from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target, brief, percentile
 from sharedkernel.bench.switch import hand_overs
 
 _TRAIN = """

@@ -19,12 +19,12 @@ import psutil
 from benchmarks.load import lag
 from benchmarks.load.crowd import Crowd, gather
 from benchmarks.load.footprint import Growth, median_pss_bytes, services
-from sharedkernel.bench.client import Route
-from sharedkernel.bench.results import Result, Target, brief, percentile
-from sharedkernel.bench.servers import StockServer, gateway_route
+from sharedkernel.bench.stack.client import Route
+from sharedkernel.bench.stack.results import Result, Target, brief, percentile
+from sharedkernel.bench.stack.servers import StockServer, gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.signals import ended_by_signals
+from sharedkernel.system.signals import ended_by_signals
 from sharedkernel.units import format_bytes
 
 _PERCENTS = (50, 95, 99)

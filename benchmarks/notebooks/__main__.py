@@ -30,9 +30,9 @@ from benchmarks.notebooks.alone import Measured, measure
 from benchmarks.notebooks.beside import Conditions, Round, run_round
 from benchmarks.notebooks.comparing import Difference
 from benchmarks.notebooks.running import Run
-from sharedkernel.bench.results import Result, Target
+from sharedkernel.bench.stack.results import Result, Target
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.signals import ended_by_signals
+from sharedkernel.system.signals import ended_by_signals
 from sharedkernel.units import format_bytes, parse_bytes
 
 #: environment variable that names the folder

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from traitlets.utils.importstring import import_item
 from traitlets.utils.text import wrap_paragraphs
 
-from sharedkernel.cli import COMMANDS
+from sharedkernel.cli.main import COMMANDS
 
 #: what an administrator configures, and where it takes effect
 _CONFIGURED = {

@@ -157,7 +157,7 @@ function parseUser(fields: Fields): { name: string; admin: boolean } {
   return { name: text(fields.name, 'name'), admin: fields.admin === true };
 }
 
-/** Where a cell's need may be known from for people to rely on it; as in Python's `describe.py`. */
+/** Where a cell's need may be known from for people to rely on it; as in Python's `status/text.py`. */
 const KNOWN_FROM: readonly unknown[] = ['declared', 'earlier'];
 
 function parseDevice(fields: Fields): IDevice {

@@ -14,11 +14,11 @@ from rich.table import Column, Table
 from traitlets import Bool, Int, TraitError, validate
 
 from sharedkernel.bench import alone, fairness, interactive, oversubscription, roundtrip, start, switch, ui
-from sharedkernel.bench.results import Conditions, Effort, Result
-from sharedkernel.commands.base import fail
-from sharedkernel.commands.stack_options import StackCommandApp
+from sharedkernel.bench.stack.results import Conditions, Effort, Result
+from sharedkernel.cli.base import fail
+from sharedkernel.cli.stack_options import StackCommandApp
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.signals import ended_by_signals
+from sharedkernel.system.signals import ended_by_signals
 from sharedkernel.units import format_bytes
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from sharedkernel.bench.client import open_notebook
-from sharedkernel.bench.results import Conditions, Result, Target, brief
-from sharedkernel.bench.servers import gateway_route
-from sharedkernel.bench.trainings import (
+from sharedkernel.bench.stack.client import open_notebook
+from sharedkernel.bench.stack.results import Conditions, Result, Target, brief
+from sharedkernel.bench.stack.servers import gateway_route
+from sharedkernel.bench.stack.trainings import (
     ENDLESS,
     prepare,
     process_id,

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from sharedkernel.bench.client import Notebook, open_notebook
-from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief
-from sharedkernel.bench.servers import gateway_route
-from sharedkernel.bench.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
+from sharedkernel.bench.stack.client import Notebook, open_notebook
+from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
+from sharedkernel.bench.stack.servers import gateway_route
+from sharedkernel.bench.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling.memory.turns import QUANTUM_OVER_TRANSFER
 from sharedkernel.units import format_bytes

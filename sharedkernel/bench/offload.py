@@ -17,14 +17,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from sharedkernel.bench.client import Notebook, open_notebook
-from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
-from sharedkernel.bench.servers import gateway_route
+from sharedkernel.bench.stack.client import Notebook, open_notebook
+from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
+from sharedkernel.bench.stack.servers import gateway_route
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import offload_directory
-from sharedkernel.session.offload import PIECE_BYTES, WRITE_BYTES
+from sharedkernel.session.offload.host import PIECE_BYTES, WRITE_BYTES
 from sharedkernel.units import format_bytes
 
 _TENSORS, _TENSOR_BYTES = 128, 4 << 20

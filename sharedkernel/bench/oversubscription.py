@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharedkernel.bench import memory_turns
-from sharedkernel.bench.client import open_notebook
-from sharedkernel.bench.results import BenchmarkFailed, Conditions, Result, Target, brief
-from sharedkernel.bench.servers import gateway_route
-from sharedkernel.bench.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
+from sharedkernel.bench.stack.client import open_notebook
+from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
+from sharedkernel.bench.stack.servers import gateway_route
+from sharedkernel.bench.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.units import format_bytes
 

@@ -6,9 +6,9 @@ import asyncio
 import statistics
 from contextlib import AsyncExitStack
 
-from sharedkernel.bench.client import Notebook, open_notebook
-from sharedkernel.bench.results import Conditions, Result, Target, brief, median_ratio, percentile
-from sharedkernel.bench.servers import StockServer, gateway_route
+from sharedkernel.bench.stack.client import Notebook, open_notebook
+from sharedkernel.bench.stack.results import Conditions, Result, Target, brief, median_ratio, percentile
+from sharedkernel.bench.stack.servers import StockServer, gateway_route
 from sharedkernel.local_stack import LocalStack
 
 _CELL = "1+1"

@@ -25,8 +25,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.gateway_client.connection import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.relay.gateway import KERNEL_NAME
 
 #: longest time that one cell may take, waits included, in seconds
 _CELL_TIMEOUT = 900

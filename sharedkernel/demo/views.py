@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sharedkernel.commands.tables import (
+from sharedkernel.demo.runs import Run
+from sharedkernel.status.tables import (
     SESSION_COLUMNS,
     cell,
     device_view,
@@ -18,8 +19,7 @@ from sharedkernel.commands.tables import (
     session_cells,
     text,
 )
-from sharedkernel.demo.runs import Run
-from sharedkernel.describe import NOTHING, bytes_or_nothing, safe_text, seconds_or_nothing
+from sharedkernel.status.text import NOTHING, bytes_or_nothing, safe_text, seconds_or_nothing
 from sharedkernel.units import format_bytes, format_seconds
 
 Document = Mapping[str, Any]

@@ -23,12 +23,12 @@ import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from sharedkernel.device_memory.driver import Driver, Handle
+from sharedkernel.device_memory.drivers.base import Driver, Handle
+from sharedkernel.device_memory.drivers.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
-from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
 from sharedkernel.device_memory.ranges import FreeRanges
-from sharedkernel.signals_held import signals_held
+from sharedkernel.system.deferred_signals import signals_held
 
 #: addresses of an arena, in bytes; they cost nothing
 ADDRESSES = 1 << 42

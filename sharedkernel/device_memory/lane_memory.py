@@ -35,16 +35,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.mapper import Slot, SlotState
 from sharedkernel.device_memory.errors import HandOverPostponed, InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
-from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.offload import Absence, Leaving, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier
 from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.device_memory.torch_pool import TorchPools
-from sharedkernel.signals_held import signals_held
+from sharedkernel.system.deferred_signals import signals_held
 
 log = logging.getLogger(__name__)
 

@@ -12,19 +12,20 @@ from typing import Any, ClassVar
 
 from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, Union, validate
 
-from sharedkernel.commands.base import CommandApp, fail
+from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices import ServedDevice, cuda, host
-from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions, LaneSharing
-from sharedkernel.executor.devices.mps import MpsMode
-from sharedkernel.executor.environments import Environment, open_environments
-from sharedkernel.executor.isolation import DEFAULT_HOMES, Isolation, IsolationOptions
+from sharedkernel.executor.devices import ServedDevice, host
+from sharedkernel.executor.devices.cuda import discovery
+from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, LaneSharing
+from sharedkernel.executor.devices.cuda.mps import MpsMode
+from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, IsolationOptions
 from sharedkernel.executor.service import ExecutorService
-from sharedkernel.heap import keep_trimmed
+from sharedkernel.executor.supervision.environments import Environment, open_environments
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
 from sharedkernel.selftest.steps import table
+from sharedkernel.system.malloc import keep_trimmed
 from sharedkernel.units import format_bytes, parse_bytes, parse_duration
 
 log = logging.getLogger(__name__)
@@ -280,7 +281,7 @@ class ExecutorApp(CommandApp):
             check_lanes=self.check_lanes,
         )
         trust = Path(self.trust).expanduser().absolute() if self.trust else None
-        return cuda.open_device(self.device, self.capacity, self.reserve, options, trust=trust)
+        return discovery.open_device(self.device, self.capacity, self.reserve, options, trust=trust)
 
     def _freeze(self, device: Device) -> SchedulerConfig:
         return SchedulerConfig(

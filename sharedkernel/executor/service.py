@@ -2,10 +2,10 @@
 
 Who says what when:
 
-- a gateway or command greets (`greetings.py`), then asks; each request is answered (`gateways.py`). Gateways are also
+- a gateway or command greets (`handshake.py`), then asks; each request is answered (`api.py`). Gateways are also
   told of sessions that end.
 - a session's process greets when it is forked (a spare), is assigned once (`starting.py`), and from then on reports
-  what its gate does: cell opened, device wanted, grant released, cell closed. `grants.py` hears that.
+  what its gate does: cell opened, device wanted, grant released, cell closed. `controller.py` hears that.
 
 A new executor on the same runtime directory adopts what the last one left: the sessions' records come from the
 keeper, and where each session stands it says itself in its greeting. Holders are taken over before anybody else is
@@ -24,32 +24,30 @@ from typing import Any, TypeVar
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.executor.actions import resume
-from sharedkernel.executor.adoption import Adoption
-from sharedkernel.executor.code_stamp import check_left
-from sharedkernel.executor.connections import Connection
-from sharedkernel.executor.descriptor_channel import DescriptorChannel
+from sharedkernel.executor.control.api import Gateways
+from sharedkernel.executor.control.connections import Connection
+from sharedkernel.executor.control.fd_server import DescriptorChannel
+from sharedkernel.executor.control.handshake import Greetings
+from sharedkernel.executor.control.sanitize import believe
 from sharedkernel.executor.devices import ServedDevice
-from sharedkernel.executor.directory_lock import lock_directory
-from sharedkernel.executor.environments import OWN, Environment, own_environment
-from sharedkernel.executor.event_log import EventLog
-from sharedkernel.executor.foresight import Foresight
-from sharedkernel.executor.gateways import Gateways
-from sharedkernel.executor.grants import Grants
-from sharedkernel.executor.greetings import Greetings
-from sharedkernel.executor.hearsay import believe
-from sharedkernel.executor.idle_watch import IdleWatch
-from sharedkernel.executor.isolation import Isolation, IsolationOptions
-from sharedkernel.executor.lingering import Lingering
-from sharedkernel.executor.packets import allow_many_descriptors
-from sharedkernel.executor.sessions import KeptSession, SessionProcess, describe_end, real_user, start_time
-from sharedkernel.executor.shelf_room import Room, room_for
-from sharedkernel.executor.shelves import Shelves
-from sharedkernel.executor.spares import Spares
-from sharedkernel.executor.starting import Starting
-from sharedkernel.executor.supervisor import Supervisor
-from sharedkernel.executor.tasks import Tasks
-from sharedkernel.executor.totals import Totals
+from sharedkernel.executor.dispatch.action_runner import resume
+from sharedkernel.executor.dispatch.controller import Grants
+from sharedkernel.executor.dispatch.totals import Totals
+from sharedkernel.executor.history.event_log import EventLog
+from sharedkernel.executor.history.workload import Foresight
+from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
+from sharedkernel.executor.sessions.detached import Lingering
+from sharedkernel.executor.sessions.idle_monitor import IdleWatch
+from sharedkernel.executor.sessions.pool import Spares
+from sharedkernel.executor.sessions.process import KeptSession, SessionProcess, describe_end, real_user, start_time
+from sharedkernel.executor.sessions.recovery import Adoption
+from sharedkernel.executor.sessions.starting import Starting
+from sharedkernel.executor.shelf.room import Room, room_for
+from sharedkernel.executor.shelf.store import Shelves
+from sharedkernel.executor.supervision.build_id import check_left
+from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
+from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
@@ -59,6 +57,8 @@ from sharedkernel.paths import (
     make_private_directory,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.system.lock_file import lock_directory
+from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 
 from jupyter_server.serverapp import ServerApp
 
-from sharedkernel.commands.base import CommandApp
+from sharedkernel.cli.base import CommandApp
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.packets import allow_many_descriptors
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenUsers
@@ -46,8 +45,9 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
-from sharedkernel.heap import keep_trimmed
+from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory
+from sharedkernel.system.malloc import keep_trimmed
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0

@@ -14,10 +14,10 @@ import signal
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.directory_lock import GATEWAY_LOCK
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.gateway.lock import parse_holder
+from sharedkernel.system.lock_file import GATEWAY_LOCK
 
 #: tells a gateway to drain
 DRAIN_SIGNAL = signal.SIGUSR1

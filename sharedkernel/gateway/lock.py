@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.directory_lock import GATEWAY_LOCK
+from sharedkernel.system.lock_file import GATEWAY_LOCK
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ class Fork(Message, frozen=True, kw_only=True):
     device_kind: str = "host"
     #: how it has memory on a GPU, as `device_memory/mode.py` has it
     memory_mode: str = "shared"
-    #: how users are kept apart (see `executor/isolation.py`)
+    #: how users are kept apart (see `executor/isolation/policy.py`)
     isolation: str = "none"
 
 

@@ -18,9 +18,10 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
 from traitlets import Bool, Unicode
 
-from sharedkernel.commands.base import CommandApp, fail
+from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.relay.credentials import (
+from sharedkernel.gateway_client.connection import KERNEL_NAME, Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.credentials import (
     CA_VARIABLE,
     TOKEN_VARIABLE,
     URL_VARIABLE,
@@ -31,7 +32,6 @@ from sharedkernel.relay.credentials import (
     store_credentials,
     store_hub_gateway,
 )
-from sharedkernel.relay.gateway import KERNEL_NAME, Gateway, GatewayRefused, GatewayUnreachable
 
 DISPLAY_NAME = "Shared GPU (PyTorch)"
 
@@ -252,7 +252,7 @@ class InstallApp(CommandApp):
 async def _check(credentials: Credentials) -> list[str]:
     """Show the gateway the token, and return the Python environments that it offers by name.
 
-    Raises what :class:`~sharedkernel.relay.gateway.Gateway` raises.
+    Raises what :class:`~sharedkernel.gateway_client.connection.Gateway` raises.
     """
     # What it logs of certificates is said better by the error that follows.
     logging.getLogger("tornado.general").setLevel(logging.ERROR)

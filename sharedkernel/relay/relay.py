@@ -32,9 +32,9 @@ from typing import Any
 from tornado.websocket import WebSocketClientConnection, WebSocketClosedError
 
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
-from sharedkernel.relay import wire
-from sharedkernel.relay.credentials import find_credentials
-from sharedkernel.relay.gateway import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.credentials import find_credentials
+from sharedkernel.jupyter import wire
 from sharedkernel.relay.held import Held, HeldMessage
 from sharedkernel.relay.outage import Outage
 from sharedkernel.relay.sockets import ClientSockets, Connection

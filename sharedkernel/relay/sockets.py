@@ -15,7 +15,7 @@ import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ConfigError, ProtocolError
-from sharedkernel.relay import wire
+from sharedkernel.jupyter import wire
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.relay import wire
+from sharedkernel.jupyter import wire
 from sharedkernel.relay.sockets import ClientSockets
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from sharedkernel.processes import adopt_orphans, end_process, end_with_parent
 from sharedkernel.selftest.steps import STEP_SECONDS, STEPS
+from sharedkernel.system.processes import adopt_orphans, end_process, end_with_parent
 
 #: seconds that a process has to end once it was killed
 _KILL_SECONDS = 3.0

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.cuda import CudaDriver
-from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.segments import Supplier

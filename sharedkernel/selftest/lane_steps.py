@@ -8,13 +8,13 @@ import zlib
 
 import torch
 
-from sharedkernel.device_memory.cuda import CudaDriver
-from sharedkernel.device_memory.driver import MIB
-from sharedkernel.processes import end_process, end_with_parent
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.selftest.lane_process import LaneProcess, empty, keep_busy, pool_bytes
 from sharedkernel.selftest.tenants import LANE_BYTES, expect, tenants
 from sharedkernel.selftest.training import check_losses
 from sharedkernel.selftest.wire import receive, send, socket_pair
+from sharedkernel.system.processes import end_process, end_with_parent
 
 _PASSES = 8
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import torch
 
-from sharedkernel.processes import end_process, end_with_parent
 from sharedkernel.selftest.training import Training, check_losses
+from sharedkernel.system.processes import end_process, end_with_parent
 
 MIB = 1 << 20
 _PASSES = 5

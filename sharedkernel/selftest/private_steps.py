@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.selftest.lane_process import empty
 from sharedkernel.selftest.tenants import checksum, expect, fill
-from sharedkernel.session.cuda_meter import CudaMeter
-from sharedkernel.session.cuda_mover import StorageMover
-from sharedkernel.session.page import Page, Word
-from sharedkernel.session.torch_cuda import TorchCuda
+from sharedkernel.session.memory.cuda_meter import CudaMeter
+from sharedkernel.session.memory.torch_cuda import TorchCuda
+from sharedkernel.session.offload.cuda_storages import StorageMover
 
 
 def _meter() -> tuple[Page, CudaMeter]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.executor.launch import scrubbed_environment
+from sharedkernel.ipc.helper_process import scrubbed_environment
 from sharedkernel.selftest.steps import TOTAL_SECONDS, Outcome, StepResult, Verdict, judge, steps_up_to
 from sharedkernel.selftest.trust import Identity, TrustFile, TrustUnusable
 

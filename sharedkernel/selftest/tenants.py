@@ -18,14 +18,14 @@ from typing import Literal, NoReturn
 
 import torch
 
-from sharedkernel.device_memory.cuda import CudaDriver
-from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.processes import end_process, end_with_parent
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
 from sharedkernel.selftest.training import Training
 from sharedkernel.selftest.wire import RemoteSupplier, StoreEnd, layout_of, receive, receive_units, send, socket_pair
+from sharedkernel.system.processes import end_process, end_with_parent
 
 LANE_BYTES = 64 * MIB
 

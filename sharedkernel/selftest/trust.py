@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sharedkernel._version import __version__
-from sharedkernel.atomic_file import replace_file
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.system.atomic_file import replace_file
 
 _FORMAT = "sharedkernel_self_test"
 _VERSION = 1

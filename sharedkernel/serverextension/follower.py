@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.relay.gateway import GatewayRefused
+from sharedkernel.gateway_client.connection import GatewayRefused
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.upstream import FindUpstream, Upstream
 

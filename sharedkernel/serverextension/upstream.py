@@ -15,15 +15,15 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
 
-from sharedkernel.gateway_client import STATUS_PATH
-from sharedkernel.relay.credentials import Credentials, check_url, find_credentials
-from sharedkernel.relay.gateway import CONNECT_TIMEOUT, PING_INTERVAL, REQUEST_TIMEOUT, Gateway
+from sharedkernel.gateway_client.connection import CONNECT_TIMEOUT, PING_INTERVAL, REQUEST_TIMEOUT, Gateway
+from sharedkernel.gateway_client.credentials import Credentials, check_url, find_credentials
+from sharedkernel.gateway_client.requests import STATUS_PATH
 
 _EVENTS_PATH = "/sharedkernel/api/events"
 
 
 class Upstream(Gateway):
-    """A gateway's own API; every method raises what :class:`~sharedkernel.relay.gateway.Gateway` does."""
+    """A gateway's own API; every method raises what :class:`~sharedkernel.gateway_client.connection.Gateway` does."""
 
     async def user(self) -> dict[str, Any]:
         """Return who the token's user is: ``name``, and whether they are ``admin``."""

@@ -21,8 +21,8 @@ with all sessions, or when the machine is switched off: a shelf is memory, no fi
 - To assign a name anew replaces it as a whole: who read it before keeps the old memory.
 - The shelf counts to its user's quota, and so does what was taken off it for as long as a kernel still uses it.
 
-This package is the notebook's side. What the executor does is in :mod:`sharedkernel.executor.shelves`. Importing it is
-cheap and needs no torch, so that any process may do so.
+This package is the notebook's side. What the executor does is in :mod:`sharedkernel.executor.shelf.store`. Importing it
+is cheap and needs no torch, so that any process may do so.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from sharedkernel.errors import SharedKernelError
 
 if TYPE_CHECKING:
     from sharedkernel import protocol
-    from sharedkernel.session.descriptor_client import DescriptorClient
+    from sharedkernel.ipc.fd_client import DescriptorClient
 
 _NO_SESSION = (
     'a shelf exists only inside a notebook with the kernel "Shared GPU (PyTorch)"; pick that kernel to use it.'
@@ -75,7 +75,7 @@ class Shelf(MutableMapping[str, Any]):
         _check_name(name)
         client = self._connected()
         from sharedkernel import protocol
-        from sharedkernel.session.descriptor_client import Descriptor
+        from sharedkernel.ipc.fd_client import Descriptor
         from sharedkernel.shelf import layout, memory
 
         plan = layout.plan(value)
@@ -136,14 +136,14 @@ class Shelf(MutableMapping[str, Any]):
 
     def _connected(self) -> DescriptorClient:
         """Return the way to the executor of this process."""
-        view = sys.modules.get("sharedkernel.session.view")
+        view = sys.modules.get("sharedkernel.session.ui.device_status")
         path = view.executor_socket() if view is not None else None
         if path is None:
             raise SharedKernelError(_NO_SESSION)
         if view is not None and (channel := view.channel()) is not None:
             return channel  # type: ignore[no-any-return]
         if self._client is None or not self._client.is_own():  # a process that a session started, to be told so
-            from sharedkernel.session.descriptor_client import DescriptorClient
+            from sharedkernel.ipc.fd_client import DescriptorClient
 
             self._client = DescriptorClient(path)
         return self._client

@@ -1,8 +1,8 @@
 """The last minutes of a device as a picture: who ran in which lane, the own notebook picked out, and its own waits.
 
-Drawn from the part ``timeline`` of the status document (`executor/timeline.py`): for each session, how much of each
-second it ran. Sessions that took turns within a second are stacked, so the height of a colour is a share of the device.
-The same figures stand beside the picture as a table, for who cannot see it.
+Drawn from the part ``timeline`` of the status document (`executor/history/timeline.py`): for each session, how much of
+each second it ran. Sessions that took turns within a second are stacked, so the height of a colour is a share of the
+device. The same figures stand beside the picture as a table, for who cannot see it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from sharedkernel.describe import safe_text
+from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds
 from sharedkernel.widgets import theme
 from sharedkernel.widgets.render import GONE, find, paragraph

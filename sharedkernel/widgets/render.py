@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharedkernel.describe import (
+from sharedkernel.status.text import (
     lingering_words,
     memory_by_kind,
     queue_sentence,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from sharedkernel.describe import safe_text
+from sharedkernel.status.text import safe_text
 
 OWN = "var(--jp-brand-color1, #1e88e5)"
 OWN_OTHER = "var(--jp-brand-color2, #64b5f6)"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.protocol import SessionRecord
 from tests.fuzz.conftest import attached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharedkernel.bench.results import Effort, Result, Target, brief, median_ratio, percentile
+from sharedkernel.bench.stack.results import Effort, Result, Target, brief, median_ratio, percentile
 from sharedkernel.bench.switch import hand_overs
 
 

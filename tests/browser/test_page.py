@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from sharedkernel.relay.credentials import TOKEN_VARIABLE, URL_VARIABLE
+from sharedkernel.gateway_client.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from tests.browser.lab import LabPage, keep_picture, start_lab_with
 from tests.serverextension.fake_gateway import FakeGateway
 from tests.serverextension.server import JupyterServer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel._version import __version__
-from sharedkernel.cli import COMMANDS
+from sharedkernel.cli.main import COMMANDS
 from sharedkernel.distribution import install_hint
 
 
@@ -131,8 +131,9 @@ def test_the_users_side_needs_no_torch() -> None:
     """``sharedkernel status`` loads neither torch nor Jupyter's server nor msgspec."""
     script = (
         "import sys\n"
-        "import sharedkernel.cli\n"
-        "from sharedkernel.commands import status, top, trace\n"
+        "import sharedkernel.cli.main\n"
+        "from sharedkernel.cli import status, top\n"
+        "from sharedkernel.cli.trace import app\n"
         "print([name for name in ('torch', 'jupyter_server', 'msgspec', 'numpy', 'IPython') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

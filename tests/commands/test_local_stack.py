@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
+from sharedkernel.gateway_client.requests import GatewayUnavailable, fetch_status
 from sharedkernel.local_stack import LocalStack, free_port
 from tests.commands.support import PATIENCE, processes_of, wait_until
 

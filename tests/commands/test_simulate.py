@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.commands.simulate import SimulateApp
+from sharedkernel.cli.simulate.app import SimulateApp
 from tests.commands.test_cli import sharedkernel
 
 TRACE = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval

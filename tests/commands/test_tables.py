@@ -10,10 +10,18 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from sharedkernel.commands.tables import memory_bar, status_view
-from sharedkernel.commands.top import live_view
-from sharedkernel.describe import about, expected_wait, ordinal, queue_sentence, safe_text, session_state, wait_outlook
+from sharedkernel.cli.top import live_view
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
+from sharedkernel.status.tables import memory_bar, status_view
+from sharedkernel.status.text import (
+    about,
+    expected_wait,
+    ordinal,
+    queue_sentence,
+    safe_text,
+    session_state,
+    wait_outlook,
+)
 from tests.commands.documents import GIB, MIB, busy_document, document, session, user
 
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.commands.trace_document import Recording, trace_document
-from sharedkernel.commands.trace_live import LiveRecorder, record_live
-from sharedkernel.commands.trace_log import record_from_log
+from sharedkernel.cli.trace.document import Recording, trace_document
+from sharedkernel.cli.trace.live import LiveRecorder, record_live
+from sharedkernel.cli.trace.log import record_from_log
 from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.executor.spans import Activity, Span
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
-from sharedkernel.gateway_client import GatewayUnavailable
+from sharedkernel.gateway_client.requests import GatewayUnavailable
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict
+from sharedkernel.scheduling.spans import Activity, Span
 from tests.commands.documents import document, session
 from tests.commands.support import COMMAND, shared_kernel, wait_until
 from tests.scheduling.desk import Desk

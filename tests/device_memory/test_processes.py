@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.device_memory.driver import MIB
-from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.selftest.wire import StoreEnd, receive, send, socket_pair
 from tests.device_memory import traces

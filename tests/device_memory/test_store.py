@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import (
     LEAST_LANE,
@@ -15,7 +16,6 @@ from sharedkernel.device_memory.layout import (
     plan_lane,
     plan_private,
 )
-from sharedkernel.device_memory.memfd import MemfdDriver
 from sharedkernel.device_memory.store import MAX_DESCRIPTORS, LaneStore
 from tests.device_memory.support import open_descriptors
 

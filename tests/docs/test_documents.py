@@ -19,9 +19,9 @@ import pytest
 from traitlets.config import Config
 from traitlets.utils.importstring import import_item
 
-from sharedkernel.bench.client import open_notebook
-from sharedkernel.bench.servers import gateway_route
-from sharedkernel.cli import COMMANDS
+from sharedkernel.bench.stack.client import open_notebook
+from sharedkernel.bench.stack.servers import gateway_route
+from sharedkernel.cli.main import COMMANDS
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.local_stack import LocalStack

@@ -20,7 +20,7 @@ from uuid import uuid4
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
 from tests.warm import WarmPlace, give_back
 

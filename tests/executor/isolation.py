@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.executor.directories import closed_ancestor
 from sharedkernel.paths import OFFLOAD_VARIABLE
+from sharedkernel.system.secure_directories import closed_ancestor
 from tests.executor import harness
 from tests.executor.harness import ExecutorProcess, Notebook
 

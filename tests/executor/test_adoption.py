@@ -17,10 +17,10 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.executor.packets import connect, listen
-from sharedkernel.executor.sessions import KeptSession
-from sharedkernel.executor.supervisor import Supervisor
-from sharedkernel.executor.totals import JOURNAL_NAME
+from sharedkernel.executor.dispatch.totals import JOURNAL_NAME
+from sharedkernel.executor.sessions.process import KeptSession
+from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.ipc.seqpacket import connect, listen
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until

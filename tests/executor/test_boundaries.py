@@ -17,7 +17,7 @@ model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
 data = TensorDataset(torch.randn(512, 64), torch.randn(512, 64))
 loader = DataLoader(data, batch_size=32)
 inputs, targets = data.tensors
-boundaries = sys.modules['sharedkernel.session.process'].boundaries
+boundaries = sys.modules['sharedkernel.session.kernel.app'].boundaries
 """
 LEARNED = "boundaries.learned"
 #: passes of a boundary after it was learned, in loops where that takes time

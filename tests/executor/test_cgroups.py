@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.executor.cgroups import Cgroups, find_base
+from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
 
 
 def make_group(path: Path, *files: str) -> Path:

@@ -13,7 +13,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.paths import EXECUTOR_SOCKET
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
 

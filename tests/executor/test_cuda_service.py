@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sharedkernel.errors import Refused
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.ipc.executor_client import ExecutorClient
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
 
 

@@ -22,13 +22,13 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.descriptor_channel import DescriptorChannel
-from sharedkernel.executor.packets import PacketSocket, connect
-from sharedkernel.executor.sessions import SessionProcess
-from sharedkernel.executor.shelves import LONGEST_NAME, MOST_NAMES, Room, Shelves
+from sharedkernel.executor.control.fd_server import DescriptorChannel
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, Shelves
+from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
+from sharedkernel.ipc.seqpacket import PacketSocket, connect
+from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET
-from sharedkernel.session.descriptor_client import Descriptor, DescriptorClient
-from sharedkernel.session.page import Page
 from tests.executor.harness import until
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -54,7 +54,12 @@ class Desk:
         #: what the scheduler would be told
         self.changes: list[tuple[str, int]] = []
         self.client = DescriptorClient(str(self.directory / EXECUTOR_SOCKET))
-        command = [sys.executable, "-m", "sharedkernel.executor.keeper", str(self.directory / KEEPER_SOCKET)]
+        command = [
+            sys.executable,
+            "-m",
+            "sharedkernel.executor.supervision.keeper",
+            str(self.directory / KEEPER_SOCKET),
+        ]
         self._keeper = subprocess.Popen(command)
 
     async def __aenter__(self) -> Self:

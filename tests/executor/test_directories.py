@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.accounts import NUMBERS_FILE, Numbers, least_login_uid
-from sharedkernel.executor.directories import (
+from sharedkernel.executor.isolation.accounts import NUMBERS_FILE, Numbers, least_login_uid
+from sharedkernel.system.secure_directories import (
     closed_ancestor,
     directory_name,
     make_directory_of,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.executor.event_log import EventLog
+from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.paths import LOGS_DIRECTORY
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig

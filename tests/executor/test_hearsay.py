@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused
-from sharedkernel.executor.hearsay import MOST_BYTES, believe
+from sharedkernel.executor.control.sanitize import MOST_BYTES, believe
 from sharedkernel.protocol import Limits, Memory
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
@@ -64,8 +64,8 @@ def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed:
 
 _SAY_MUCH = """if True:
     from sharedkernel import protocol
-    from sharedkernel.session import view
-    view._view._link.send(protocol.OffloadDeclined(reason="x" * 1000, message="x" * 1_000_000))
+    from sharedkernel.session.ui import device_status
+    device_status._view._link.send(protocol.OffloadDeclined(reason="x" * 1000, message="x" * 1_000_000))
 """
 
 

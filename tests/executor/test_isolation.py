@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from sharedkernel.errors import Refused
-from sharedkernel.executor.accounts import NUMBERS_FILE
+from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
 from sharedkernel.protocol import Limits
 from tests.executor.harness import ExecutorProcess, until
 from tests.executor.isolation import ADA, FIRST_UID, GRACE, HEDY, ApartExecutor, Executor, needs_root

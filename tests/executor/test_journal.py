@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sharedkernel.executor import journal
-from sharedkernel.executor.journal import Journal
+from sharedkernel.executor.history import journal
+from sharedkernel.executor.history.journal import Journal
 
 
 class Took(msgspec.Struct, frozen=True, tag=True):

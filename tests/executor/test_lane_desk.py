@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from sharedkernel.device_memory.driver import MIB
-from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.executor.lane_desk import LaneDesk
+from sharedkernel.executor.devices.lane_server import LaneDesk
 from tests.executor.devices.support import make_process
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from sharedkernel.ipc.shared_page import FORCE_SIGNAL
 from sharedkernel.protocol import Limits
-from sharedkernel.session.page import FORCE_SIGNAL
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 _HERE = Path(__file__).parent

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.executor.packets import connect
-from sharedkernel.executor.shelves import KEY_PREFIX
+from sharedkernel.executor.shelf.store import KEY_PREFIX
+from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Limits
 from tests.executor.conftest import StartExecutor

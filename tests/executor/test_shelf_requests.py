@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import Refused
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import UserShelf
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, until

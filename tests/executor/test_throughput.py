@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sharedkernel.executor.throughput import Throughput
+from sharedkernel.executor.history.throughput import Throughput
 from sharedkernel.protocol import Foreseen
 
 

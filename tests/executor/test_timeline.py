@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.executor.spans import Activity, Span, SpanTracker
-from sharedkernel.executor.timeline import BIN_SECONDS, NUM_BINS, Timeline
+from sharedkernel.executor.history.timeline import BIN_SECONDS, NUM_BINS, Timeline
 from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId
 from sharedkernel.scheduling.model.events import Offloaded, OffloadRequested
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionState, UserId
+from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook, endless
 

@@ -6,8 +6,8 @@ import asyncio
 import socket
 
 from sharedkernel import protocol
-from sharedkernel.executor.sessions import SessionProcess
-from sharedkernel.session.page import Page
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.ipc.shared_page import Page
 from tests.executor.harness import PATIENCE
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ import pytest
 import sharedkernel
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.code_stamp import listener_of, read_stamp, stamp_of_folders
+from sharedkernel.executor.supervision.build_id import listener_of, read_stamp, stamp_of_folders
 from sharedkernel.paths import EXECUTOR_SOCKET, KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, Notebook, until

@@ -13,17 +13,17 @@ from pathlib import Path
 import psutil
 
 from sharedkernel import protocol
-from sharedkernel.executor.launch import scrubbed_environment
-from sharedkernel.executor.packets import PacketSocket, connect
-from sharedkernel.executor.warm_parent import why_unfit
-from sharedkernel.session.page import Page
+from sharedkernel.executor.supervision.warm_parent import why_unfit
+from sharedkernel.ipc.helper_process import scrubbed_environment
+from sharedkernel.ipc.seqpacket import PacketSocket, connect
+from sharedkernel.ipc.shared_page import Page
 from tests.executor.harness import PATIENCE
 
 
 def test_everything_sessions_share_is_imported_without_a_device() -> None:
     """Neither torch nor what is imported beside it initialises CUDA."""
     code = """if True:
-        from sharedkernel.executor import warm_parent
+        from sharedkernel.executor.supervision import warm_parent
         warm_parent.preload()
         import torch
         assert not torch.cuda.is_initialized()
@@ -46,7 +46,13 @@ def test_it_ends_although_its_executor_went_while_it_was_starting(scratch: Path)
     """Told to fork a session and then to quit, by one that waited for neither: it leaves nothing behind."""
     path = scratch / "warm.sock"
     parent = subprocess.Popen(
-        [sys.executable, "-m", "sharedkernel.executor.warm_parent", str(path), str(scratch / "executor.sock")],
+        [
+            sys.executable,
+            "-m",
+            "sharedkernel.executor.supervision.warm_parent",
+            str(path),
+            str(scratch / "executor.sock"),
+        ],
         env=scrubbed_environment(),
     )
 

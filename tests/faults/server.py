@@ -19,8 +19,8 @@ from typing import Any, Self
 import psutil
 import websocket
 
+from sharedkernel.jupyter.wire import new_message
 from sharedkernel.local_stack import Service
-from sharedkernel.relay.wire import new_message
 from tests.serverextension.server import PATIENCE, TOKEN, JupyterServer
 
 #: the server starts a relay that was killed again at its old place, however often that is

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ProtocolError
+from sharedkernel.jupyter.wire import from_websocket, new_message, to_websocket
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.relay.wire import from_websocket, new_message, to_websocket
 from tests.fuzz.conftest import Neighbour, attached
 from tests.fuzz.fuzzing import fuzz, integers, json_values, mangled, texts
 from tests.gateway.client import Client

@@ -12,7 +12,7 @@ from typing import Any, Self
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from sharedkernel.relay.wire import (
+from sharedkernel.jupyter.wire import (
     PROCESS_HEADER,
     SAME_PROCESS,
     WEBSOCKET_PROTOCOL,

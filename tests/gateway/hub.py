@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharedkernel import lifetime
+from sharedkernel.gateway_client.connection import KERNEL_NAME
 from sharedkernel.local_stack import free_port
-from sharedkernel.relay.gateway import KERNEL_NAME
 from sharedkernel.relay.install import write_kernelspec
+from sharedkernel.system import lifetime
 from tests.gateway.conftest import wait_for
 
 SERVICE = "sharedkernel"
@@ -24,7 +24,7 @@ ADMIN_SCOPE = "custom:sharedkernel:admin"
 
 _CONFIG = """
 from jupyterhub.proxy import Proxy
-from sharedkernel import lifetime
+from sharedkernel.system import lifetime
 
 class NoProxy(Proxy):
     should_start = False

@@ -17,10 +17,10 @@ import trustme
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
-from sharedkernel.gateway_client import GatewayUnavailable, fetch_status
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused
+from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.requests import GatewayUnavailable, fetch_status
 from sharedkernel.local_stack import Service, free_port
-from sharedkernel.relay.credentials import Credentials
-from sharedkernel.relay.gateway import Gateway, GatewayRefused
 from tests.gateway.conftest import run
 from tests.gateway.test_command import in_process
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.device_memory.cuda import load_bindings
+from sharedkernel.device_memory.drivers.cuda import load_bindings
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda import check_torch
-from sharedkernel.nvml import Gpu
+from sharedkernel.executor.devices.cuda.discovery import check_torch
+from sharedkernel.system.nvml import Gpu
 from sharedkernel.units import parse_bytes
 from tests.executor.harness import ExecutorProcess
 from tests.software_gpu.support import MIB, device_bytes, is_here, no_memory_left

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.nvml import Gpu
+from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.gpu.test_lanes import CAPACITY
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda import check_torch
-from sharedkernel.nvml import Gpu
+from sharedkernel.executor.devices.cuda.discovery import check_torch
+from sharedkernel.system.nvml import Gpu
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks" / "gpu").glob("*.py"))
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.nvml import Gpu
 from sharedkernel.protocol import Limits
+from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.executor.devices.cuda import check_torch
-from sharedkernel.nvml import Gpu
+from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, table
 from sharedkernel.selftest.trust import Identity
+from sharedkernel.system.nvml import Gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.device_memory.cuda import load_bindings
-from sharedkernel.executor.devices.cuda import why_unshared
-from sharedkernel.nvml import Gpu
+from sharedkernel.device_memory.drivers.cuda import load_bindings
+from sharedkernel.executor.devices.cuda.discovery import why_unshared
+from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

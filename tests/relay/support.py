@@ -24,8 +24,8 @@ import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from sharedkernel import lifetime
 from sharedkernel.local_stack import free_port
+from sharedkernel.system import lifetime
 
 #: seconds that anything may take, on a busy machine
 TIMEOUT = 60.0

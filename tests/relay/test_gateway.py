@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from sharedkernel.gateway_client.connection import Gateway, GatewayUnreachable
+from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.local_stack import free_port
-from sharedkernel.relay.credentials import Credentials
-from sharedkernel.relay.gateway import Gateway, GatewayUnreachable
 
 
 def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.local_stack import free_port
-from sharedkernel.relay.credentials import (
+from sharedkernel.gateway_client.credentials import (
     Credentials,
     check_token,
     check_url,
@@ -21,6 +20,7 @@ from sharedkernel.relay.credentials import (
     store_credentials,
     store_hub_gateway,
 )
+from sharedkernel.local_stack import free_port
 from tests.relay.support import TIMEOUT, GatewayProcess, Notebook
 
 

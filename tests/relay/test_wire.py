@@ -9,7 +9,7 @@ from jupyter_client.session import Session
 from jupyter_server.services.kernels.connection.base import deserialize_msg_from_ws_v1, serialize_msg_to_ws_v1
 
 from sharedkernel.errors import ConfigError, ProtocolError
-from sharedkernel.relay import wire
+from sharedkernel.jupyter import wire
 
 PARTS = st.lists(st.binary(max_size=100), min_size=4, max_size=8)
 SIGNER = wire.Signer(b"secret", "hmac-sha256")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.gateway_client.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.relay.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from tests.serverextension.fake_gateway import FakeGateway
 from tests.serverextension.server import JupyterServer, is_connected
 

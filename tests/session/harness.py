@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 from jupyter_client.blocking.client import BlockingKernelClient
 
 from sharedkernel import protocol
-from sharedkernel.session.page import Page, Word
+from sharedkernel.ipc.shared_page import Page, Word
 
 #: seconds that anything in these tests may take, on a busy machine
 PATIENCE = 60.0
@@ -30,8 +30,8 @@ M = TypeVar("M", bound=protocol.Message)
 
 _RUN = """
 import sys
-from sharedkernel.session import process
-process.run("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host")
+from sharedkernel.session.kernel import app
+app.run("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host")
 """
 
 

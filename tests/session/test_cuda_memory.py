@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.layout import lane_bytes
-from sharedkernel.device_memory.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.executor.descriptor_channel import DescriptorChannel
-from sharedkernel.executor.lane_desk import LaneDesk
-from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.executor.control.fd_server import DescriptorChannel
+from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
-from sharedkernel.session.cuda_memory import CudaMemory, ExecutorSupplier
-from sharedkernel.session.descriptor_client import DescriptorClient
+from sharedkernel.session.lanes.memory import CudaMemory, ExecutorSupplier
 from tests.device_memory.support import Tenant
 from tests.executor.devices.support import make_process
 

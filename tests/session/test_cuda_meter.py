@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.nvml import Gpu, NvmlUnavailable
+from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.cuda_meter import USUAL_CONTEXT_BYTES, CudaMeter, PageBytes
-from sharedkernel.session.page import Page, Word
-from sharedkernel.session.torch_cuda import TorchCuda
+from sharedkernel.session.memory.cuda_meter import USUAL_CONTEXT_BYTES, CudaMeter, PageBytes
+from sharedkernel.session.memory.torch_cuda import TorchCuda
+from sharedkernel.system.nvml import Gpu, NvmlUnavailable
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.session.fake_torch_cuda import GIB, FakeTorch
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from sharedkernel.session import storages
-from sharedkernel.session.cuda_mover import StorageMover
-from sharedkernel.session.meter import HostMeter
-from sharedkernel.session.offload import CannotOffload, RestoreFailed
-from sharedkernel.session.page import Page
-from sharedkernel.session.reclaim import Absent
+from sharedkernel.ipc.shared_page import Page
+from sharedkernel.session.memory.host_meter import HostMeter
+from sharedkernel.session.offload import storages
+from sharedkernel.session.offload.cuda_storages import StorageMover
+from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
+from sharedkernel.session.offload.residency import Absent
 
 MIB = 1 << 20
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from sharedkernel.session.device_mode import DeviceMode
-from sharedkernel.session.page import FORCE_SIGNAL
+from sharedkernel.ipc.shared_page import FORCE_SIGNAL
+from sharedkernel.session.gate.dispatch_mode import DeviceMode
 
 
 class Counting(TorchDispatchMode):

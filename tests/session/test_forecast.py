@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.session.cell_source import source_hash
+from sharedkernel.session.progress.source_hash import source_hash
 from tests.session.harness import SessionUnderTest
 
 #: multiplies matrices of 32 by 64 and 64 by 128 once per iteration, until it is interrupted

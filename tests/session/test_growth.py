@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.session.page import FORCE_SIGNAL, Word
+from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from tests.session.harness import GIB, PATIENCE, SessionUnderTest
 
 MIB = 1 << 20

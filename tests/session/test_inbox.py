@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.inbox import Inbox
+from sharedkernel.session.kernel.request_limit import Inbox
 from tests.session.harness import SessionUnderTest
 
 MIB = 1 << 20

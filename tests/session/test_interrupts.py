@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.session.interrupts import Interrupts
-from sharedkernel.session.latch import Latch
+from sharedkernel.session.kernel.interrupts import Interrupts
+from sharedkernel.system.latch import Latch
 from tests.session.harness import SessionUnderTest
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.session import loops
+from sharedkernel.session.gate import loops
 
 
 @pytest.fixture

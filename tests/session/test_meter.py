@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from sharedkernel.session.meter import STABLE_AFTER, HostMeter
-from sharedkernel.session.page import Page, Word
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.session.memory.host_meter import STABLE_AFTER, HostMeter
 
 MIB = 1 << 20
 

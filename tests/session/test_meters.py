@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sharedkernel.session.cuda_meter import CudaMeter
-from sharedkernel.session.device_mode import DeviceMode
-from sharedkernel.session.meter import HostMeter
-from sharedkernel.session.meters import make_meter, operation_filter, touches_cuda
-from sharedkernel.session.page import Page
+from sharedkernel.ipc.shared_page import Page
+from sharedkernel.session.gate.dispatch_mode import DeviceMode
+from sharedkernel.session.memory.cuda_meter import CudaMeter
+from sharedkernel.session.memory.host_meter import HostMeter
+from sharedkernel.session.memory.meters import make_meter, operation_filter, touches_cuda
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("host", HostMeter), ("cuda", CudaMeter)])

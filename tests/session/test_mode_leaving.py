@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.session.page import Word
+from sharedkernel.ipc.shared_page import Word
 from tests.session.harness import GIB, SessionUnderTest
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ def test_compiled_code_has_the_device_before_its_first_line(session: SessionUnde
     printed, released_at = run(
         session,
         "import sys, torch._dynamo\n"
-        "gate = sys.modules['sharedkernel.session.process'].boundaries._gate\n"
+        "gate = sys.modules['sharedkernel.session.kernel.app'].boundaries._gate\n"
         "@torch._dynamo.disable\n"
         "def look():\n    print(gate.grant.is_held, len(modes()))\n"
         "@torch.compile(backend='eager')\n"
@@ -168,7 +168,7 @@ def test_quick_forwards_are_not_watched_all_the_time() -> None:
         printed, _ = run(
             session,
             "import sys\n"
-            "boundaries = sys.modules['sharedkernel.session.process'].boundaries\n"
+            "boundaries = sys.modules['sharedkernel.session.kernel.app'].boundaries\n"
             "hooks = torch.nn.modules.module._global_forward_pre_hooks\n"
             "exec('while boundaries.learned is None or hooks: layer(x)')\n"
             "print(boundaries.learned, len(hooks))",

@@ -20,8 +20,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionComplete
 
 from sharedkernel import protocol
-from sharedkernel.session.notices import WaitNotice
-from sharedkernel.session.page import Word
+from sharedkernel.ipc.shared_page import Word
+from sharedkernel.session.ui.wait_display import WaitNotice
 from tests.session.harness import PATIENCE, SessionUnderTest
 
 Message = dict[str, Any]

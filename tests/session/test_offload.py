@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sharedkernel.session import offload
-from sharedkernel.session.offload import Away, CannotOffload, Departure
-from sharedkernel.session.storages import survey
+from sharedkernel.session.offload import host
+from sharedkernel.session.offload.host import Away, CannotOffload, Departure
+from sharedkernel.session.offload.storages import survey
 
 MIB = 1 << 20
 
@@ -105,10 +105,10 @@ def test_a_restore_cut_short_anywhere_leaves_everything_away(directory: Path, er
         stop_at = generator.randrange(away.size)
 
         def pause(done: int, stop_at: int = stop_at) -> None:
-            if done + offload.PIECE_BYTES > stop_at:
+            if done + host.PIECE_BYTES > stop_at:
                 raise error
 
-        with pytest.raises(offload.RestoreFailed if error is OSError else error):
+        with pytest.raises(host.RestoreFailed if error is OSError else error):
             away.restore(pause)
         assert resident_bytes() < gone + 8 * MIB
         assert [tensor[-1].tolist() for tensor in tensors] == [float(number) for number in range(8)]
@@ -261,8 +261,8 @@ def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
         import os, sys
         from pathlib import Path
         import torch
-        from sharedkernel.session.offload import Departure, RestoreFailed
-        from sharedkernel.session.storages import survey
+        from sharedkernel.session.offload.host import Departure, RestoreFailed
+        from sharedkernel.session.offload.storages import survey
 
         tensors = [torch.full((1 << 20,), float(number)) for number in range(8)]
         departure = Departure(survey(), Path(sys.argv[1]))
@@ -293,8 +293,8 @@ def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
     import resource, sys
     from pathlib import Path
     import torch
-    from sharedkernel.session.offload import PIECE_BYTES, Departure
-    from sharedkernel.session.storages import survey
+    from sharedkernel.session.offload.host import PIECE_BYTES, Departure
+    from sharedkernel.session.offload.storages import survey
 
     UNLIMITED = resource.RLIM_INFINITY, resource.RLIM_INFINITY
 
@@ -329,8 +329,8 @@ def test_nothing_is_left_of_a_process_that_died(tmp_path: Path) -> None:
         import os, signal, sys
         from pathlib import Path
         import torch
-        from sharedkernel.session.offload import Departure
-        from sharedkernel.session.storages import survey
+        from sharedkernel.session.offload.host import Departure
+        from sharedkernel.session.offload.storages import survey
 
         tensor = torch.ones(1 << 20)
         departure = Departure(survey(), Path(sys.argv[1]))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.outbox import Outbox, message_id
+from sharedkernel.session.kernel.message_log import Outbox, message_id
 
 LIMIT = 1000
 

@@ -41,7 +41,7 @@ def test_the_user_cannot_silence_it(session: SessionUnderTest) -> None:
     session.run(
         "import logging, logging.config\n"
         "logging.disable(logging.CRITICAL)\n"
-        "logging.getLogger('sharedkernel.session.process').disabled = True\n"
+        "logging.getLogger('sharedkernel.session.kernel.app').disabled = True\n"
         "logging.config.dictConfig({'version': 1})"
     )
     refuse(session, "not today")

@@ -12,8 +12,8 @@ from ipykernel.iostream import IOPubThread
 from jupyter_client.session import Session as MessageSession
 
 from sharedkernel import protocol
-from sharedkernel.session.notices import WaitNotice
-from sharedkernel.session.outputs import Pace
+from sharedkernel.session.kernel.backpressure import Pace
+from sharedkernel.session.ui.wait_display import WaitNotice
 
 #: more than the main thread may have on its way
 _MANY = 300

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from sharedkernel.session.progress import Counter, Progress, fraction_done
+from sharedkernel.session.progress.progress import Counter, Progress, fraction_done
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.quota import Quota
+from sharedkernel.session.memory.quota import Quota
 
 GIB = 1 << 30
 

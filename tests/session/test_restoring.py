@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.session.page import Word
+from sharedkernel.ipc.shared_page import Word
 from tests.session.harness import SessionUnderTest
 
 MIB = 1 << 20

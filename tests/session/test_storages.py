@@ -11,8 +11,18 @@ import numpy
 import pytest
 import torch
 
-from sharedkernel.session import storages
-from sharedkernel.session.storages import LAZY, MAPPED, OTHER, PAGE_BYTES, SHARED, SMALL, Mappings, Survey, survey
+from sharedkernel.session.offload import storages
+from sharedkernel.session.offload.storages import (
+    LAZY,
+    MAPPED,
+    OTHER,
+    PAGE_BYTES,
+    SHARED,
+    SMALL,
+    Mappings,
+    Survey,
+    survey,
+)
 
 MIB = 1 << 20
 

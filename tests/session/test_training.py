@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sharedkernel.session.offload import Departure
-from sharedkernel.session.storages import survey
+from sharedkernel.session.offload.host import Departure
+from sharedkernel.session.offload.storages import survey
 
 #: how often memory is moved; all of it takes minutes
 TIMES = [15, pytest.param(100, marks=pytest.mark.slow)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sharedkernel.protocol import Waiting
-from sharedkernel.session.wait_line import Wait, WaitLine, restore_line
+from sharedkernel.session.ui.wait_line import Wait, WaitLine, restore_line
 
 
 def waiting(position: int | None = 1, **fields: object) -> Waiting:

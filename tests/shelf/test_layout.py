@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.session.meter import private_bytes
+from sharedkernel.session.memory.host_meter import private_bytes
 from sharedkernel.shelf import layout, memory
 from sharedkernel.shelf.memory import bytes_mapped_alone
 from tests.shelf.support import round_trip, written

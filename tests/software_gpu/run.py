@@ -115,7 +115,7 @@ def _write_programs(folder: Path, environment: Environment, python: Path) -> Non
             for name, module, function in re.findall(r"^([\w-]+) *= *([\w.]+):(\w+)", entry.read_text(), re.MULTILINE):
                 if name.startswith(_PROGRAMS):
                     _write_program(folder / name, python, module, function)
-    _write_program(folder / "sharedkernel", python, "sharedkernel.cli", "main")
+    _write_program(folder / "sharedkernel", python, "sharedkernel.cli.main", "main")
 
 
 def _write_program(path: Path, python: Path, module: str, function: str) -> None:

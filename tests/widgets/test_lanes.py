@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.executor.spans import Activity
-from sharedkernel.executor.timeline import Timeline
+from sharedkernel.executor.history.timeline import Timeline
 from sharedkernel.scheduling import SchedulerConfig
+from sharedkernel.scheduling.spans import Activity
 from sharedkernel.widgets import theme
 from sharedkernel.widgets.lanes import NOTHING_YET, lanes_html, lanes_text
 from tests.commands.documents import document, session

@@ -1,6 +1,6 @@
 """The kinds of device that an executor can serve, and what each has to answer for.
 
-`host.py` is the processor with a configured amount of memory, `cuda.py` and `cuda_device.py` are one NVIDIA GPU. The
+`host.py` is the processor with a configured amount of memory, `discovery.py` and `device.py` are one NVIDIA GPU. The
 service knows neither: it holds one :class:`ServedDevice`, made by the command line (`executor/app.py`), and asks it
 
 - at the start and the end (:meth:`ServedDevice.start`, :meth:`ServedDevice.stop`), for what runs beside the service;
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.executor.lane_desk import LaneDesk
-from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.sessions.process import SessionProcess
 from sharedkernel.protocol import Device, Limits
 
 

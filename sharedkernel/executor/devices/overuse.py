@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.escalation import Escalation, Step
 from sharedkernel.executor.devices.leases import Leases, own_bytes
-from sharedkernel.executor.sessions import SessionProcess
-from sharedkernel.session.page import Word
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.ipc.shared_page import Word
 from sharedkernel.units import format_bytes
 
 #: device memory that a process may hold besides torch's before it counts: its context, libraries' code

@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 from jupyter_core.paths import jupyter_config_dir
 from traitlets import Bool, Unicode
 
-from sharedkernel.atomic_file import Owner, replace_file
-from sharedkernel.commands.base import CommandApp, fail
+from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
+from sharedkernel.system.atomic_file import Owner, replace_file
 
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _PREFIX = "sk"

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.relay.wire import read_object
+from sharedkernel.jupyter.wire import read_object
 
 #: most cells remembered that were sent and have not ended
 _MAX_REQUESTED = 10_000

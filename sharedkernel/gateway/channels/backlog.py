@@ -14,7 +14,7 @@ from typing import Any
 
 from zmq.eventloop.zmqstream import ZMQStream
 
-from sharedkernel.relay.wire import read_object
+from sharedkernel.jupyter.wire import read_object
 
 #: updates of one comm that are searched for values that a later one sets again; older ones are kept
 _MOST_UPDATES = 64

@@ -1,7 +1,7 @@
 """Flow control: a session's outputs are read no faster than its clients take them and its rate limit allows.
 
-Unread outputs wait in the session, which itself waits when its queue is full (`session/outputs.py`). So nothing is
-lost, and a flood slows down its own session and fills no other process's memory.
+Unread outputs wait in the session, which itself waits when its queue is full (`session/kernel/backpressure.py`). So
+nothing is lost, and a flood slows down its own session and fills no other process's memory.
 
 Clients cannot be slowed down: messages to a session that does not read are counted, and refused when they are too many.
 """

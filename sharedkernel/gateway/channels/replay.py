@@ -1,7 +1,7 @@
 """Replay of the messages that a client has missed, while it or the gateway was away.
 
-A session keeps its newest messages (:mod:`sharedkernel.session.outbox`). A client that comes back names the last
-messages that it has seen, and gets the later ones; a client that names none gets those that no client has heard.
+A session keeps its newest messages (:mod:`sharedkernel.session.kernel.message_log`). A client that comes back names the
+last messages that it has seen, and gets the later ones; a client that names none gets those that no client has heard.
 Messages that arrive meanwhile are held back, so that the client gets each message once and in order.
 """
 
@@ -16,7 +16,7 @@ from jupyter_client.session import Session as MessageSession
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
-from sharedkernel.session.outbox import REQUEST, Missed, message_id
+from sharedkernel.session.kernel.message_log import REQUEST, Missed, message_id
 
 #: most message ids that a client may name
 _MAX_SEEN = 64

@@ -30,8 +30,8 @@ from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse
 from sharedkernel.gateway.channels.flow_control import UnreadCounter
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
-from sharedkernel.relay.wire import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
-from sharedkernel.session.outbox import Missed
+from sharedkernel.jupyter.wire import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.session.kernel.message_log import Missed
 from sharedkernel.units import format_bytes
 
 #: seconds that a session may take to answer which messages were missed, while it sends others

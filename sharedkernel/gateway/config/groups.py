@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from sharedkernel.atomic_file import replace_file
+from sharedkernel.system.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelError
-from sharedkernel.executor.client import ELSEWHERE, ExecutorClient
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.gateway.fleet.placement import NotebookHistory, choose, shelf_owners
+from sharedkernel.ipc.executor_client import ELSEWHERE, ExecutorClient
 from sharedkernel.paths import LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.protocol import SessionDied
 
@@ -48,7 +48,7 @@ class Executors:
         Rule that chooses the device of a new session; may be replaced.
     on_died, on_connected, on_earlier_wanted
         Called on the event loop with the device's name and the report; see
-        :class:`~sharedkernel.executor.client.ExecutorClient`.
+        :class:`~sharedkernel.ipc.executor_client.ExecutorClient`.
 
     Raises
     ------

@@ -21,7 +21,7 @@ from jupyter_server.utils import url_escape, url_path_join
 from tornado import web
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.status import visible_to
+from sharedkernel.executor.control.status_builder import visible_to
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health, shelf_handlers

@@ -1,8 +1,8 @@
 """Culling: sessions that are idle for longer than their users may keep them end, after a warning.
 
-A session is idle when no cell is open and it uses no processor (`executor/idle_watch.py`), whatever tabs are open.
-After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after all of
-it the session ends. Anything that runs in the session starts this again.
+A session is idle when no cell is open and it uses no processor (`executor/sessions/idle_monitor.py`), whatever tabs are
+open. After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after
+all of it the session ends. Anything that runs in the session starts this again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Detached sessions: shut down but still running for a while, so that their users can reattach.
 
 A detached session has no kernel: the kernels API does not show it. Its executor ends it when its time is over
-(`executor/lingering.py`), and reports it to a gateway that starts later. A new session of the same user and notebook
-starts clean and says that the earlier one exists; ``%shared attach`` in it puts the earlier session in its place, under
-the same kernel id, so that its client sees no more than a restart.
+(`executor/sessions/detached.py`), and reports it to a gateway that starts later. A new session of the same user and
+notebook starts clean and says that the earlier one exists; ``%shared attach`` in it puts the earlier session in its
+place, under the same kernel id, so that its client sees no more than a restart.
 
 The same holds for a session that is alive but whose client is gone: when the user's Jupyter server was killed, or the
 notebook is opened on another machine. Of several sessions the one started last is reattached; one that has a client

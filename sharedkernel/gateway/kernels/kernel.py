@@ -22,10 +22,10 @@ from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 from traitlets import Dict, Unicode
 
 from sharedkernel.errors import ExecutorUnavailable, SessionNotFound, SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import MissedRequests
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
 
 #: messages that wait in a socket's queue; each may be large

@@ -23,7 +23,6 @@ from tornado.web import HTTPError, RequestHandler
 from traitlets import Float, Integer, default
 
 from sharedkernel.errors import ExecutorUnavailable, Refused, SessionNotFound, SharedKernelError
-from sharedkernel.executor.client import ExecutorClient
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.channels.backlog import Backlog
@@ -38,8 +37,9 @@ from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.gateway.tasks import BackgroundTasks
+from sharedkernel.gateway_client.connection import KERNEL_NAME, kernel_of
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Limits
-from sharedkernel.relay.gateway import KERNEL_NAME, kernel_of
 
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0

@@ -12,11 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-from sharedkernel.executor.devices.cuda import describe
-from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions
+from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions
+from sharedkernel.executor.devices.cuda.discovery import describe
 from sharedkernel.executor.service import ExecutorService
-from sharedkernel.nvml import Gpu
 from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.system.nvml import Gpu
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sharedkernel.executor.sessions import SessionProcess
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Limits
-from sharedkernel.session.page import Page
 
 GIB = 1 << 30
 

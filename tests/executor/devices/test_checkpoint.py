@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from sharedkernel.executor.devices.checkpoint import (
+from sharedkernel.executor.devices.cuda.checkpoint import (
     CheckpointFailed,
     ProcessCheckpoint,
     Suspensions,
     unavailable_because,
 )
-from sharedkernel.executor.sessions import SessionProcess
-from sharedkernel.session.page import Word
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.ipc.shared_page import Word
 from tests.executor.devices.fake_cuda import CUprocessState, CUresult, FakeDriver
 from tests.executor.devices.support import make_process
 from tests.executor.harness import until

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.device_memory.memfd import MemfdDriver
+from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import ConfigError, Refused, SharedKernelError
-from sharedkernel.executor.devices.cuda import check_torch, describe, named_device, why_unshared
-from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions, LaneSharing
-from sharedkernel.executor.devices.mps import MpsMode
-from sharedkernel.executor.lane_desk import LaneDesk
-from sharedkernel.nvml import Gpu, GpuFacts
+from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, LaneSharing
+from sharedkernel.executor.devices.cuda.discovery import check_torch, describe, named_device, why_unshared
+from sharedkernel.executor.devices.cuda.mps import MpsMode
+from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, Verdict, judge
 from sharedkernel.selftest.trust import Identity
-from sharedkernel.session.page import Turn, Word
+from sharedkernel.system.nvml import Gpu, GpuFacts
 from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
 from tests.executor.devices.support import GIB, Recorder, make_process
 from tests.executor.harness import until
@@ -77,7 +77,7 @@ def test_torch_without_cuda_is_refused_without_importing_it() -> None:
     code = """if True:
         import sys
         from sharedkernel.errors import ConfigError
-        from sharedkernel.executor.devices.cuda import check_torch
+        from sharedkernel.executor.devices.cuda.discovery import check_torch
         try:
             check_torch()
         except ConfigError as error:

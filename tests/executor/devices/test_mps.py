@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.devices.mps import COMMAND, FAULTS, Mps, MpsMode
+from sharedkernel.executor.devices.cuda.mps import COMMAND, FAULTS, Mps, MpsMode
 
 UUID = "GPU-5ad1f0c2-0000-4000-8000-000000000001"
 GIB = 1 << 30

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from sharedkernel.executor.devices.cuda.monitor import Watch
 from sharedkernel.executor.devices.escalation import Escalation, Step
 from sharedkernel.executor.devices.leases import Leases
 from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Overuse
-from sharedkernel.executor.devices.watch import Watch
-from sharedkernel.nvml import Gpu, GpuSample
+from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device, Limits, Memory
-from sharedkernel.session.page import Word
+from sharedkernel.system.nvml import Gpu, GpuSample
 from tests.executor.devices.support import GIB, Recorder, make_process
 from tests.executor.harness import until
 from tests.fake_nvml import FakeGpu, FakeNvml

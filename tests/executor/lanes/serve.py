@@ -7,11 +7,11 @@ import logging
 import sys
 from pathlib import Path
 
-from sharedkernel.executor.devices.cuda import describe, open_lanes
-from sharedkernel.executor.devices.cuda_device import CudaDevice, CudaOptions
+from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions
+from sharedkernel.executor.devices.cuda.discovery import describe, open_lanes
 from sharedkernel.executor.service import ExecutorService
-from sharedkernel.nvml import Gpu
 from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.system.nvml import Gpu
 from tests.device_memory.fake_cuda import FakeCuda
 from tests.fake_nvml import FakeGpu, FakeNvml
 

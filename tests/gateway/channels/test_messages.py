@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.relay.wire import new_message, to_websocket
+from sharedkernel.jupyter.wire import new_message, to_websocket
 from tests.gateway.client import Channels, Client
 from tests.gateway.conftest import Stack, run
 
@@ -217,7 +217,7 @@ def come_back(client: Client, kernel: str) -> Channels:
 @pytest.mark.parametrize(
     "lie",
     [
-        "from sharedkernel.session.outbox import Missed\n"
+        "from sharedkernel.session.kernel.message_log import Missed\n"
         "kernel.outbox.since = lambda *_: Missed([('nowhere', [b'?']), ('shell', [b'?'])], False)",
         "serialize = kernel.session.serialize\n"
         "def forged(message, *args, **options):\n"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.executor.client import ExecutorClient
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.gateway.client import Client

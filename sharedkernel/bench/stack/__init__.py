@@ -1,0 +1,1 @@
+"""What benchmarks run on: servers, clients, notebooks that train, and results."""

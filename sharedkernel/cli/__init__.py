@@ -1,0 +1,1 @@
+"""The `sharedkernel` command. Each sub-command is thin; `base.py` is their common ground."""

@@ -1,0 +1,89 @@
+"""``sharedkernel lab``: JupyterLab with a shared device on this machine, all of it gone when JupyterLab ends."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sharedkernel.cli.stack_options import StackCommandApp
+from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.system import lifetime
+from sharedkernel.system.signals import ended_by_signals, left_to_child
+
+#: seconds that JupyterLab may take to end after SIGTERM
+_STOP_TIMEOUT = 20.0
+
+
+class LabApp(StackCommandApp):
+    """Runs JupyterLab in the foreground, between an executor's and a gateway's start and end."""
+
+    name = "lab"
+    description = """
+        Open JupyterLab with the kernel "Shared GPU (PyTorch)" on a device of this machine.
+
+        What follows -- goes to `jupyter lab` as it is. Ctrl-C ends JupyterLab, and with it every session.
+    """
+    examples = """
+        sharedkernel lab
+        sharedkernel lab --capacity 8GiB
+        sharedkernel lab -- --no-browser --port 9000
+    """
+    accepts_arguments = True
+
+    def remedy(self, argv: Sequence[str]) -> str:
+        """Return where JupyterLab's own options go, if *argv* has any before the ``--``."""
+        foreign: list[str] = []
+        is_foreign = False
+        for word in argv[: [*argv, "--"].index("--")]:
+            if word.startswith("--"):
+                name = word.removeprefix("--").partition("=")[0]
+                is_foreign = name not in self.aliases and name not in self.flags
+            if is_foreign:  # an option, or its value
+                foreign.append(word)
+        if not foreign:
+            return super().remedy(argv)
+        return f"what is for JupyterLab goes behind `--`, as in `sharedkernel lab -- {' '.join(foreign)}`"
+
+    def start(self) -> None:
+        """Run until JupyterLab ends; the exit code is its own."""
+        user = getpass.getuser()
+        with ended_by_signals(), LocalStack(users=[user], **self.stack_options()) as stack:
+            environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}
+            arguments = [f"--MultiKernelManager.default_kernel_name={KERNEL_NAME}", *self.extra_args]
+            with left_to_child(signal.SIGINT):  # JupyterLab asks whether it is meant
+                lab = subprocess.Popen(lifetime.command("jupyterlab", arguments), env=environment)
+                try:
+                    status = lab.wait()
+                finally:
+                    _end(lab)
+        if status > 0 and os.geteuid() == 0 and not any(word.startswith("--allow-root") for word in self.extra_args):
+            # Some configuration may allow it, so it is not refused beforehand.
+            print(  # noqa: T201
+                "sharedkernel: JupyterLab does not run as root unless told to: `sharedkernel lab -- --allow-root`.",
+                file=sys.stderr,
+            )
+        sys.exit(status if status >= 0 else 128 - status)
+
+
+def _path_with_commands() -> str:
+    """Return where programs are looked for, so that JupyterLab's terminals know the commands of this environment."""
+    place = str(Path(sys.executable).parent)
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(places if place in places else [place, *places])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End *process*, kindly first; returns once it is reaped."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,176 @@
+"""The ``sharedkernel`` command: finds the sub-command's application and hands the rest of the line to it.
+
+Applications are imported only when asked for, so that ``sharedkernel status`` starts without torch or Jupyter's
+server, and so that a machine with the user's side alone gets a sentence instead of an import error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from traitlets.config import Application
+from traitlets.utils.importstring import import_item
+
+from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.distribution import install_hint
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.system.slow_imports import skip_address_grammar
+
+#: what each extra brings, by the module that shows that it is there
+_EXTRAS = {
+    "host": ("ipykernel", "jupyter_server", "msgspec", "numpy", "psutil", "torch"),
+    "lab": ("ipykernel", "jupyter_server", "msgspec", "torch", "jupyterlab", "nbclient", "sklearn"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One sub-command."""
+
+    #: dotted name of its traitlets application
+    application: str
+    #: one line for the list of commands
+    help: str
+    #: the extra that it needs, which also means Linux; None: works with the user's side, anywhere
+    extra: str | None = None
+
+
+COMMANDS = {
+    "demo": Command(
+        application="sharedkernel.cli.demo.DemoApp",
+        help="Run three people's notebooks on one device at the same time, and report.",
+        extra="lab",
+    ),
+    "lab": Command(
+        application="sharedkernel.cli.lab.LabApp",
+        help="Open JupyterLab with a shared device on this machine.",
+        extra="lab",
+    ),
+    "gateway": Command(
+        application="sharedkernel.gateway.app.SharedKernelGateway",
+        help="Serve notebooks of many users from this machine's executor.",
+        extra="host",
+    ),
+    "executor": Command(
+        application="sharedkernel.executor.app.ExecutorApp",
+        help="Own one device and run everybody's sessions on it.",
+        extra="host",
+    ),
+    "install": Command(
+        application="sharedkernel.relay.install.InstallApp",
+        help='Add the kernel "Shared GPU" to this Jupyter.',
+    ),
+    "token": Command(
+        application="sharedkernel.gateway.auth.tokens.TokenApp",
+        help="Add, list and remove users' tokens.",
+        extra="host",
+    ),
+    "status": Command(
+        application="sharedkernel.cli.status.StatusApp",
+        help="Show who uses what of the device, and who waits for what.",
+    ),
+    "top": Command(
+        application="sharedkernel.cli.top.TopApp",
+        help="The same, live.",
+    ),
+    "shelf": Command(
+        application="sharedkernel.cli.shelf.ShelfApp",
+        help="List what is on your shelf, or everybody's, and take it off.",
+    ),
+    "trace": Command(
+        application="sharedkernel.cli.trace.app.TraceApp",
+        help="Write who ran in which lane and who waited as a file that Perfetto opens.",
+    ),
+    "simulate": Command(
+        application="sharedkernel.cli.simulate.app.SimulateApp",
+        help="Run the scheduler on traces under simulated time.",
+        extra="host",
+    ),
+    "bench": Command(
+        application="sharedkernel.bench.app.BenchApp",
+        help="Measure what sharing costs and what it gives.",
+        extra="lab",
+    ),
+}
+
+
+def _obstacle(name: str, command: Command) -> str | None:
+    """Return the sentence that says why *command* cannot run here, None when it can."""
+    if command.extra is None:
+        return None
+    if sys.platform != "linux":
+        return (
+            f"`sharedkernel {name}` runs on Linux only and this is {sys.platform}; "
+            "run it on the machine with the device, and `sharedkernel install` here."
+        )
+    missing = [module for module in _EXTRAS[command.extra] if importlib.util.find_spec(module) is None]
+    if missing:
+        return (
+            f"`sharedkernel {name}` needs {', '.join(missing)}; "
+            f"install the packages with {install_hint(command.extra)}."
+        )
+    return None
+
+
+class SharedKernelApp(CommandApp):
+    """Chooses the sub-command; see :data:`COMMANDS`."""
+
+    name = "sharedkernel"
+    description = "One GPU, many notebooks: a shared-GPU kernel gateway for Jupyter and PyTorch."
+    examples = """
+        sharedkernel demo                 # three notebooks share this machine's device
+        sharedkernel lab                  # JupyterLab with the kernel "Shared GPU"
+        sharedkernel top                  # who uses what, live
+        sharedkernel gateway --help       # help for one command
+    """
+    subcommand_description = "Run `{app} COMMAND --help` for a command's options and an example."
+    subcommands: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        name: (command.application, command.help) for name, command in COMMANDS.items()
+    }
+    #: so that an unknown command gets a sentence of its own
+    accepts_arguments = True
+
+    _chosen: tuple[str, list[str]] | None = None
+
+    def initialize_subcommand(self, subc: str, argv: Sequence[str] | None = None) -> None:
+        """Remember the command: it starts only after this application is done with the line."""
+        self._chosen = (subc, list(argv or []))
+
+    def start(self) -> None:
+        """Run the chosen command.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use, 1 for a command that cannot run on this machine.
+        """
+        if self._chosen is None:
+            if self.extra_args:
+                known = ", ".join(COMMANDS)
+                fail(f"there is no command {self.extra_args[0]!r}; the commands are {known}.", status=2)
+            self.print_help()
+            sys.exit(2)
+        name, argv = self._chosen
+        command = COMMANDS[name]
+        obstacle = _obstacle(name, command)
+        if obstacle is not None:
+            fail(obstacle)
+        application: type[Application] = import_item(command.application)
+        application.launch_instance(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line *argv* (default: this process's)."""
+    skip_address_grammar()
+    application = SharedKernelApp()
+    try:
+        application.initialize(list(sys.argv[1:] if argv is None else argv))
+        application.start()
+    except SharedKernelError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""`sharedkernel simulate`: the scheduler on traces instead of notebooks."""

@@ -1,0 +1,329 @@
+"""``sharedkernel simulate``: the scheduling core under simulated time, on traces and generated workloads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from traitlets import Bool, Float, Int, TraitError, Unicode, validate
+
+from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp, TraceScenarioApp
+from sharedkernel.errors import ConfigError
+from sharedkernel.scheduling import PolicyName, SchedulerConfig
+from sharedkernel.scheduling.matching import AlloX
+from sharedkernel.scheduling.placement import PLACEMENTS, PlacementName
+from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName
+from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
+from sharedkernel.simulator.heterogeneous import HeterogeneousPolicyName, simulate_heterogeneous
+from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks
+from sharedkernel.simulator.report import Outcome
+from sharedkernel.simulator.traces import TraceJob, read_samples
+from sharedkernel.simulator.workloads import CLUSTER_WORKLOADS, notebooks
+from sharedkernel.units import parse_bytes
+
+#: what `--samples` says instead of a file
+_FROM_TRACE = "trace"
+
+
+class ClusterApp(TraceScenarioApp):
+    """Whole jobs on many devices."""
+
+    name = "simulate cluster"
+    description = """
+        Run whole jobs on a cluster. Jobs get all their devices at once; preempting costs nothing.
+
+        Policies: fifo (strict, or with --backfill), srtf (knows how long jobs take), las (Tiresias's discretised least
+        attained service), gittins (the Gittins index of a distribution of service).
+
+        With devices of several kinds each job gets one, and runs to its end. Policies there: allox (min-cost matching),
+        srtf (shortest first, greedily), fifo.
+    """
+    examples = """
+        sharedkernel simulate cluster --trace 60_job.csv --devices 8 --compare fifo,srtf,las
+        sharedkernel simulate cluster --trace cluster_trace.csv --time-unit ms --devices 64 --policy gittins --json
+        sharedkernel simulate cluster --workload heavy-tailed --jobs 1000 --devices 16 --plot heavy.png
+        sharedkernel simulate cluster --workload two-kinds --devices fast=4,slow=4 --compare allox,srtf,fifo
+    """
+    policies = tuple(dict.fromkeys([*JobPolicyName, *HeterogeneousPolicyName]))
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **TraceScenarioApp.aliases,
+        "devices": "ClusterApp.devices",
+        "workload": "ClusterApp.workload",
+        "las-thresholds": "ClusterApp.las_thresholds",
+        "samples": "ClusterApp.samples",
+        "promote": "ClusterApp.promote",
+        "alpha": "ClusterApp.alpha",
+    }
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **TraceScenarioApp.flags,
+        "backfill": ({"ClusterApp": {"backfill": True}}, "With fifo: later jobs that fit overtake."),
+    }
+
+    devices = Unicode(
+        "8",
+        help="How many devices there are, or how many of each kind, such as fast=2,slow=4; a trace's column "
+        "`duration_KIND` then says how long jobs take there.",
+    ).tag(config=True)
+    workload = Unicode(
+        help=f"What to generate where there is no trace: {', '.join(CLUSTER_WORKLOADS)}; default: heavy-tailed, and "
+        "two-kinds for devices of kinds fast and slow."
+    ).tag(config=True)
+    backfill = Bool(False, help="With fifo: later jobs that fit overtake.").tag(config=True)
+    las_thresholds = Unicode(
+        help="With las: thresholds of the queues in device-seconds, such as 3250,7200,18000; empty: learned."
+    ).tag(config=True)
+    samples = Unicode(
+        help="What las and gittins know of the workload: a CSV file with a column `duration` of earlier jobs' "
+        "device-seconds, or `trace` for the trace's own jobs; empty: what finished so far in the run."
+    ).tag(config=True)
+    promote = Float(
+        0.0,
+        help="With las and gittins: a job that has waited for so many times what it ran goes back to the highest "
+        "queue; 0: never.",
+    ).tag(config=True)
+    alpha = Float(1.0, help="With allox: part of the users whose jobs take part, those served least; 1: all.").tag(
+        config=True
+    )
+
+    @validate("workload")
+    def _check_workload(self, proposal: Any) -> str:
+        workload: str = proposal["value"]
+        if workload and workload not in CLUSTER_WORKLOADS:
+            raise TraitError(f"--workload is one of {', '.join(CLUSTER_WORKLOADS)}, not {workload!r}")
+        return workload
+
+    def prepare(self) -> None:
+        """See :meth:`.ScenarioApp.prepare`."""
+        self._kinds = _kinds(self.devices)
+        count = sum(self._kinds.values())
+        is_file = self.samples not in ("", _FROM_TRACE)
+        self._options = ClusterOptions(
+            devices=count,
+            backfill=self.backfill,
+            las_thresholds=_numbers("--las-thresholds", self.las_thresholds) if self.las_thresholds else None,
+            samples=tuple(read_samples(self.samples)) if is_file else None,
+            from_trace=self.samples == _FROM_TRACE,
+            promotion=self.promote if self.promote else math.inf,
+        )
+        AlloX(alpha=self.alpha)
+        self._check_policies()
+        self._jobs: tuple[TraceJob, ...]
+        if self.trace:
+            self._jobs = self.read().jobs
+        else:
+            workload = self.workload or ("two-kinds" if self._is_heterogeneous else "heavy-tailed")
+            self._jobs = CLUSTER_WORKLOADS[workload](jobs=self.jobs, devices=count, seed=self.seed)
+        too_large = sum(job.devices > count for job in self._jobs)
+        if too_large:
+            self.say(f"{too_large} of {len(self._jobs)} jobs need more than {count} devices and cannot run.")
+
+    @property
+    def _is_heterogeneous(self) -> bool:
+        return "" not in self._kinds
+
+    def _check_policies(self) -> None:
+        able: tuple[str, ...] = tuple(HeterogeneousPolicyName if self._is_heterogeneous else JobPolicyName)
+        for name in self.names():
+            if name not in able:
+                devices = "devices of several kinds" if self._is_heterogeneous else "like devices"
+                raise ConfigError(f"{name} is no policy for {devices}; there are {', '.join(able)}.")
+
+    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
+        """See :meth:`.ScenarioApp.simulate`."""
+        total = len(self._jobs)
+
+        def progress(done: int) -> None:
+            on_progress(done, total)
+
+        if self._is_heterogeneous:
+            return simulate_heterogeneous(self._jobs, policy, self._kinds, alpha=self.alpha, on_progress=progress)
+        return simulate_cluster(self._jobs, policy, self._options, on_progress=progress)
+
+
+def _kinds(text: str) -> dict[str, int]:
+    """Return how many devices there are of each kind; of like devices the kind is empty."""
+    kinds: dict[str, int] = {}
+    for part in text.split(","):
+        kind, _, count = part.rpartition("=")
+        if not count.strip().isdecimal() or int(count) < 1 or kind.strip() in kinds or ("," in text and not kind):
+            raise ConfigError(f"--devices takes a number, or kinds such as fast=2,slow=4, not {text!r}.")
+        kinds[kind.strip()] = int(count)
+    return kinds
+
+
+class NotebooksApp(TraceScenarioApp):
+    """Cells of notebooks on reserved, bound and shared devices."""
+
+    name = "simulate notebooks"
+    description = """
+        Count the devices that notebooks need: reserved from a notebook's first cell to its last, bound while cells
+        run, and shared with admission, lanes and offload. Sharing is simulated for the cells that want one device; jobs
+        of the figures are cells.
+    """
+    examples = """
+        sharedkernel simulate notebooks --trace sensei_june_60sec.csv --time-unit min --devices 15
+        sharedkernel simulate notebooks --trace sensei_june_60sec.csv --time-unit min --wait 10   # how few will do?
+        sharedkernel simulate notebooks --jobs 2000 --devices 4 --compare fair,fifo
+    """
+    policies = tuple(POLICIES)
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **TraceScenarioApp.aliases,
+        "devices": "NotebooksApp.devices",
+        "wait": "NotebooksApp.wait",
+        "capacity": "NotebooksApp.capacity",
+        "quantum": "NotebooksApp.quantum",
+        "placement": "NotebooksApp.placement",
+    }
+
+    devices = Int(0, help="How many devices are shared; 0: the fewest that keep --wait.").tag(config=True)
+    wait = Float(1.0, help="Seconds within which 95 % of the cells are to begin, where --devices is 0.").tag(
+        config=True
+    )
+    capacity = Unicode("14GiB", help='Memory of each device, such as "14GB".').tag(config=True)
+    quantum = Float(60.0, help="Longest turn of notebooks that share a lane, seconds; shorter is slower.").tag(
+        config=True
+    )
+    placement = Unicode(
+        PlacementName.LEAST_LOADED, help=f"How notebooks are spread over devices: {', '.join(PLACEMENTS)}."
+    ).tag(config=True)
+
+    def prepare(self) -> None:
+        """See :meth:`.ScenarioApp.prepare`."""
+        if not (self.wait >= 0 and self.devices >= 0):
+            raise ConfigError("--wait and --devices are 0 or more.")
+        self._options = {name: self._shared_options(name) for name in self.names()}
+        jobs = self.read().jobs if self.trace else notebooks(jobs=self.jobs, seed=self.seed)
+        self._notebooks = notebooks_of(jobs)
+        self._total = sum(job.devices == 1 for job in jobs)
+
+    def _shared_options(self, policy: str) -> SharedOptions:
+        return SharedOptions(
+            devices=self.devices or 1,
+            capacity=parse_bytes(self.capacity),
+            policy=policy,
+            placement=self.placement,
+            quantum=self.quantum,
+            seed=self.seed,
+        )
+
+    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
+        """See :meth:`.ScenarioApp.simulate`."""
+        options = self._options[policy]
+
+        def progress(done: int) -> None:
+            on_progress(done, self._total)
+
+        if self.devices:
+            return simulate_notebooks(self._notebooks, options, on_progress=progress)
+        most = replace(options, devices=len(self._notebooks))
+        return fewest_devices(self._notebooks, most, wait=self.wait, on_progress=progress)
+
+
+class DeviceApp(ScenarioApp):
+    """Iterations of many sessions on one device."""
+
+    name = "simulate device"
+    description = f"""
+        Run sessions on one device, with the scheduler that serves notebooks. Workloads: {", ".join(DEVICE_WORKLOADS)};
+        they are built from memory and times that Salus's authors published. A switch takes no time; sessions that run
+        at once are slowed in proportion to the sum of their utilisations, where that exceeds 1.
+    """
+    examples = """
+        sharedkernel simulate device --workload inference-42 --policy fair --capacity 14GB
+        sharedkernel simulate device --workload trace-100 --compare fifo,fair --plot trace.png
+        sharedkernel simulate device --workload hyperparameter-300 --policy fair --parallel-lanes 8 --json
+    """
+    policies = tuple(POLICIES)
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **ScenarioApp.aliases,
+        "workload": "DeviceApp.workload",
+        "capacity": "DeviceApp.capacity",
+        "quantum": "DeviceApp.quantum",
+        "parallel-lanes": "DeviceApp.parallel_lanes",
+    }
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **ScenarioApp.flags,
+        "backfill": ({"DeviceApp": {"backfill": True}}, "With fifo: later cells that fit overtake."),
+    }
+
+    workload = Unicode("inference-42", help=f"What to run: {', '.join(DEVICE_WORKLOADS)}.").tag(config=True)
+    capacity = Unicode("14GiB", help='Memory of the device, such as "14GB".').tag(config=True)
+    quantum = Float(1.0, help="Longest turn before others may be preferred, seconds.").tag(config=True)
+    parallel_lanes = Int(1, help="Most lanes that run at once.").tag(config=True)
+    backfill = Bool(False, help="With fifo: later cells that fit overtake.").tag(config=True)
+
+    @validate("workload")
+    def _check_workload(self, proposal: Any) -> str:
+        workload: str = proposal["value"]
+        if workload not in DEVICE_WORKLOADS:
+            raise TraitError(f"--workload is one of {', '.join(DEVICE_WORKLOADS)}, not {workload!r}")
+        return workload
+
+    def prepare(self) -> None:
+        """See :meth:`.ScenarioApp.prepare`."""
+        self._sessions = DEVICE_WORKLOADS[self.workload](self.seed)
+        self._configs = {name: self._config(name) for name in self.names()}
+
+    def _config(self, policy: str) -> SchedulerConfig:
+        return SchedulerConfig(
+            capacity=parse_bytes(self.capacity),
+            policy=policy,
+            quantum=self.quantum,
+            preempt_patience=PATIENCE,
+            parallel_lanes=self.parallel_lanes,
+            backfill=self.backfill and policy == PolicyName.FIFO,
+        )
+
+    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
+        """See :meth:`.ScenarioApp.simulate`."""
+        total = sum(len(session.cells) for session in self._sessions)
+        config = self._configs[policy]
+        return simulate_device(self._sessions, config, on_progress=lambda done: on_progress(done, total))
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers separated by commas, not {text!r}.") from None
+
+
+class SimulateApp(CommandApp):
+    """Chooses the scenario."""
+
+    name = "simulate"
+    description = """
+        Run the scheduler under simulated time, on traces or generated workloads, and print what came of it.
+    """
+    examples = """
+        sharedkernel simulate cluster --trace 60_job.csv --devices 8 --compare fifo,srtf,las
+        sharedkernel simulate device --workload trace-100 --compare fifo,fair
+        sharedkernel simulate cluster --help   # the options of one scenario
+    """
+    subcommands: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "device": (DeviceApp, "Iterations of many sessions on one device."),
+        "cluster": (ClusterApp, "Whole jobs on many devices."),
+        "notebooks": (NotebooksApp, "Cells of notebooks on reserved, bound and shared devices."),
+    }
+    subcommand_description = "Run `sharedkernel simulate SCENARIO --help` for a scenario's options and an example."
+    accepts_arguments = True
+
+    def start(self) -> None:
+        """Run the chosen scenario.
+
+        Raises
+        ------
+        SystemExit
+            With 2 when there is none of that name.
+        """
+        if self.subapp is not None:
+            self.subapp.start()
+            return
+        known = ", ".join(self.subcommands)
+        if self.extra_args:
+            fail(f"there is no scenario {self.extra_args[0]!r}; the scenarios are {known}.", status=2)
+        fail(f"which scenario? There are {known}; see `sharedkernel simulate --help`.", status=2)

@@ -1,0 +1,176 @@
+"""The common ground of the scenarios of ``sharedkernel simulate``: what to run, what to compare, how to show it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from traitlets import Bool, Int, TraitError, Unicode, validate
+
+from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.errors import ConfigError
+from sharedkernel.simulator.plot import check_plot, plot
+from sharedkernel.simulator.report import Outcome, figures_table
+from sharedkernel.simulator.traces import TIME_UNITS, Trace, read_trace
+
+#: called with how many jobs are done, and how many there are
+OnProgress = Callable[[int, int], None]
+#: bad rows of a trace that are named one by one
+_MOST_NAMED = 5
+
+
+class ScenarioApp(CommandApp):
+    """Base of the scenarios. Subclasses name their policies and implement :meth:`prepare` and :meth:`simulate`."""
+
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "policy": "ScenarioApp.policy",
+        "compare": "ScenarioApp.compare",
+        "seed": "ScenarioApp.seed",
+        "plot": "ScenarioApp.plot",
+    }
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "json": ({"ScenarioApp": {"as_json": True}}, "Print the figures as JSON instead of a table."),
+    }
+    #: names that `--policy` accepts
+    policies: ClassVar[tuple[str, ...]] = ()
+
+    policy = Unicode(help="The policy to run; the default depends on the scenario.").tag(config=True)
+    compare = Unicode(help="Policies to run on the same workload, separated by commas.").tag(config=True)
+    seed = Int(0, help="Start of the random numbers of generated workloads; the same seed gives the same.").tag(
+        config=True
+    )
+    plot = Unicode(help="Draw who ran when and how completion times are distributed to this PNG or SVG file.").tag(
+        config=True
+    )
+    as_json = Bool(False, help="Print the figures as JSON instead of a table.").tag(config=True)
+
+    def prepare(self) -> None:
+        """Read and check what all policies run on. Called once.
+
+        Raises
+        ------
+        ConfigError
+            When an option cannot be used; it is wrong use.
+        """
+
+    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
+        """Run one policy. Called for each that was asked for."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Run the policies asked for and print what they came to.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use.
+        """
+        names = self.names()
+        try:
+            if self.plot:
+                check_plot(Path(self.plot))
+            self.prepare()
+        except ConfigError as error:
+            fail(f"{str(error).rstrip('.')}; see `{self._command_line} --help`.", status=2)
+        outcomes = self._run(names)
+        if self.as_json:
+            figures = [outcome.figures() for outcome in outcomes]
+            print(json.dumps(figures if self.compare else figures[0]))  # noqa: T201
+        else:
+            Console(highlight=False).print(figures_table(outcomes))
+        if self.plot:
+            plot(outcomes, Path(self.plot))
+
+    def names(self) -> Sequence[str]:
+        """Return the policies asked for.
+
+        Raises
+        ------
+        SystemExit
+            With 2 when there is none of a name.
+        """
+        if self.policy and self.compare:
+            fail("give either --policy or --compare, not both.", status=2)
+        names = [name.strip() for name in (self.compare or self.policy or self.policies[0]).split(",")]
+        for name in names:
+            if name not in self.policies:
+                fail(f"there is no policy {name!r} here; there are {', '.join(self.policies)}.", status=2)
+        return names
+
+    def say(self, sentence: str) -> None:
+        """Tell people something on standard error, which the figures do not need."""
+        Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
+
+    def _run(self, names: Sequence[str]) -> list[Outcome]:
+        # Standard output belongs to the figures alone; the bar is for people who wait at a terminal.
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        outcomes = []
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            for name in names:
+                outcomes.append(self.simulate(name, _Bar(progress, name)))
+        return outcomes
+
+
+class _Bar:
+    """Shows how far one policy's run has come."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(name, total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total)
+
+
+class TraceScenarioApp(ScenarioApp):
+    """Base of the scenarios that read a trace, or generate one."""
+
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **ScenarioApp.aliases,
+        "trace": "TraceScenarioApp.trace",
+        "time-unit": "TraceScenarioApp.time_unit",
+        "jobs": "TraceScenarioApp.jobs",
+    }
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        **ScenarioApp.flags,
+        "skip-bad": ({"TraceScenarioApp": {"skip_bad": True}}, "Leave out rows that cannot be used, and say which."),
+    }
+
+    trace = Unicode(help="A CSV file in Tiresias's columns; left out: a workload is generated.").tag(config=True)
+    time_unit = Unicode("s", help="Unit of the trace's times: s, ms or min.").tag(config=True)
+    skip_bad = Bool(False, help="Leave out rows that cannot be used, and say which.").tag(config=True)
+    jobs = Int(400, help="How many jobs to generate, where there is no trace.").tag(config=True)
+
+    @validate("time_unit")
+    def _check_time_unit(self, proposal: Any) -> str:
+        unit: str = proposal["value"]
+        if unit not in TIME_UNITS:
+            raise TraitError(f"--time-unit is one of {', '.join(TIME_UNITS)}, not {unit!r}")
+        return unit
+
+    @validate("jobs")
+    def _check_jobs(self, proposal: Any) -> int:
+        jobs: int = proposal["value"]
+        if jobs < 1:
+            raise TraitError(f"--jobs is a number of jobs, at least 1, not {jobs}")
+        return jobs
+
+    def read(self) -> Trace:
+        """Read the trace and say on standard error what was left out of it.
+
+        Raises
+        ------
+        TraceError
+            When it cannot be read.
+        """
+        trace = read_trace(self.trace, time_unit=self.time_unit, skip_bad=self.skip_bad)
+        for sentence in trace.skipped[:_MOST_NAMED]:
+            self.say(f"left out: {sentence}")
+        if len(trace.skipped) > _MOST_NAMED:
+            self.say(f"left out: {len(trace.skipped) - _MOST_NAMED} more rows.")
+        return trace

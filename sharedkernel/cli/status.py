@@ -1,0 +1,39 @@
+"""``sharedkernel status``: who uses what of the device, and who waits for what, once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from rich.console import Console
+from traitlets import Bool
+
+from sharedkernel.cli.gateway_options import GatewayCommandApp
+from sharedkernel.gateway_client.requests import fetch_status
+from sharedkernel.status.tables import status_view
+
+
+class StatusApp(GatewayCommandApp):
+    """Prints the status document as tables, or as it is."""
+
+    name = "status"
+    description = "Show who uses what of the device, and who waits for what."
+    examples = """
+        sharedkernel status
+        sharedkernel status --gateway-url http://127.0.0.1:8585 --token TOKEN
+        sharedkernel status --json | python -m json.tool
+    """
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "json": ({"StatusApp": {"as_json": True}}, "Print the document itself instead of tables.")
+    }
+
+    as_json = Bool(False, help="Print the document itself instead of tables.").tag(config=True)
+
+    def start(self) -> None:
+        """Ask the gateway once and print its answer."""
+        credentials = self.credentials()
+        status = fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file)
+        if self.as_json:
+            print(json.dumps(status))  # noqa: T201
+        else:
+            Console(highlight=False).print(status_view(status))

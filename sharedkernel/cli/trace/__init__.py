@@ -1,0 +1,1 @@
+"""`sharedkernel trace`: a device's history as a file for Perfetto."""

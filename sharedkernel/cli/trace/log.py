@@ -1,0 +1,233 @@
+"""A recording from an executor's own record of events: exact to the microsecond.
+
+The record says what happened, not what was decided; the scheduling core, told the same events at the same times under
+the same configuration, decides the same again. So the replay knows every lane and every grant.
+
+A record that does not reach back to its executor's begin (its older files are gone) is replayed as far as it goes:
+sessions that had begun before are taken in when they next ask for the device, and what does not fit is left out and
+counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.cli.trace.document import Recording
+from sharedkernel.errors import ConfigError, InvalidTransition, SharedKernelError
+from sharedkernel.paths import LOGS_DIRECTORY, device_directory
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.events import (
+    CellOpened,
+    DeviceWanted,
+    Event,
+    SessionEvent,
+    SessionStarted,
+    from_dict,
+)
+from sharedkernel.scheduling.model.types import SessionState, UserId
+from sharedkernel.scheduling.scheduler import Scheduler
+from sharedkernel.scheduling.spans import Span, SpanTracker
+
+#: the record, newest part first
+FILE_NAMES = ("events.jsonl", "events.1")
+#: who a session belongs to whose begin is not in the record
+_UNKNOWN_USER = "unknown"
+
+
+def recorded_directories(runtime_directory: Path, device: str = "") -> dict[str, Path]:
+    """Return where executors of *runtime_directory* have kept a record, by their devices' names.
+
+    Parameters
+    ----------
+    runtime_directory
+        The gateway's, in which each device has a place.
+    device
+        Its place alone, whether there is a record or not; empty: every place where there is one, or else the first.
+
+    Raises
+    ------
+    SharedKernelError
+        As :func:`log_files` does.
+    """
+    if device:
+        return {device: device_directory(runtime_directory, device)}
+    with _explained(runtime_directory):
+        places = sorted(runtime_directory.glob("*-*"))
+    found = {path.name.replace("-", ":"): path for path in places if log_files(path)}
+    if log_files(runtime_directory) or not found:
+        found = {"first device": runtime_directory, **found}
+    return found
+
+
+def log_files(runtime_directory: Path) -> list[Path]:
+    """Return the files of the record of *runtime_directory*'s executor that are there, oldest first.
+
+    Raises
+    ------
+    SharedKernelError
+        When that is not to be known, as by another account than the executor's.
+    """
+    paths = [runtime_directory / LOGS_DIRECTORY / name for name in FILE_NAMES]
+    with _explained(runtime_directory):
+        return [path for path in reversed(paths) if path.is_file()]
+
+
+@contextlib.contextmanager
+def _explained(runtime_directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SharedKernelError(
+            f"the record in {runtime_directory} cannot be read ({error.strerror}); run this as the executor's account, "
+            "or record what happens now with --seconds 10."
+        ) from None
+
+
+def record_from_log(runtime_directory: Path, *, last: float = 0.0) -> Recording:
+    """Return what the last executor of *runtime_directory* did.
+
+    Parameters
+    ----------
+    runtime_directory
+        The executor's.
+    last
+        Only its last seconds; 0: everything in the record.
+
+    Raises
+    ------
+    SharedKernelError
+        When there is no record, or it cannot be replayed.
+    """
+    files = log_files(runtime_directory)
+    if not files:
+        raise SharedKernelError(
+            f"there is no record of an executor in {runtime_directory / LOGS_DIRECTORY}; name its --runtime-dir, or "
+            "record what happens now with --seconds 10."
+        )
+    replay = _Replay()
+    for where, line in _lines(files):
+        replay.take(where, line)
+    return replay.recording(last)
+
+
+def _lines(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line with where it stands; the very last one may be half written, and is then left out."""
+    for path in files:
+        try:
+            texts = path.read_bytes().splitlines()
+        except OSError as error:
+            raise SharedKernelError(f"{path} cannot be read: {error.strerror}.") from None
+        for number, text in enumerate(texts, start=1):
+            where = f"line {number} of {path}"
+            try:
+                line = json.loads(text)
+            except ValueError:
+                if path == files[-1] and number == len(texts):
+                    return
+                line = None
+            if not isinstance(line, dict) or not isinstance(line.get("now"), int | float):
+                raise _damaged(where)
+            yield where, line
+
+
+def _damaged(where: str) -> SharedKernelError:
+    return SharedKernelError(f"{where} is no event of this version; record what happens now with --seconds 10 instead.")
+
+
+class _Replay:
+    """A scheduler that is told what the executor's was told."""
+
+    def __init__(self) -> None:
+        self._scheduler: Scheduler | None = None
+        self._start_over(None)
+
+    def _start_over(self, heading: dict[str, Any] | None, now: float = 0.0) -> None:
+        self._heading, self._begin, self._now = heading, now, now
+        self._spans: list[Span] = []
+        self._tracker = SpanTracker(self._spans.append)
+        self._users: dict[str, str] = {}
+        self._memory: list[tuple[float, int]] = []
+        self._num_left_out = 0
+
+    def take(self, where: str, line: dict[str, Any]) -> None:
+        """Take one line of the record."""
+        now = line.pop("now")
+        heading = line.get("began")
+        if heading is None and self._scheduler is None:
+            heading = line.get("goes_on")
+        if heading is not None:
+            self._begin_scheduler(where, heading, now)
+        elif "goes_on" in line:
+            return
+        elif self._scheduler is not None:
+            try:
+                event = from_dict(line)
+            except ValueError:
+                raise _damaged(where) from None
+            self._handle(self._scheduler, max(now, self._now), event)
+
+    def _begin_scheduler(self, where: str, heading: dict[str, Any], now: float) -> None:
+        try:
+            self._scheduler = Scheduler(SchedulerConfig(**heading["config"]))
+        except (TypeError, KeyError, ConfigError):
+            raise _damaged(where) from None
+        self._start_over(heading, now)
+
+    def _handle(self, scheduler: Scheduler, now: float, event: Event) -> None:
+        self._now = now
+        if isinstance(event, SessionStarted):
+            self._users[event.session] = event.user
+        elif isinstance(event, SessionEvent):
+            self._make_known(scheduler, now, event)
+        try:
+            scheduler.handle(event, now=now)
+        except InvalidTransition:
+            self._num_left_out += 1
+            return
+        self._tracker.follow(now, scheduler)
+        used = scheduler.ledger.used
+        if not self._memory or self._memory[-1][1] != used:
+            self._memory.append((now, used))
+
+    def _make_known(self, scheduler: Scheduler, now: float, event: SessionEvent) -> None:
+        """Bring a session in whose begin is not in the record."""
+        session = scheduler.sessions.get(event.session)
+        if session is None:
+            self._users[event.session] = _UNKNOWN_USER
+            begun = SessionStarted(session=event.session, user=UserId(_UNKNOWN_USER), domain=_UNKNOWN_USER)
+            scheduler.handle(begun, now=now)
+            session = scheduler.sessions[event.session]
+        if isinstance(event, DeviceWanted) and session.state is SessionState.IDLE:
+            scheduler.handle(CellOpened(session=event.session), now=now)
+
+    def recording(self, last: float) -> Recording:
+        """Return what was taken in, the last *last* seconds of it (0: all)."""
+        if self._scheduler is None:
+            raise SharedKernelError(
+                "the record holds no begin of an executor, so its configuration is not known; restart the executor, "
+                "or record what happens now with --seconds 10."
+            )
+        begin = max(self._begin, self._now - last) if last else self._begin
+        spans = [span for span in (*self._spans, *self._tracker.under_way(self._now)) if span.end > begin]
+        heading = self._heading or {}
+        memory = [(max(when, begin), used) for when, used in self._memory]
+        # Of what came before, the last value still held when the recording begins.
+        before = sum(when <= begin for when, _ in memory)
+        notes: dict[str, Any] = {"source": "the executor's record, replayed", "policy": self._scheduler.config.policy}
+        if isinstance(unix_seconds := heading.get("unix_seconds"), int | float):
+            notes["begin_unix_seconds"] = unix_seconds + begin - self._begin
+        if self._num_left_out:
+            notes["events_left_out"] = self._num_left_out
+        return Recording(
+            begin=begin,
+            end=self._now,
+            spans=[replace(span, begin=max(span.begin, begin)) for span in spans],
+            names={session: f"{user} {session[:8]}" for session, user in self._users.items()},
+            memory=memory[max(0, before - 1) :],
+            notes=notes,
+        )

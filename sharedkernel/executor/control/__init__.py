@@ -1,0 +1,1 @@
+"""The control socket: who connects, what they ask, and the status that they are sent."""

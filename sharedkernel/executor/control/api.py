@@ -1,0 +1,185 @@
+"""What gateways and commands ask of an executor, and what gateways are told unasked.
+
+Each request is answered, by what it asked for or by why that was not done. Who may ask at all, `handshake.py` sees to.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from sharedkernel import protocol
+from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
+from sharedkernel.executor.control.connections import Connection
+from sharedkernel.executor.control.requests import check_reclaim
+from sharedkernel.executor.dispatch.controller import Grants
+from sharedkernel.executor.isolation.policy import Isolation
+from sharedkernel.executor.sessions.detached import Lingering
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.sessions.starting import Starting
+from sharedkernel.executor.shelf.store import Shelves
+from sharedkernel.executor.supervision.supervisor import Supervisor, send_signal
+from sharedkernel.ipc.shared_page import Word
+
+log = logging.getLogger(__name__)
+
+
+class Stop(Protocol):
+    """Ends the service."""
+
+    def __call__(self, *, end_sessions: bool) -> Awaitable[None]:
+        """Stop serving; sessions run on unless *end_sessions*."""
+
+
+class Gateways:
+    """Answers requests; knows the gateways that are connected.
+
+    Parameters
+    ----------
+    grants, supervisor, starting, lingering, isolation, shelves
+        What requests are about.
+    stop
+        Ends the service.
+    """
+
+    def __init__(
+        self,
+        grants: Grants,
+        supervisor: Supervisor,
+        starting: Starting,
+        lingering: Lingering,
+        isolation: Isolation,
+        shelves: Shelves,
+        stop: Stop,
+    ) -> None:
+        self._grants = grants
+        self._supervisor = supervisor
+        self._starting = starting
+        self._lingering = lingering
+        self._isolation = isolation
+        self._shelves = shelves
+        self._stop = stop
+        self._connected: set[Connection] = set()
+
+    # --- unasked ------------------------------------------------------------------------------------------------------
+
+    def joined(self, peer: Connection) -> None:
+        """Tell *peer*, a gateway, of what happens from now on."""
+        self._connected.add(peer)
+
+    def left(self, peer: Connection) -> None:
+        """Tell *peer* nothing any more, if it is a gateway."""
+        self._connected.discard(peer)
+
+    def tell(self, message: protocol.Message) -> None:
+        """Send *message* to all gateways."""
+        for gateway in self._connected:
+            gateway.send(message)
+
+    def want_earlier(self, process: SessionProcess, question: int) -> None:
+        """Pass on that the user of *process* wants the earlier session of the same notebook in its place."""
+        assert process.session is not None
+        if not self._connected:
+            absent = "The gateway, which knows your earlier sessions, is not there; try again later."
+            process.warn(absent, question=question)
+        self.tell(protocol.EarlierWanted(session=process.session, question=question))
+
+    # --- asked --------------------------------------------------------------------------------------------------------
+
+    async def answer(self, peer: Connection, message: Any) -> None:
+        """Carry out what *peer* asks for, and say so, or why not."""
+        try:
+            peer.send(await self._carry_out(peer, message))  # in here, since an answer may be too long to send
+        except SharedKernelError as error:
+            log.info("refused %s: %s", type(message).__name__, error)
+            peer.send(protocol.Failed(request=message.request, reason=error.reason, message=str(error)))
+        except Exception:
+            log.exception("%s failed", type(message).__name__)
+            text = "the executor failed to do this; its log says why."
+            peer.send(protocol.Failed(request=message.request, reason="error", message=text))
+
+    async def _carry_out(self, peer: Connection, message: Any) -> protocol.Message:
+        match message:
+            case protocol.StartSession():
+                process = await self._starting.start(message, lambda: not peer.transport.is_closing())
+                return protocol.SessionReady(request=message.request, record=process.record())
+            case protocol.EndSession():
+                await self._supervisor.end(self._session(message.session))
+            case protocol.LingerSession(seconds=seconds):
+                await self._let_linger(self._session(message.session), seconds)
+            case protocol.ReclaimSession():
+                process = self._reclaim(message)
+                return protocol.SessionReady(request=message.request, record=process.record())
+            case protocol.NotifySession(text=text, question=question):
+                self._session(message.session).warn(text, question=question)
+            case protocol.OffloadSession():
+                await self._grants.offload(self._session(message.session))
+            case protocol.SignalSession():
+                process = self._session(message.session)
+                if message.signum == signal.SIGINT:
+                    process.page.words[Word.INTERRUPTS] += 1
+                send_signal(process, message.signum)
+            case protocol.ListSessions():
+                records = [
+                    process.record() for process in self._grants.sessions.values() if process.connection is not None
+                ]
+                return protocol.Sessions(request=message.request, records=records)
+            case protocol.ConfigureUsers():
+                for limits in message.limits:
+                    self._grants.configure(limits)
+                self._share_out_processors()
+                self._grants.update_limits()
+            case protocol.SetPolicy(policy=policy):
+                self._grants.set_policy(policy)
+            case protocol.StopExecutor(end_sessions=end_sessions):
+                await self._stop(end_sessions=end_sessions)
+            case protocol.GetStatus():
+                status = self._grants.status()
+                status["device"] |= self._isolation.status()
+                return protocol.Status(request=message.request, status=status)
+            case protocol.AwaitChange():
+                await self._grants.wait_for_change()
+            case protocol.GetCounts():
+                return protocol.CountsAnswer(request=message.request, counts=self._grants.counts())
+            case protocol.ListShelves(user=user):
+                return protocol.Shelves(request=message.request, shelves=self._shelves.listings(user))
+            case protocol.TakeOffShelf(user=user, name=name):
+                entries, used = self._shelves.take_off(user, name)
+                return protocol.TakenOffShelf(request=message.request, entries=entries, used_bytes=used)
+        return protocol.Done(request=message.request)
+
+    def _session(self, session: str) -> SessionProcess:
+        process = self._grants.sessions.get(session)
+        if process is None:
+            raise SessionNotFound(f"there is no session {session} on this executor; it may have ended.")
+        return process
+
+    def _share_out_processors(self) -> None:
+        if self._isolation.cgroups is not None:
+            for process in self._grants.sessions.values():
+                if process.limits is not None:
+                    self._isolation.cgroups.set_share(process.uid, process.limits.share)
+
+    async def _let_linger(self, process: SessionProcess, seconds: float) -> None:
+        if not process.used:
+            await self._supervisor.end(process)
+            return
+        self._lingering.begin(process, seconds)
+        self._supervisor.keep(process)
+
+    def _reclaim(self, message: protocol.ReclaimSession) -> SessionProcess:
+        check_reclaim(message)
+        process = self._session(message.session)
+        if process.end_asked:
+            raise SessionNotFound("it is just ending.")
+        is_given_away = process.lingers_until is None and process.kernel != message.kernel
+        if message.if_lingering and is_given_away:
+            raise Refused("another notebook has it already.", reason="exists")
+        self._lingering.give_back(process)
+        process.kernel, process.notebook, process.client_key = message.kernel, message.notebook, message.client_key
+        # Of two sessions of one kernel, which a gateway may leave when it is killed, the one it took last is meant.
+        process.incarnation = self._starting.next_incarnation()
+        self._supervisor.keep(process)
+        return process

@@ -1,0 +1,116 @@
+"""Who has connected to the control socket, and as whom they are heard.
+
+Nobody's word counts for who they are: a gateway or a command is known by the user id that it runs under, a session by
+being the very process that was forked for it. Whoever is neither is hung up on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.control.connections import Connection
+from sharedkernel.executor.isolation.policy import Isolation
+from sharedkernel.executor.sessions.process import SessionProcess, start_time
+from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.protocol import Device
+
+log = logging.getLogger(__name__)
+
+
+class Greetings:
+    """Hears first messages, and gives connections their role.
+
+    Parameters
+    ----------
+    supervisor, isolation
+        Which processes were forked, and who else may ask for anything.
+    device, environments
+        What those who greet are told: what is served, and the names of Python environments that sessions can have.
+    on_gateway
+        Called with each gateway.
+    on_session
+        Called with each session's connection, and with what it said of itself; it is told nothing before.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        isolation: Isolation,
+        device: Device,
+        environments: Iterable[str],
+        *,
+        on_gateway: Callable[[Connection], None],
+        on_session: Callable[[Connection, protocol.SessionHello], None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._isolation = isolation
+        self._on_gateway = on_gateway
+        self._on_session = on_session
+        #: what everybody is answered who may stay
+        self.welcome = protocol.Welcome(
+            version=protocol.PROTOCOL_VERSION,
+            device=device,
+            pid=os.getpid(),
+            environments=list(environments),
+            added=[request.__name__ for request in protocol.ADDED],
+        )
+
+    def may_connect(self, uid: int) -> bool:
+        """Whether processes of the user id *uid* are heard: our own, and those that sessions run under."""
+        return self._isolation.is_trusted(uid) or any(
+            process.uid == uid for process in self._supervisor.processes.values()
+        )
+
+    def hear(self, peer: Connection, message: protocol.Hello | protocol.SessionHello) -> None:
+        """Hear a greeting.
+
+        Raises
+        ------
+        ProtocolError
+            When it is not the first.
+        """
+        if peer.role is not None:  # or a session could turn itself into a gateway
+            raise ProtocolError("it greeted twice.")
+        if message.version != protocol.PROTOCOL_VERSION:
+            text = (
+                f"this executor speaks version {protocol.PROTOCOL_VERSION} of the control protocol, the other side "
+                f"{message.version}; install the same version of sharedkernel on both and restart them."
+            )
+            peer.send(protocol.Failed(request=0, reason="protocol", message=text))
+            peer.transport.close()
+        elif isinstance(message, protocol.SessionHello):
+            self._hear_session(peer, message)
+        elif not self._isolation.is_trusted(peer.uid):
+            log.warning("process %d of user id %d is no %s", peer.pid, peer.uid, message.role)
+            peer.refuse("only the executor's own user may ask for anything here.")
+        else:
+            peer.role = message.role
+            if message.role == "gateway":
+                self._on_gateway(peer)
+            peer.send(self.welcome)
+
+    def _hear_session(self, peer: Connection, hello: protocol.SessionHello) -> None:
+        process = self._supervisor.processes.get(hello.process)
+        if process is not None and not process.pid:
+            # Only its parent's word counts for which process it is, and that is still on its way.
+            process.early_hellos.append(partial(self._hear_session, peer, hello))
+        elif process is None or not _is_of(process, peer):
+            log.warning("process %d of user id %d is no session of this executor", peer.pid, peer.uid)
+            peer.refuse("not a session of this executor.")
+        else:
+            peer.role, peer.session = "session", process
+            self._on_session(peer, hello)
+
+
+def _is_of(process: SessionProcess, peer: Connection) -> bool:
+    """Whether *peer* is the very process that was forked, and runs under the user id that it was given."""
+    return (
+        peer.pid == process.pid
+        and peer.uid in (os.getuid(), process.uid)  # our own: it was a spare when it connected
+        and start_time(peer.pid) == process.started
+    )

@@ -1,0 +1,1 @@
+"""One NVIDIA GPU: found, described, watched, and given back."""

@@ -1,0 +1,360 @@
+"""An NVIDIA GPU as the executor serves it.
+
+A CUDA context does not survive a fork, so the warm parent must not make one: sessions are told by
+`CUDA_VISIBLE_DEVICES` which GPU is theirs, see it as ``cuda:0``, and make their context when their user's code first
+needs it. A session's lease holds by a limit on torch's allocator in its process (`session/memory/cuda_meter.py`); what
+other libraries take, and who computes without a grant, is watched from outside (`monitor.py`, `overuse.py`,
+`ungranted.py`).
+
+Whose sessions may share a lane's bytes is `lane_sharing`: memory that is mapped stays readable to who has it mapped,
+so lanes are shared among one user's sessions, one group's, or all. Where the driver can share memory at all, the
+executor owns every byte that sessions have on the device (`lane_server.py`). Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.devices.cuda.checkpoint import ProcessCheckpoint, Suspensions, unavailable_because
+from sharedkernel.executor.devices.cuda.monitor import Watch
+from sharedkernel.executor.devices.cuda.mps import Mps, MpsMode
+from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
+from sharedkernel.executor.devices.overuse import Overuse
+from sharedkernel.executor.devices.ungranted import Ungranted
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.sessions.records import are_there_sessions
+from sharedkernel.executor.supervision.build_id import listener_of
+from sharedkernel.ipc.shared_page import Turn, Word
+from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY
+from sharedkernel.protocol import Allowance, Device, Limits
+from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.steps import Verdict
+from sharedkernel.system.nvml import Gpu, GpuFacts, GpuSample
+
+log = logging.getLogger(__name__)
+
+#: file of the runtime directory with the results of the self-test
+_RESULTS = "self-test.json"
+#: how much of the utilisation known before stays at each look
+_DECAY = 0.7
+
+
+class LaneSharing(StrEnum):
+    """Whose sessions may share a lane's bytes."""
+
+    USER = "user"
+    GROUP = "group"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaOptions:
+    """What is said on the command line about one GPU."""
+
+    lane_sharing: LaneSharing = LaneSharing.GROUP
+    mps: MpsMode = MpsMode.OFF
+    #: sessions that may compute at the same time
+    parallel_lanes: int = 1
+    #: seconds between warning, offloading and ending a session that exceeds its user's quota outside torch
+    overuse_patience: float = 30.0
+    #: suspend whole processes when they are offloaded
+    process_checkpoint: bool = False
+    #: poison a lane at each hand-over, to find what still uses it
+    check_lanes: bool = False
+
+
+def visibility(facts: GpuFacts) -> dict[str, str]:
+    """Return the variables that show one GPU to a process; should it ever count more, it counts as `nvidia-smi`."""
+    return {"CUDA_VISIBLE_DEVICES": facts.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+class CudaDevice:
+    """One GPU.
+
+    Parameters
+    ----------
+    gpu
+        It, as NVML sees it.
+    device
+        What is served of it.
+    options
+        How.
+    lanes
+        Gives lanes' bytes to sessions, or one sentence that says why they cannot share any here.
+    self_test
+        Tries the card before the first session; None: it is trusted.
+    driver
+        The module `cuda.bindings.driver`, initialised in this process; None without it.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        device: Device,
+        options: CudaOptions,
+        *,
+        lanes: LaneDesk | str,
+        driver: Any = None,
+        self_test: SelfTest | None = None,
+    ) -> None:
+        self._gpu = gpu
+        self._device = device
+        self._options = options
+        self._unshared = lanes if isinstance(lanes, str) else None
+        self._mode = DeviceMemoryMode.SHARED if self._unshared is None else DeviceMemoryMode.PRIVATE
+        self._self_test = self_test
+        self._self_test_note = "there was no self-test."
+        self._trying: asyncio.Future[Verdict] | None = None
+        self._desk = None if isinstance(lanes, str) else lanes
+        self._leases = Leases(device, self._tell)
+        self._mps = Mps(options.mps, gpu.facts.uuid)
+        self._watch = Watch(gpu, self._look)
+        self._utilisations: dict[str, float] = {}
+        #: of the users who had sessions at the last start
+        self._shares: dict[str, float] = {}
+        self._oversight: Oversight
+        self._overuse: Overuse
+        self._ungranted: Ungranted
+        shares = self._desk is not None
+        self._checkpoint_note = unavailable_because(driver, gpu.facts.driver_version, shares_memory=shares)
+        #: also without `process_checkpoint`: an executor before this may have suspended sessions. None: it cannot have
+        self._suspensions = None if self._checkpoint_note else Suspensions(ProcessCheckpoint(driver), self._lose)
+
+    @property
+    def device(self) -> Device:
+        """What others are told of it."""
+        return self._device
+
+    @property
+    def memory_mode(self) -> DeviceMemoryMode:
+        """How new sessions have device memory."""
+        return self._mode
+
+    @property
+    def lane_desk(self) -> LaneDesk | None:
+        """What gives device memory to sessions; None where none could be shared."""
+        return self._desk
+
+    @property
+    def check_lanes(self) -> bool:
+        """Whether sessions poison a lane when they hand it over, to find what still uses it."""
+        return self._options.check_lanes
+
+    async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
+        """Try it, start to watch it, and start MPS if that is wanted.
+
+        Raises
+        ------
+        ConfigError
+            When MPS is required and does not start.
+        """
+        await self._try_out(runtime_directory)
+        self._oversight = oversight
+        self._overuse = Overuse(self._leases, oversight, self._options.overuse_patience)
+        self._ungranted = Ungranted(oversight)
+        await self._mps.start(runtime_directory)
+        self._watch.start()
+        if self._options.process_checkpoint and self._checkpoint_note:
+            log.warning("%s", self._checkpoint_note)
+
+    async def _try_out(self, runtime_directory: Path) -> None:
+        """Use the best mode that the self-test finds to work; sessions that are there already keep theirs."""
+        if self._self_test is None:
+            return
+        # With their memory on the device much would fail. The keeper may be gone, too.
+        has_sessions = are_there_sessions(runtime_directory / RECORDS_DIRECTORY)
+        with contextlib.suppress(OSError):
+            has_sessions = has_sessions or listener_of(runtime_directory / KEEPER_SOCKET) > 0
+        trying = self.try_out(runtime_directory / _RESULTS, trusts_own=has_sessions)
+        self._trying = asyncio.ensure_future(trying)
+        await asyncio.wait([self._trying])
+        if self._trying.cancelled():
+            self._mode, self._self_test_note = DeviceMemoryMode.PLAIN, "the self-test was cut short."
+            return
+        verdict = self._trying.result()
+        self._mode, self._self_test_note = verdict.mode, verdict.sentence
+        for note in verdict.notes:
+            log.warning("%s", note)
+        log.log(logging.WARNING if verdict.failed else logging.INFO, "%s", verdict.sentence)
+        if verdict.failed and self._mode is not DeviceMemoryMode.SHARED:
+            self._unshared = verdict.sentence
+            if self._desk is not None:
+                self._desk.is_off = True
+
+    async def try_out(self, own: Path | None = None, *, trusts_own: bool = False) -> Verdict:
+        """Run the self-test.
+
+        Parameters
+        ----------
+        own
+            File that is to have the results.
+        trusts_own
+            Whether the results there are trusted.
+
+        Raises
+        ------
+        ConfigError
+            When there is none for this device.
+        """
+        if self._self_test is None:
+            raise ConfigError("there is no self-test for this device.")
+        return await self._self_test.run(
+            self._mode, why_not_better=(self._unshared or "").rstrip("."), own=own, trusts_own=trusts_own
+        )
+
+    def hurry(self) -> None:
+        """End the self-test: no session will need what it finds."""
+        if self._trying is not None:
+            self._trying.cancel()
+
+    async def stop(self, *, end_sessions: bool) -> None:
+        """Look no more; MPS ends with its last clients, the sessions."""
+        self._watch.stop()
+        await self._mps.stop(end_sessions=end_sessions)
+
+    # --- who may start, and how ---------------------------------------------------------------------------------------
+
+    def trust_domain(self, limits: Limits) -> str:
+        """Return the domain of a user's sessions; where no bytes are shared there is only one."""
+        return "unshared" if self._unshared is not None else self._domain(limits)
+
+    def _domain(self, limits: Limits) -> str:
+        match self._options.lane_sharing:
+            case LaneSharing.ALL:
+                return "all"
+            case LaneSharing.GROUP if limits.group is not None:
+                return f"group {limits.group}"
+            case _:
+                return f"user {limits.user}"
+
+    def check_start(self, limits: Limits, others: Iterable[SessionProcess]) -> None:
+        """Refuse while the GPU is gone, and who may not share an MPS server with those who are there."""
+        if self._watch.lost is not None:
+            raise Refused(f"no session can start: {self._watch.lost}", reason="device_lost")
+        self._leases.warn_of_quota(limits)
+        known = [other.limits for other in others if other.limits is not None]
+        self._shares = {other.user: other.share for other in [*known, limits]}
+        if self._mps.is_on and any(self._domain(other) != self._domain(limits) for other in known):
+            raise Refused(
+                "the device runs under MPS, where one session's fault reaches all, and is in use by somebody outside "
+                "your group of trust; try again when their sessions have ended.",
+                reason="mps",
+                retry_after=60.0,
+            )
+
+    def environment(self, limits: Limits) -> dict[str, str]:
+        """Return which GPU it is, and what makes the session a client of MPS; read when it makes its context."""
+        part = None
+        if self._options.parallel_lanes > 1:
+            shares = {**self._shares, limits.user: limits.share}.values()
+            part = limits.share * len(shares) / (sum(shares) or 1.0) / self._options.parallel_lanes
+        return {**visibility(self._gpu.facts), **self._mps.environment(self._leases.quota_of(limits), part)}
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+        """Lease memory to all *sessions*, of which those named in *busy* have a cell open."""
+        self._leases.update(sessions, busy, shelves)
+
+    @staticmethod
+    def _tell(session: SessionProcess, allowance: Allowance) -> None:
+        told = session.told_allowance
+        if (
+            told is not None
+            and told.quota_bytes == allowance.quota_bytes
+            and abs(told.limit_bytes - allowance.limit_bytes) < WORTH_TELLING_BYTES
+        ):
+            return
+        session.told_allowance = allowance
+        session.send(allowance)
+
+    # --- what is seen from outside ------------------------------------------------------------------------------------
+
+    def seen_bytes(self, process: SessionProcess) -> int:
+        """Return the GPU's memory: what NVML sees of a process is too old to judge its words by."""
+        return self.device.capacity_bytes
+
+    def utilisation(self, process: SessionProcess) -> float | None:
+        """Return how busy the GPU was while this session alone held it (0 to 1); None if that was never seen."""
+        return self._utilisations.get(process.process)
+
+    def _look(self, sample: GpuSample) -> None:
+        sessions = list(self._oversight.sessions())
+        holding = [process for process in sessions if process.page.words[Word.TURN] == Turn.HOLDING]
+        if sample.utilisation is not None and len(holding) == 1:
+            before = self._utilisations.get(holding[0].process, sample.utilisation)
+            self._utilisations[holding[0].process] = before * _DECAY + sample.utilisation * (1 - _DECAY)
+        for gone in self._utilisations.keys() - {process.process for process in sessions}:
+            del self._utilisations[gone]
+        if sample.processes is not None:
+            self._overuse.look(sessions, sample.processes)
+        if sample.busy is not None:
+            self._ungranted.look(sessions, sample.busy)
+
+    def _lose(self, process: SessionProcess) -> None:
+        self._oversight.end(
+            process,
+            "checkpoint",
+            "Your session was ended: the driver could not bring its suspended device memory back. Its variables are "
+            "gone; other sessions are not affected.",
+        )
+
+    # --- process checkpoint -------------------------------------------------------------------------------------------
+
+    async def suspend(self, process: SessionProcess) -> int:
+        """Suspend the whole process, if that was asked for; return the bytes of framework memory that this freed."""
+        if self._suspensions is None or not self._options.process_checkpoint:
+            return 0
+        return await self._suspensions.suspend(process)
+
+    async def resume(self, process: SessionProcess) -> None:
+        """Let a process that was suspended go on, as soon as the device has room for it."""
+        if self._suspensions is not None:
+            await self._suspensions.resume(process)
+
+    # --- status -------------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return what is shared, what runs beside, and what NVML sees."""
+        sample = self._watch.latest
+        if self._watch.lost is not None:
+            nvml, note = "lost", self._watch.lost
+        elif self._watch.trouble is not None:
+            nvml, note = "failing", self._watch.trouble
+        elif sample is not None and sample.processes is None:
+            nvml = "totals"
+            note = "NVML tells no processes apart here; what they use outside PyTorch, or their turns, is not watched."
+        else:
+            nvml, note = "ok", None
+        return {
+            "uuid": self._gpu.facts.uuid,
+            "driver_version": self._gpu.facts.driver_version,
+            "memory_mode": str(self._mode),
+            "self_test": self._self_test_note,
+            "lanes_shared": self._mode is DeviceMemoryMode.SHARED,
+            "shared_units_bytes": 0 if self._desk is None else self._desk.used_bytes,
+            "lanes_shared_reason": self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
+            "mps": "on" if self._mps.is_on else "off",
+            "mps_note": self._mps.note,
+            "process_checkpoint": self._describe_checkpoint(),
+            "utilisation": None if sample is None else sample.utilisation,
+            "physical_used_bytes": None if sample is None else sample.used_bytes,
+            "nvml": nvml,
+            "nvml_note": note,
+        }
+
+    def _describe_checkpoint(self) -> str:
+        if not self._options.process_checkpoint:
+            return "process checkpoint is off."
+        return self._checkpoint_note or "process checkpoint is on."

@@ -1,0 +1,263 @@
+"""Lanes' bytes for sessions: what the core decides about lanes is done to units, which sessions fetch over a socket.
+
+The core grants a session a turn in a lane of so many bytes; :meth:`LaneDesk.granted` makes the lane so. The session
+then asks what it is made of (:class:`~sharedkernel.protocol.TakeLane`), fetches the units it has not got, and begins.
+Its turn ends when it says that nothing of it is left there (:class:`~sharedkernel.protocol.LaneHandedOver`), which is
+more than that it gave its grant back: a session that could not, or was stopped, leaves its bytes where they are, and
+whoever is granted that lane meanwhile has to do without. Private units are given as long as the device has room; who
+is refused asks the core to grow, as for any memory. All of it happens on the executor's event loop, so no lane changes
+in between. Only the units of a large lane are created one by one, while the loop does other things as well
+(:meth:`LaneDesk.prepare`).
+
+A lane that the core removes goes here as soon as no turn is left in it: its units are free once the sessions that had
+them let go, which they do at the end of each cell. Not yet run on a GPU.
+
+Sessions that an executor before this one started go on without lanes: nobody here knows whose bytes theirs holds, nor
+who is in the middle of an iteration there. Their units live and die with them, and none of them is counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from sharedkernel import protocol
+from sharedkernel.device_memory.errors import DeviceMemoryError
+from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.errors import ProtocolError, Refused
+from sharedkernel.executor.control.fd_server import Answer, Handler
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
+
+log = logging.getLogger(__name__)
+
+#: units in one answer: each has a descriptor
+UNITS_PER_ANSWER = MAX_DESCRIPTORS
+#: part of a lane that may be more than is needed, and seconds after which more than that goes
+_LARGE_PART, _SHRINK_AFTER = 0.25, 5.0
+#: units that are created at once: a thousand of them take a second
+_MANY_UNITS = 32
+#: why a session that outlived its executor uses no lane, for people
+ADOPTED = (
+    "it was there before its executor was restarted, so its iterations use memory of its own; restart its kernel, when "
+    "that suits you, to share a lane again."
+)
+
+
+class LaneDesk:
+    """Gives units of one device to sessions.
+
+    Parameters
+    ----------
+    store
+        Owns and counts them.
+    now
+        Returns the time, in seconds.
+    """
+
+    def __init__(self, store: LaneStore, now: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._now = now
+        #: lane of each session's latest grant, by its process's name
+        self._granted: dict[str, int] = {}
+        #: lane in which each session has begun a turn and not ended it
+        self._turns: dict[str, int] = {}
+        self._lanes: set[int] = set()
+        #: since when each lane has been much larger than what is needed there
+        self._large_since: dict[int, float] = {}
+        #: of these, those that the core has removed while a turn was left in them
+        self._removed: set[int] = set()
+        #: processes that an executor before this one started
+        self._adopted: set[str] = set()
+        #: no session is given a lane; those of an executor before this one still get private units
+        self.is_off = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of device memory that lanes and sessions have."""
+        return self._store.used
+
+    # --- what the core decides ----------------------------------------------------------------------------------------
+
+    def adopted(self, process: SessionProcess) -> None:
+        """Take note of a process that an executor before this one started."""
+        self._adopted.add(process.process)
+        process.lane_note = ADOPTED
+
+    def is_costly(self, process: SessionProcess, lane: int, size: int | None) -> bool:
+        """Return whether it takes long to make a lane as the core has it: first :meth:`prepare` it then."""
+        if size is None or self.is_off or process.process in self._adopted or lane in self._turns.values():
+            return False
+        return self._store.num_missing(lane, size) > _MANY_UNITS
+
+    async def prepare(self, lane: int, size: int) -> None:
+        """Create the units that a lane lacks, one at a time, and let the event loop do other things in between.
+
+        :meth:`granted` then makes the lane of them, or :meth:`give_up` frees them.
+        """
+        try:
+            for _ in self._store.stocking(lane, size):
+                await asyncio.sleep(0)
+        except DeviceMemoryError as error:
+            log.info("lane %d cannot be prepared: %s", lane, error)
+
+    def give_up(self, lane: int) -> None:
+        """Free what was prepared for a lane and is not in it."""
+        self._store.drop_stock(lane)
+
+    def granted(self, process: SessionProcess, lane: int, size: int | None) -> bool:
+        """Make a lane as the core has it, before a grant is told; return whether the session can take it.
+
+        Parameters
+        ----------
+        process
+            Who is granted.
+        lane
+            Its lane. One in which a turn has not ended stays as it is.
+        size
+            Bytes that it is to have; None: the session is to do without.
+        """
+        self._granted.pop(process.process, None)
+        if size is None or self.is_off or process.process in self._adopted:
+            return False
+        self._granted[process.process] = lane
+        if lane in self._turns.values():
+            return self._turns.get(process.process) == lane
+        try:
+            if lane not in self._lanes:
+                self._store.create_lane(lane, size)
+                self._lanes.add(lane)
+            elif not self._is_kept(lane, lane_bytes(size)):
+                self._store.resize_lane(lane, size)
+        except DeviceMemoryError as error:
+            # Others than sessions use the device. Memory of its own is never wrong for an iteration, only dearer.
+            log.warning("lane %d is not as the core has it: %s", lane, error)
+        return lane in self._lanes
+
+    def _is_kept(self, lane: int, size: int) -> bool:
+        """Whether a lane that is to have *size* bytes stays as it is for now.
+
+        It grows at once. But each change costs every session the pool that it has over the lane; so it shrinks only if
+        it is much larger than what has been needed for some seconds, or the device is nearly full.
+        """
+        present = self._store.layout(lane).size
+        if present == size:
+            self._large_since.pop(lane, None)
+            return True
+        if present < size or self._store.is_nearly_full:
+            self._large_since.pop(lane, None)
+            return False
+        if present * (1 - _LARGE_PART) <= size:
+            self._large_since.pop(lane, None)
+            return True
+        since = self._large_since.setdefault(lane, self._now())
+        if self._now() < since + _SHRINK_AFTER:
+            return True
+        del self._large_since[lane]
+        return False
+
+    def removed(self, lane: int) -> None:
+        """Free a lane that the core has no more, as soon as no turn is left in it."""
+        if lane in self._lanes:
+            self._removed.add(lane)
+            self._free_removed()
+
+    def _free_removed(self) -> None:
+        for lane in self._removed - set(self._turns.values()):
+            self._removed.discard(lane)
+            self._lanes.discard(lane)
+            self._large_since.pop(lane, None)
+            self._store.remove_lane(lane)
+
+    def ended(self, process: SessionProcess) -> None:
+        """Free what a process had that is gone, with all its children."""
+        self._granted.pop(process.process, None)
+        self._turns.pop(process.process, None)
+        self._adopted.discard(process.process)
+        self._store.session_gone(process.process)
+        self._free_removed()
+
+    # --- what sessions ask --------------------------------------------------------------------------------------------
+
+    def handlers(self) -> dict[type[protocol.Message], Handler]:
+        """Return what answers each message about units."""
+        return {
+            protocol.TakeLane: self._take_lane,
+            protocol.FetchUnits: self._fetch,
+            protocol.LaneHandedOver: self._handed_over,
+            protocol.LaneUnused: self._note_unused,
+            protocol.WantPrivateUnits: self._give_private,
+            protocol.UnitsImported: self._imported,
+            protocol.UnitsLetGo: self._let_go,
+        }
+
+    def _lane_of(self, process: SessionProcess) -> int:
+        lane = self._granted.get(process.process)
+        if lane is None or lane not in self._lanes:
+            raise Refused("this session has no lane now.", reason="no_lane")
+        return lane
+
+    def _take_lane(self, process: SessionProcess, message: protocol.TakeLane, _: list[int]) -> Answer:
+        lane = self._lane_of(process)
+        if self._turns.get(process.process, lane) != lane:
+            raise Refused("this session has not handed over the lane it had before.", reason="no_lane")
+        must_scrub = self._store.begin_turn(lane, process.process, process.user or "")
+        self._turns[process.process] = lane
+        layout = self._store.layout(lane)
+        return Answer(
+            protocol.LaneTaken(
+                request=message.request,
+                lane=lane,
+                version=layout.version,
+                units=[(unit.unit, unit.size) for unit in layout.units],
+                must_scrub=must_scrub,
+            )
+        )
+
+    def _fetch(self, process: SessionProcess, message: protocol.FetchUnits, _: list[int]) -> Answer:
+        lane = self._lane_of(process)
+        by_number = {unit.unit: unit for unit in self._store.layout(lane).units}
+        if len(message.units) > UNITS_PER_ANSWER or not by_number.keys() >= set(message.units):
+            raise ProtocolError("a session asked for units that are not its lane's, or for too many at a time.")
+        self._store.share_lane(lane, process.process)
+        return self._answer(message.request, [by_number[number] for number in message.units])
+
+    def _handed_over(self, process: SessionProcess, message: protocol.LaneHandedOver, _: list[int]) -> Answer:
+        lane = self._turns.pop(process.process, None)
+        if lane is not None:
+            self._store.end_turn(lane, process.process, unused=message.unused)
+            self._free_removed()
+        return Answer(protocol.Done(request=message.request))
+
+    def _note_unused(self, process: SessionProcess, message: protocol.LaneUnused, _: list[int]) -> Answer:
+        if process.process not in self._adopted:
+            process.lane_note = message.note
+        return Answer(protocol.Done(request=message.request))
+
+    def _give_private(self, process: SessionProcess, message: protocol.WantPrivateUnits, _: list[int]) -> Answer:
+        if len(message.sizes) > UNITS_PER_ANSWER:
+            raise ProtocolError("a session asked for too many units at a time.")
+        return self._answer(message.request, self._store.give_private(process.process, message.sizes))
+
+    def _answer(self, request: int, units: list[UnitInfo]) -> Answer:
+        descriptors: list[int] = []
+        try:
+            for _, batch in self._store.exported(units):
+                descriptors += map(os.dup, batch)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        return Answer(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
+
+    def _imported(self, process: SessionProcess, message: protocol.UnitsImported, _: list[int]) -> Answer:
+        self._store.confirm(process.process, message.units)
+        return Answer(protocol.Done(request=message.request))
+
+    def _let_go(self, process: SessionProcess, message: protocol.UnitsLetGo, _: list[int]) -> Answer:
+        self._store.take_back(process.process, message.units)
+        return Answer(protocol.Done(request=message.request))

@@ -1,0 +1,111 @@
+"""Drives the scheduling core under the event loop's clock.
+
+The core decides, this acts: each event goes in with the time it happened, each action that comes out goes to one
+function of :class:`Actions`, and a timer brings the core its own deadlines back. Every event is recorded, so that a
+replay of the record (``sharedkernel.scheduling``) gives the same actions again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from sharedkernel.executor.dispatch.counters import Counters
+from sharedkernel.executor.history.event_log import EventLog
+from sharedkernel.executor.history.timeline import Timeline
+from sharedkernel.scheduling.model import actions, events
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+#: alone they change only figures
+_MEASUREMENTS = (events.Tick, events.MemoryMeasured, events.ShelfMeasured, events.WorkForeseen)
+
+
+class Actions(Protocol):
+    """What the driver asks to be done."""
+
+    def act(self, action: actions.Action) -> None:
+        """Carry *action* out, now or soon; what comes of it is an event."""
+
+
+class Driver:
+    """One scheduler, on the running event loop.
+
+    Parameters
+    ----------
+    config
+        Of the scheduler.
+    event_log
+        Where events are recorded.
+    target
+        Carries the actions out.
+    """
+
+    def __init__(self, config: SchedulerConfig, event_log: EventLog, target: Actions) -> None:
+        self.scheduler = Scheduler(config)
+        #: the last minutes, for people
+        self.timeline = Timeline()
+        self.counters = Counters()
+        self._log = event_log
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._handling = False
+        self._queue: list[events.Event] = []
+        self._change = asyncio.Event()
+        event_log.begin(self.now(), config)
+
+    def handle(self, event: events.Event) -> None:
+        """Tell the scheduler that *event* happened, and carry out what it decides.
+
+        An event that an action causes at once waits until all actions of the present one are carried out.
+        """
+        self._queue.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._queue:
+                self._handle_one(self._queue.pop(0))
+        finally:
+            self._handling = False
+            self._queue.clear()
+        self._set_timer()
+
+    def _handle_one(self, event: events.Event) -> None:
+        now = self._loop.time()
+        decided = self.scheduler.handle(event, now=now)
+        for action in decided:
+            self._target.act(action)
+            self.counters.note(action)
+        # After the grants: nobody waits for the record.
+        self._log.record(now, event)
+        self.timeline.note(now, self.scheduler)
+        if decided or not isinstance(event, _MEASUREMENTS):
+            self._change.set()
+            self._change.clear()
+
+    async def wait_for_change(self) -> None:
+        """Return once an event or a decision has changed more than figures."""
+        await self._change.wait()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.scheduler.next_deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self.handle, events.Tick())
+
+    def now(self) -> float:
+        """Return the time on the scheduler's axis."""
+        return self._loop.time()
+
+    def stop(self) -> None:
+        """Let no deadline come any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._log.close()

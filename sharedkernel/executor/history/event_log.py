@@ -1,0 +1,116 @@
+"""The record of what happened: one JSON line an event, bounded, written now and then, never in the way.
+
+A line that is no event says under which configuration the events after it were handled: the first one of an executor
+(``"began"``), and the first one of a file that goes on where the file before was full (``"goes_on"``). With it the
+record can be replayed (`cli/trace/log.py`).
+
+A disk that is full or gone stops the record, is said once in the log, and stops nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.config import SchedulerConfig
+
+log = logging.getLogger(__name__)
+
+#: seconds between writes
+FLUSH_INTERVAL = 1.0
+#: bytes after which the file is set aside (one older file is kept)
+ROTATE_BYTES = 32 << 20
+
+
+class EventLog:
+    """Appends lines such as ``{"now": 12.5, "event": "CellOpened", "session": "…"}`` to a file.
+
+    Parameters
+    ----------
+    path
+        The file; its predecessor is kept beside it with the suffix ``.1``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._encoder = msgspec.json.Encoder()
+        self._lines: list[bytes] = []
+        self._flush_due: asyncio.TimerHandle | None = None
+        self._file: BinaryIO | None = None
+        self._failed = False
+        self._config: SchedulerConfig | None = None
+        self._last = 0.0
+        try:
+            self._open()
+        except OSError as error:
+            self._fail(error)
+
+    def begin(self, now: float, config: SchedulerConfig) -> None:
+        """Note that a scheduler with *config* knows of nothing at *now*, and takes the events that follow."""
+        self._config, self._last = config, now
+        self._add(self._heading("began"))
+
+    def record(self, now: float, event: events.Event) -> None:
+        """Note that *event* was handled at *now*."""
+        self._last = now
+        if isinstance(event, events.PolicyConfigured) and self._config is not None:
+            self._config = replace(self._config, policy=event.policy, backfill=event.backfill)
+        self._add({"now": now, **events.to_dict(event)})
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._flush_due is not None:
+            self._flush_due.cancel()
+            self._flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _heading(self, kind: str) -> dict[str, Any]:
+        """Return a line that is no event; `unix_seconds` is the time of day at `now`."""
+        config = None if self._config is None else asdict(self._config)
+        return {"now": self._last, kind: {"config": config, "unix_seconds": time.time()}}
+
+    def _add(self, line: dict[str, Any]) -> None:
+        if self._failed:
+            return
+        self._lines.append(self._encoder.encode(line))
+        if self._flush_due is None:
+            self._flush_due = asyncio.get_running_loop().call_later(FLUSH_INTERVAL, self._flush)
+
+    def _open(self) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+
+    def _flush(self) -> None:
+        self._flush_due = None
+        lines, self._lines = self._lines, []
+        if self._file is None:
+            return
+        try:
+            self._file.write(b"\n".join(lines) + b"\n")
+            if self._file.tell() > ROTATE_BYTES:
+                self._file.close()
+                os.replace(self._path, self._path.with_suffix(".1"))
+                self._open()
+                self._file.write(self._encoder.encode(self._heading("goes_on")) + b"\n")
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = True
+        self._lines.clear()
+        log.warning(
+            "events are no longer recorded in %s (%s); free some space and restart the executor to record them again. "
+            "Nothing else is affected.",
+            self._path,
+            error.strerror,
+        )

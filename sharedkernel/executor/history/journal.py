@@ -1,0 +1,221 @@
+"""What must outlive an executor on disk: a journal of typed records, appended in batches and made small again.
+
+A journal is one file. It begins with the version of its records' schema; then comes one record after the other, each
+with its length and a checksum. What was added is written and synced to the disk at most :data:`FLUSH_INTERVAL` later,
+on a thread of the journal's own, so that nobody waits for the disk.
+
+- A write that was torn (by a crash, or a disk that ran full) ends the journal: what was read before it counts, the rest
+  is cut off.
+- A file of another schema, or no journal at all, is set aside with the suffix ``.old``, and a new one begun.
+- A file that has grown to :data:`COMPACT_BYTES` is replaced, in one step, by what its owner says is still of use.
+
+A disk that is full or gone ends the journal, is said once in the log, and stops nothing else.
+
+Covers one writer at a time (whoever has the lock on the runtime directory). Not covered: what the records mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sharedkernel.protocol import UNREADABLE
+from sharedkernel.system.atomic_file import replace_file
+
+log = logging.getLogger(__name__)
+
+#: seconds between writes
+FLUSH_INTERVAL = 1.0
+#: bytes from which on a file is compacted, if what is of use is less than half of it
+COMPACT_BYTES = 4 << 20
+#: longest record, in bytes; a longer one in a file is taken for a torn write
+MAX_RECORD_BYTES = 1 << 20
+
+_HEADER = struct.Struct(">4sI")
+_FRAME = struct.Struct(">II")
+_MAGIC = b"SKJ1"
+
+
+class Journal:
+    """An append-only file of records.
+
+    Parameters
+    ----------
+    path
+        The file; it is made if it is missing, readable to its owner only.
+    kinds
+        The records' types: a msgspec struct with a tag, or a union of such.
+    schema
+        Version of *kinds*: larger whenever records of the version before cannot be read as such any more. A new field
+        with a default value needs no new version.
+    summarise
+        Returns the records that say all that is still of use, when the file is compacted; called on the event loop.
+    """
+
+    def __init__(self, path: Path, kinds: Any, *, schema: int, summarise: Callable[[], Iterable[Any]]) -> None:
+        self._path = path
+        self._schema = schema
+        self._summarise = summarise
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+        self._descriptor = -1
+        self._size = 0
+        #: bytes of the file after it was compacted last
+        self._compacted_size = 0
+        self._pending: list[bytes] = []
+        self._flush_due: asyncio.TimerHandle | None = None
+        #: one thread, so that writes keep their order
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sharedkernel-journal")
+
+    def open(self) -> list[Any]:
+        """Return the records that are in the file, oldest first, and be ready to add to them.
+
+        Call it once, before anything is added.
+        """
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+            if data and not self._is_ours(data):
+                data = b""
+                self._set_aside()
+            records, end = self._read(data)
+            if end < len(data):
+                log.warning("%s ended in a torn write; its last %d bytes are cut off", self._path, len(data) - end)
+            if not end:
+                end = os.pwrite(self._descriptor, _HEADER.pack(_MAGIC, self._schema), 0)
+            os.ftruncate(self._descriptor, end)
+        except OSError as error:
+            self._fail(error)
+            return []
+        self._size = self._compacted_size = end
+        return records
+
+    def add(self, record: msgspec.Struct) -> None:
+        """Add *record*; it is on the disk soon, and lost if this process is killed before.
+
+        Raises
+        ------
+        ValueError
+            When it is longer than :data:`MAX_RECORD_BYTES`.
+        """
+        if self._descriptor < 0:
+            return
+        self._pending.append(self._frame(record))
+        if self._flush_due is None:
+            self._flush_due = asyncio.get_running_loop().call_later(FLUSH_INTERVAL, self._flush)
+
+    def close(self) -> None:
+        """Write what is left, and let go of the file."""
+        if self._flush_due is not None:
+            self._flush_due.cancel()
+            self._flush()
+        self._thread.shutdown(wait=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _is_ours(self, data: bytes) -> bool:
+        return len(data) >= _HEADER.size and _HEADER.unpack_from(data) == (_MAGIC, self._schema)
+
+    def _set_aside(self) -> None:
+        aside = self._path.with_suffix(".old")
+        log.warning("%s was written by another version of sharedkernel, and is set aside as %s", self._path, aside)
+        os.close(self._descriptor)
+        os.replace(self._path, aside)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def _read(self, data: bytes) -> tuple[list[Any], int]:
+        """Return the records in *data*, and where the last whole one ends; 0 where there is not even a header."""
+        records: list[Any] = []
+        if not data:
+            return records, 0
+        end = _HEADER.size
+        while len(data) >= end + _FRAME.size:
+            length, checksum = _FRAME.unpack_from(data, end)
+            body = data[end + _FRAME.size : end + _FRAME.size + length]
+            if length > MAX_RECORD_BYTES or len(body) < length or zlib.crc32(body) != checksum:
+                break
+            try:
+                records.append(self._decoder.decode(body))
+            except UNREADABLE as error:
+                log.warning("%s has a record that cannot be read (%s); it is left out", self._path, error)
+            end += _FRAME.size + length
+        return records, end
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def _frame(self, record: msgspec.Struct) -> bytes:
+        body = self._encoder.encode(record)
+        if len(body) > MAX_RECORD_BYTES:
+            raise ValueError(f"a {type(record).__name__} of {len(body)} bytes is too long for a journal.")
+        return _FRAME.pack(len(body), zlib.crc32(body)) + body
+
+    def _flush(self) -> None:
+        """Hand what was added to the thread that writes it."""
+        self._flush_due = None
+        pending, self._pending = self._pending, []
+        if self._descriptor < 0:
+            return
+        if self._size >= max(COMPACT_BYTES, 2 * self._compacted_size):
+            frames = [self._frame(record) for record in self._summarise()]  # what is pending is in it
+            self._compacted_size = self._size = _HEADER.size + sum(map(len, frames))
+            self._thread.submit(self._try, self._rewrite, frames)
+        else:
+            self._size += sum(map(len, pending))
+            self._thread.submit(self._try, self._append, pending)
+
+    def _try(self, write: Callable[[list[bytes]], None], frames: list[bytes]) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            write(frames)
+        except OSError as error:
+            self._fail(error)
+
+    def _append(self, frames: list[bytes]) -> None:
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+        _write_all(self._descriptor, b"".join(frames))
+        os.fdatasync(self._descriptor)
+
+    def _rewrite(self, frames: list[bytes]) -> None:
+        replace_file(self._path, b"".join((_HEADER.pack(_MAGIC, self._schema), *frames)))
+        _sync_directory(self._path.parent)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+
+    def _fail(self, error: OSError) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+        log.warning(
+            "nothing more is kept in %s (%s); free some space and restart the executor to keep it again. "
+            "Nothing else is affected.",
+            self._path,
+            error.strerror,
+        )
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Accounts, control groups and directories that keep users apart."""

@@ -1,0 +1,216 @@
+"""Which account of the operating system a user's sessions run under.
+
+A user is, in this order: who the file of numbers says; the account of that name on this machine, unless it is one of
+the system's own; a new number of the range that the admin gave, kept in that file from then on and given to nobody
+else, ever. Numbers and homes lie together, since the one means nothing without the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import grp
+import json
+import os
+import pwd
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.system.atomic_file import replace_file
+
+#: in the directory of homes
+NUMBERS_FILE = ".uids.json"
+_LOCK_FILE = ".uids.lock"
+_VERSION = 1
+#: "nobody"
+_OVERFLOW_UID = 65534
+_NO_SHELLS = ("nologin", "false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """An account."""
+
+    name: str
+    uid: int
+    gid: int
+    #: supplementary groups
+    groups: tuple[int, ...]
+    #: None: in the directory of homes
+    home: Path | None
+    shell: str = "/bin/sh"
+
+
+def parse_uid_range(text: str) -> range:
+    """Return the user ids of a range such as ``200000-299999``.
+
+    Raises
+    ------
+    ConfigError
+        When it is none, or takes in the system's own.
+    """
+    match = re.fullmatch(r"(\d+)-(\d+)", text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no range of user ids; write one such as 200000-299999.")
+    first, last = map(int, match.groups())
+    if first > last or last >= 2**32 - 1:
+        raise ConfigError(f"{text!r} is no range of user ids: the first comes before the last, both below 2^32.")
+    if first < 65536:
+        raise ConfigError(f"{text!r} takes in user ids of the system's own; begin at 65536 or later.")
+    return range(first, last + 1)
+
+
+def least_login_uid(definitions: Path = Path("/etc/login.defs")) -> int:
+    """Return the least user id that a person's account has; those below are the system's own."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^\s*UID_MIN\s+(\d+)", definitions.read_text(), re.MULTILINE)
+        if found:
+            return max(1, int(found[1]))
+    return 1000
+
+
+class Numbers:
+    """The file of user ids given out of a range.
+
+    Parameters
+    ----------
+    directory
+        Where it is; several executors may share it.
+    uids
+        The range.
+    """
+
+    def __init__(self, directory: Path, uids: range) -> None:
+        self._path = directory / NUMBERS_FILE
+        self._lock_path = directory / _LOCK_FILE
+        self._uids = uids
+        self.read()  # one that cannot be used is to be known at the start
+
+    def read(self) -> dict[str, int]:
+        """Return all users' numbers.
+
+        Raises
+        ------
+        ConfigError
+            When the file cannot be used; it is not written then either.
+        """
+        try:
+            document = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self._path} cannot be used ({error}); restore it from a backup.") from None
+        uids = document.get("uids") if isinstance(document, dict) and document.get("version") == _VERSION else None
+        if not isinstance(uids, dict) or not _are_numbers(uids):
+            raise ConfigError(f"{self._path} is no file of user ids; restore it from a backup.")
+        return uids
+
+    def of(self, user: str) -> int | None:
+        """Return *user*'s number, if there is one."""
+        return self.read().get(user)
+
+    def give(self, user: str) -> int:
+        """Return *user*'s number, a new one if need be.
+
+        Raises
+        ------
+        Refused
+            When none is left.
+        """
+        with self._locked():
+            uids = self.read()
+            if user not in uids:
+                uids[user] = self._next(uids)
+                replace_file(self._path, json.dumps({"version": _VERSION, "uids": uids}, indent=1))
+            return uids[user]
+
+    def _next(self, given: dict[str, int]) -> int:
+        taken = set(given.values())
+        for uid in self._uids:
+            if uid not in taken and not _is_account(uid):
+                return uid
+        raise Refused("no user id is left in --uid-range; the admin has to widen it.", reason="account")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class Accounts:
+    """Finds users' accounts; asks the system's databases, so it may block.
+
+    Parameters
+    ----------
+    numbers
+        Where those without an account on this machine get a number; None: nowhere.
+    device_groups
+        Groups of everybody's sessions besides their own.
+    """
+
+    def __init__(self, numbers: Numbers | None, device_groups: tuple[int, ...]) -> None:
+        self._numbers = numbers
+        self._device_groups = device_groups
+        self._least_uid = least_login_uid()
+
+    def find(self, user: str) -> Login:
+        """Return *user*'s account.
+
+        Raises
+        ------
+        Refused
+            When there is none.
+        """
+        number = None if self._numbers is None else self._numbers.of(user)
+        entry = self._entry(user) if number is None else None
+        if entry is not None:
+            groups = {*os.getgrouplist(entry.pw_name, entry.pw_gid), *self._device_groups} - {0, entry.pw_gid}
+            shell = entry.pw_shell if entry.pw_shell and not entry.pw_shell.endswith(_NO_SHELLS) else "/bin/sh"
+            return Login(
+                name=user,
+                uid=entry.pw_uid,
+                gid=entry.pw_gid,
+                groups=tuple(sorted(groups)),
+                home=Path(entry.pw_dir),
+                shell=shell,
+            )
+        if self._numbers is None:
+            raise Refused(
+                f"{user} has no account on the machine with the device; the admin has to create one, or start the "
+                "executor with --uid-range.",
+                reason="account",
+            )
+        number = number or self._numbers.give(user)
+        return Login(name=user, uid=number, gid=number, groups=self._device_groups, home=None)
+
+    def _entry(self, user: str) -> pwd.struct_passwd | None:
+        """Return the machine's account of that very name, if it is a person's."""
+        try:
+            entry = pwd.getpwnam(user)
+        except (KeyError, ValueError):  # ValueError: a name with a null byte
+            return None
+        # Some databases take no account of case; to us these are two users.
+        is_person = entry.pw_uid >= self._least_uid and entry.pw_uid != _OVERFLOW_UID and entry.pw_gid != 0
+        return entry if entry.pw_name == user and is_person else None
+
+
+def _are_numbers(uids: dict[Any, Any]) -> bool:
+    values = list(uids.values())
+    return all(type(uid) is int and uid > 0 for uid in values) and len(set(values)) == len(values)
+
+
+def _is_account(number: int) -> bool:
+    """Whether *number* is some user's or group's on this machine."""
+    for find in (pwd.getpwuid, grp.getgrgid):
+        with contextlib.suppress(KeyError):
+            find(number)
+            return True
+    return False

@@ -1,0 +1,260 @@
+"""How users' sessions are kept apart on this machine, and what that does not protect.
+
+Three kinds, decided once at the start of an executor:
+
+- ``users``: started as root, each user's sessions run under an account of their own (`accounts.py`), with limits on
+  processes, files and, where control groups can be made, memory. The operating system keeps users apart.
+- ``homes``: all sessions run under the executor's own account, and each user has a home of their own: users do not
+  come across each other's files and packages, but could if they tried.
+- ``none``: all sessions run under the executor's own account, in its home.
+"""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import os
+import pwd
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharedkernel import protocol
+from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.executor.isolation.accounts import Accounts, Login, Numbers, parse_uid_range
+from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
+from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, make_private_directory
+from sharedkernel.system.lock_file import lend_gateway_lock
+from sharedkernel.system.secure_directories import (
+    closed_ancestor,
+    directory_name,
+    make_directory_of,
+    make_shared_directory,
+)
+
+#: where homes are when nothing else is said, as root
+DEFAULT_HOMES = Path("/var/lib/sharedkernel/homes")
+#: users' own directories in the runtime directory, for what lives no longer than a login
+USERS_DIRECTORY = "u"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationOptions:
+    """What the admin wants; see the executor's options of the same names."""
+
+    isolate: str = "auto"
+    uid_range: str = ""
+    homes: str = ""
+    gateway_user: str = ""
+    device_groups: Sequence[str] = ("video", "render")
+    #: bytes; None: any
+    user_memory: int | None = None
+    user_processes: int = 4096
+    session_files: int = 8192
+
+
+class Isolation:
+    """Says under which account, and in which home, a user's sessions run.
+
+    Parameters
+    ----------
+    options
+        What the admin wants.
+    runtime_directory
+        Of the executor; made here where others have to pass through it.
+    passages
+        Directories of ours on the way to it, alike.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be had.
+    """
+
+    def __init__(self, options: IsolationOptions, runtime_directory: Path, passages: Sequence[Path] = ()) -> None:
+        self.kind = _decide(options)
+        self._options = options
+        self._accounts: Accounts | None = None
+        self._homes: Path | None = None
+        self._runtime_directory = runtime_directory
+        #: who may ask for anything besides the executor's own user; None: nobody
+        self.gateway = _gateway_account(options, self.kind)
+        #: of users; None: sessions are not apart, or none can be made
+        self.cgroups: Cgroups | None = None
+        #: why limits by control groups do not hold, for people; None: they do
+        self._without: str | None = None
+        if self.kind == "none":
+            return
+        self._homes = Path(options.homes) if options.homes else DEFAULT_HOMES
+        make_shared_directory(self._homes, named_by="--homes")
+        if self.kind == "users":
+            uids = parse_uid_range(options.uid_range) if options.uid_range else None
+            numbers = None if uids is None else Numbers(self._homes, uids)
+            self._accounts = Accounts(numbers, _existing_groups(options.device_groups))
+            ours = [*passages, runtime_directory]
+            for folder in (*ours, runtime_directory / USERS_DIRECTORY):
+                make_shared_directory(folder, named_by="--runtime-dir")
+            _check_passable(runtime_directory, "--runtime-dir")
+            _check_passable(self._homes, "--homes")
+            if self.gateway is not None:
+                _lend_to_gateway(ours[0], self.gateway)
+            self._open_cgroups()
+
+    def _open_cgroups(self) -> None:
+        name = "sharedkernel-" + hashlib.sha256(os.fsencode(self._runtime_directory)).hexdigest()[:8]
+        try:
+            self.cgroups = Cgroups(
+                find_base(name), memory_bytes=self._options.user_memory, num_processes=self._options.user_processes
+            )
+        except OSError as error:
+            self._without = str(error)
+            return
+        if self.cgroups.missing:
+            self._without = f"this machine's control groups have no controller for {', '.join(self.cgroups.missing)}"
+
+    @property
+    def uses_accounts(self) -> bool:
+        """Whether sessions run under other accounts than the executor's."""
+        return self._accounts is not None
+
+    @property
+    def sentence(self) -> str:
+        """What users are protected from, and what not, for people."""
+        if self.kind == "users":
+            apart = "Each user's sessions run under an account of their own"
+            if self._without is None:
+                return f"{apart}, with limits on what they have of the machine together."
+            return f"{apart}; what they have of the machine together is not limited: {self._without}."
+        name = _own_name()
+        return (
+            f"All sessions run as {name}: a notebook can read and change what {name} can, and read, change and end "
+            "other users' sessions; start the executor as root with --isolate users to keep users apart."
+        )
+
+    def make_sessions_directory(self, path: Path) -> None:
+        """Make the directory of the sessions' sockets: ours alone, or ours and the gateway's."""
+        make_private_directory(path)
+        if self.gateway is not None:
+            # What is made in it belongs to its group. Users never come here: a session has its sockets before its user.
+            os.chown(path, os.getuid(), self.gateway.pw_gid)
+            path.chmod(0o2710)
+
+    def is_trusted(self, uid: int) -> bool:
+        """Whether processes of the user id *uid* may ask for anything."""
+        return uid in (0, os.getuid()) or (self.gateway is not None and uid == self.gateway.pw_uid)
+
+    def status(self) -> dict[str, str]:
+        """Return what the status document says of it."""
+        return {"isolation": self.kind, "isolation_note": self.sentence}
+
+    def check_python(self, python: str, folders: Sequence[str]) -> None:
+        """See that other accounts can use the interpreter *python* and import from *folders*.
+
+        Raises
+        ------
+        ConfigError
+            When they cannot.
+        """
+        if not self.uses_accounts:
+            return
+        for path in map(Path, (python, *folders)):
+            if path.exists() and (closed := closed_ancestor(path)) is not None:
+                raise ConfigError(
+                    f"users' accounts cannot pass {closed}, so they could not use {python}; install Python and "
+                    "sharedkernel where every user may read them, such as /opt."
+                )
+
+    def find(self, user: str) -> protocol.Account | None:
+        """Return *user*'s account, with directories that exist; None: the executor's own in its home. May block.
+
+        Raises
+        ------
+        Refused
+            When the user has no account, or a directory of theirs cannot be made.
+        """
+        if self._homes is None:
+            return None
+        if self._accounts is None:
+            home = make_directory_of(self._homes, directory_name(user), os.getuid(), os.getgid())
+            return protocol.Account(name=user, home=str(home))
+        login = self._accounts.find(user)
+        return protocol.Account(
+            name=user,
+            uid=login.uid,
+            gid=login.gid,
+            groups=list(login.groups),
+            shell=login.shell,
+            home=str(self._home(login)),
+            runtime_directory=str(
+                make_directory_of(self._runtime_directory / USERS_DIRECTORY, str(login.uid), login.uid, login.gid)
+            ),
+            offload_directory=self._offload_directory(login),
+            rlimits={"NPROC": self._options.user_processes, "NOFILE": self._options.session_files, "CORE": 0},
+        )
+
+    def _home(self, login: Login) -> Path:
+        if login.home is not None and login.home.is_dir():
+            return login.home
+        assert self._homes is not None
+        return make_directory_of(self._homes, directory_name(login.name), login.uid, login.gid)
+
+    @staticmethod
+    def _offload_directory(login: Login) -> str | None:
+        named = os.environ.get(OFFLOAD_VARIABLE)
+        if not named:
+            return None
+        parent = make_shared_directory(Path(named), named_by=OFFLOAD_VARIABLE)
+        return str(make_directory_of(parent, str(login.uid), login.uid, login.gid))
+
+
+def _decide(options: IsolationOptions) -> str:
+    is_root = os.getuid() == 0
+    if options.isolate == "users" and not is_root:
+        raise ConfigError(
+            "only root can run sessions under users' own accounts; start the executor as root, or use --isolate off."
+        )
+    if options.uid_range and not is_root:
+        raise ConfigError("only root can give out user ids; start the executor as root, or leave --uid-range away.")
+    if options.isolate == "users" or (options.isolate == "auto" and options.uid_range):
+        return "users"
+    return "homes" if options.homes else "none"
+
+
+def _gateway_account(options: IsolationOptions, kind: str) -> pwd.struct_passwd | None:
+    if not options.gateway_user:
+        return None
+    if kind != "users":
+        raise ConfigError("--gateway-user goes with --isolate users; without, gateway and executor run as one user.")
+    try:
+        return pwd.getpwnam(options.gateway_user)
+    except KeyError:
+        raise ConfigError(f"there is no account {options.gateway_user!r} here; create it, or name another.") from None
+
+
+def _lend_to_gateway(directory: Path, account: pwd.struct_passwd) -> None:
+    """Make what a gateway of *account*, which may make nothing in *directory*, has there."""
+    try:
+        make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
+    except Refused as refusal:  # it was another account's gateway's, whose files this one could not write
+        raise ConfigError(str(refusal)) from None
+    # Last: a gateway that starts beside this executor waits for it, and finds everything then.
+    lend_gateway_lock(directory, account.pw_uid, account.pw_gid)
+
+
+def _existing_groups(names: Sequence[str]) -> tuple[int, ...]:
+    found = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
+    return tuple(sorted({found[name] for name in names if found.get(name)}))
+
+
+def _check_passable(directory: Path, option: str) -> None:
+    if (closed := closed_ancestor(directory)) is not None:
+        raise ConfigError(
+            f"users' accounts cannot pass {closed}; name another directory than {directory} with {option}."
+        )
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"user id {os.getuid()}"

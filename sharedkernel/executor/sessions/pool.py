@@ -1,0 +1,79 @@
+"""Initialised sessions that wait for the next users, so that nobody waits for a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sharedkernel.errors import ExecutorUnavailable, Refused
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.supervision.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+#: seconds after the last start before the spares are made up again, so as not to compete with starts
+_DELAY = 0.3
+
+
+class Spares:
+    """Keeps so many spares ready in each environment that sessions can be forked from at once.
+
+    Parameters
+    ----------
+    supervisor
+        Who forks them.
+    number
+        In each environment.
+    """
+
+    def __init__(self, supervisor: Supervisor, number: int) -> None:
+        self._supervisor = supervisor
+        self._number = number
+        self._due: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Make up no more."""
+        if self._due is not None:
+            self._due.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def take(self, environment: str) -> SessionProcess:
+        """Return a spare that is nobody else's from now on, forked only if none is ready.
+
+        Raises
+        ------
+        Refused
+            When it did not become ready.
+        """
+        ready = (spare for spare in self._there(environment) if spare.ready.done() and spare.transport)
+        spare = next(ready, None)
+        self.want()
+        if spare is None:
+            return await self._supervisor.fork(environment, taken=True)
+        spare.take()
+        return spare
+
+    def want(self) -> None:
+        """Make up what is missing, a little later."""
+        if self._due is not None:
+            self._due.cancel()
+        self._due = asyncio.get_running_loop().call_later(_DELAY, self._begin)
+
+    def _begin(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._make_up())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _make_up(self) -> None:
+        for environment in self._supervisor.warm_environments:
+            for _ in range(len(self._there(environment)), self._number):
+                try:
+                    await self._supervisor.fork(environment)
+                except (Refused, ExecutorUnavailable) as error:
+                    log.warning("no spare session: %s", error)
+
+    def _there(self, environment: str) -> list[SessionProcess]:
+        processes = self._supervisor.processes.values()
+        return [process for process in processes if process.session is None and process.environment == environment]

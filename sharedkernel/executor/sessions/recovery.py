@@ -1,0 +1,104 @@
+"""The sessions that an executor before this one left, until all of them have said where they stand.
+
+Holders are taken over before anybody else is: so what the others say, their greetings and all that follows, is put by
+until the last has greeted, or has had its time for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharedkernel import protocol
+from sharedkernel.executor.control.connections import Connection
+from sharedkernel.executor.sessions.process import SessionProcess
+
+log = logging.getLogger(__name__)
+
+#: seconds that adopted sessions get to say where they stand before anybody is granted anything
+_GRACE = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Greeting:
+    """What one session has said so far."""
+
+    peer: Connection
+    hello: protocol.SessionHello
+    #: what it said after that: it may run cells already
+    later: list[Any] = field(default_factory=list)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is connected still; one that is not greets anew, and says then where it stands."""
+        return self.peer.session.transport is self.peer.transport
+
+
+class Adoption:
+    """Puts by what adopted sessions say; needs a running event loop.
+
+    Parameters
+    ----------
+    take_over
+        Takes a session over where its greeting says that it stands.
+    hear
+        Hears what a session says otherwise.
+    """
+
+    def __init__(
+        self,
+        take_over: Callable[[SessionProcess, protocol.SessionHello], None],
+        hear: Callable[[SessionProcess, Any], None],
+    ) -> None:
+        self._take_over = take_over
+        self._hear = hear
+        #: by process; None: it has not greeted
+        self._unheard: dict[str, _Greeting | None] = {}
+
+    def expect(self, process: SessionProcess) -> None:
+        """Wait for the greeting of *process*."""
+        self._unheard[process.process] = None
+
+    def begin(self) -> None:
+        """Let the time begin that the expected have."""
+        if self._unheard:
+            asyncio.get_running_loop().call_later(_GRACE, self._finish)
+
+    def greeted(self, peer: Connection, hello: protocol.SessionHello) -> None:
+        """Hear the greeting of a session, now or once the others have greeted."""
+        if peer.session.process not in self._unheard:
+            self._take_over(peer.session, hello)
+            return
+        self._unheard[peer.session.process] = _Greeting(peer, hello)
+        if None not in self._unheard.values():
+            self._finish()
+
+    def puts_by(self, process: SessionProcess, message: Any) -> bool:
+        """Whether *message* is kept until *process* is taken over, and heard then."""
+        greeting = self._unheard.get(process.process)
+        if greeting is None:
+            return False
+        greeting.later.append(message)
+        return True
+
+    def _finish(self) -> None:
+        greetings = [greeting for greeting in self._unheard.values() if greeting is not None and greeting.counts]
+        self._unheard.clear()
+        for greeting in sorted(greetings, key=lambda greeting: not greeting.hello.holding):
+            self._try(greeting, self._take_over, greeting.hello)
+        for greeting in greetings:
+            for message in greeting.later:
+                self._try(greeting, self._hear, message)
+
+    def _try(self, greeting: _Greeting, hear: Callable[[SessionProcess, Any], None], message: Any) -> None:
+        if greeting.peer.transport.is_closing():
+            return
+        try:
+            hear(greeting.peer.session, message)
+        except Exception:
+            # As when it comes in (see `connections.py`): the others are heard all the same.
+            log.exception("hung up on process %d", greeting.peer.pid)
+            greeting.peer.transport.close()

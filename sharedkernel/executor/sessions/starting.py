@@ -1,0 +1,166 @@
+"""How a spare becomes somebody's session.
+
+A spare is taken, so that nobody else gets it; assigned, by which its process becomes its user's; and ready once it says
+so. A start whose asker is gone meanwhile, or that another start of the same session outran, leaves the spare to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from sharedkernel import protocol
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import Refused
+from sharedkernel.executor.control.requests import check_start
+from sharedkernel.executor.devices import ServedDevice
+from sharedkernel.executor.dispatch.controller import Grants
+from sharedkernel.executor.isolation.policy import Isolation
+from sharedkernel.executor.sessions.pool import Spares
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.supervision.environments import Environment
+from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.system.tasks import Tasks
+from sharedkernel.units import format_seconds
+
+
+class Starting:
+    """Starts sessions, and numbers their processes.
+
+    Parameters
+    ----------
+    grants, supervisor, spares
+        Who takes a session in, who keeps its process, and where that comes from.
+    served, isolation, environments
+        What it is assigned with.
+    tasks
+        What is done besides.
+    timeout
+        Seconds that a session may take to be ready for its user once it is given to them.
+    """
+
+    def __init__(
+        self,
+        grants: Grants,
+        supervisor: Supervisor,
+        spares: Spares,
+        served: ServedDevice,
+        isolation: Isolation,
+        environments: Mapping[str, Environment],
+        tasks: Tasks,
+        *,
+        timeout: float,
+    ) -> None:
+        self._grants = grants
+        self._supervisor = supervisor
+        self._spares = spares
+        self._served = served
+        self._isolation = isolation
+        self._environments = environments
+        self._tasks = tasks
+        self._timeout = timeout
+        #: the newest of all sessions: one count for each would stay for every session that there ever was. It begins
+        #: at the time in microseconds, or a number could be given again of which only an earlier executor knew
+        self._incarnation = time.time_ns() // 1000
+
+    def next_incarnation(self) -> int:
+        """Return a number that is larger than that of any process so far."""
+        self._incarnation += 1
+        return self._incarnation
+
+    def adopted(self, process: SessionProcess) -> None:
+        """Take note of *process*, which an earlier executor started: later ones have larger numbers."""
+        self._incarnation = max(self._incarnation, process.incarnation)
+
+    async def start(self, message: protocol.StartSession, is_asker_there: Callable[[], bool]) -> SessionProcess:
+        """Start a session; return its process once it is ready to be talked to.
+
+        Raises
+        ------
+        Refused
+            When it cannot be had, or whoever asked is gone.
+        """
+        self._check(message)
+        account = await asyncio.to_thread(self._isolation.find, message.limits.user)
+        process = await self._spares.take(message.environment)
+        if process.ended.is_set():
+            raise Refused("the session did not start: its process has ended; try again.", reason="start")
+        if not is_asker_there():
+            # The next gateway may have asked already which sessions there are, and would never know of this one.
+            process.session = None
+            raise Refused("whoever asked for it is gone.", reason="start")
+        if message.session in self._grants.sessions:  # another start of the same session was quicker
+            process.session = None
+            raise _exists(message.session)
+        self._give(process, message, account)
+        self._assign(process, message, account)
+        await self._wait(process)
+        self._grants.update_limits()
+        return process
+
+    def _check(self, message: protocol.StartSession) -> None:
+        check_start(message)
+        if message.session in self._grants.sessions:
+            raise _exists(message.session)
+        self._served.check_start(message.limits, self._grants.sessions.values())
+        if message.environment not in self._environments:
+            raise Refused(
+                f"there is no environment {message.environment!r} here (any more); choose another kernel.",
+                reason="no_such_kernel",
+            )
+
+    def _give(self, process: SessionProcess, message: protocol.StartSession, account: protocol.Account | None) -> None:
+        """Take note of whose *process* is."""
+        process.session, process.user = message.session, message.limits.user
+        process.notebook, process.client_key = message.notebook, message.client_key
+        process.cwd, process.env, process.kernel = message.cwd, message.env, message.kernel
+        process.incarnation, process.limits = self.next_incarnation(), message.limits
+        if account is not None and account.uid is not None:
+            process.uid = account.uid
+            if self._isolation.cgroups is not None:
+                self._isolation.cgroups.enter(account.uid, process.process, process.pid, message.limits.share)
+        process.assigned = asyncio.get_running_loop().create_future()
+        self._grants.add(process)
+        self._supervisor.keep(process)
+
+    def _assign(
+        self, process: SessionProcess, message: protocol.StartSession, account: protocol.Account | None
+    ) -> None:
+        """Tell *process* whose it is."""
+        process.send(
+            protocol.Assign(
+                session=message.session,
+                user=message.limits.user,
+                notebook=message.notebook,
+                cwd=message.cwd,
+                env={**message.env, **self._served.environment(message.limits)},
+                notice=message.notice,
+                shares_lanes=self._served.memory_mode is DeviceMemoryMode.SHARED,
+                check_lanes=self._served.check_lanes,
+                account=account,
+                environment=message.environment,
+            )
+        )
+
+    async def _wait(self, process: SessionProcess) -> None:
+        """Return once *process* has said that it serves its session."""
+        assert process.assigned is not None
+        try:
+            async with asyncio.timeout(self._timeout):
+                await process.assigned
+        except TimeoutError:  # first, since it is an OSError; what hangs may be the user's own
+            self._tasks.spawn(self._supervisor.end(process))
+            raise Refused(
+                f"the session was not ready within {format_seconds(self._timeout)} and is ended; look for what "
+                "takes long in the IPython startup files in your home directory there, then try again.",
+                reason="start",
+            ) from None
+        except OSError as error:
+            raise Refused(f"the session did not start: {error}; try again.", reason="start") from None
+        if process.ended.is_set():  # between saying so and now
+            raise Refused("the session ended as soon as it had started; try again.", reason="start")
+
+
+def _exists(session: str) -> Refused:
+    return Refused(f"session {session} is there already; end it first.", reason="exists")

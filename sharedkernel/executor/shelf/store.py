@@ -1,0 +1,431 @@
+"""The users' shelves on the executor's side: who has what under which name, and how much room there is.
+
+What is shelved is a memory file that a session wrote; its size is sealed, and what is charged is that size, whatever
+anybody says. This process holds a descriptor of it and so does the keeper: either may be killed, and the other still
+has it. What is in the memory, nobody here looks at.
+
+To shelve takes two steps, since writing takes a while: a session reserves room, writes, and hands the memory over. A
+reservation is charged like memory, and is given back when its session's connection ends.
+
+To replace a name or to take it off the shelf does not free what a session still has mapped, so that stays charged
+until nobody uses it. To know, each descriptor that is lent is an opening of its own of the file, with a shared lock on
+it. The lock ends with the last mapping, in whichever process, however that process ends; the file is free once an
+exclusive lock can be had.
+
+This module covers what sessions say about shelves over the descriptor socket (`fd_server.py`), and what
+gateways may do with them (`api.py`). The layout of what is shelved is :mod:`sharedkernel.shelf.layout`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from sharedkernel import protocol
+from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.executor.control.fd_server import Answer, Handler
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.shelf.room import Room
+from sharedkernel.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+#: what the keeper holds under a key that begins so belongs here
+KEY_PREFIX = "shelf/"
+#: names on one shelf at most, since each takes a descriptor; bytes of a name in UTF-8, so that a listing is one packet
+MOST_NAMES, LONGEST_NAME = 256, 200
+#: seconds between two looks at whether memory that was taken off a shelf is still in use
+_LOOK_INTERVAL = 1.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class NotShelved(SharedKernelError):
+    """There is nothing of that name on the user's shelf."""
+
+    reason = "not_shelved"
+
+
+class KeptMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of memory, as the next executor needs to know it; its descriptor is kept with it."""
+
+    #: a later one has a higher number
+    number: int
+    user: str
+    name: str
+    #: seconds since 1970
+    shelved_at: float
+    #: taken off the shelf, but still mapped
+    is_off: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    kept: KeptMemory
+    descriptor: int
+    size: int
+
+
+class Shelves:
+    """All users' shelves.
+
+    Parameters
+    ----------
+    tell_keeper
+        Sends a message with descriptors to the keeper.
+    room
+        Returns what a user's shelf has to fit into.
+    """
+
+    def __init__(self, tell_keeper: Callable[[protocol.Message, list[int]], None], room: Callable[[str], Room]) -> None:
+        #: called with a user and what that user's shelf is charged with, in bytes, whenever it has changed
+        self.on_change: Callable[[str, int], None] = lambda user, size: None
+        self._tell_keeper = tell_keeper
+        self._room = room
+        self._shelves: dict[str, dict[str, _Memory]] = {}
+        #: taken off, still in use
+        self._off: list[_Memory] = []
+        #: reserved bytes by process and request
+        self._reserved: dict[tuple[SessionProcess, int], tuple[str, int]] = {}
+        self._number = 0
+        self._look_due: asyncio.TimerHandle | None = None
+
+    # --- from executor to executor ------------------------------------------------------------------------------------
+
+    def adopt(self, data: bytes, descriptors: list[int]) -> None:
+        """Take over what the keeper held for an earlier executor."""
+        try:
+            kept = msgspec.msgpack.decode(data, type=KeptMemory)
+            if not descriptors:
+                raise ValueError("its memory is missing")
+        except ValueError as error:  # msgspec's own are of this kind
+            log.error("the keeper held something for a shelf that cannot be read: %s", error)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        memory = _Memory(kept, descriptors[0], _size(descriptors[0]))
+        self._number = max(self._number, kept.number)
+        if kept.is_off:
+            self._off.append(memory)
+            return
+        shelf = self._shelves.setdefault(kept.user, {})
+        other = shelf.get(kept.name)
+        if other is not None:  # that executor ended after it had shelved the one and before it took the other off
+            memory, older = sorted((memory, other), key=lambda each: each.kept.number, reverse=True)
+            self._off.append(older)
+        shelf[kept.name] = memory
+
+    def start(self) -> None:
+        """Go on with what was adopted."""
+        for memory in self._off:
+            self._mark_off(memory)
+        for user in self._users():
+            self._changed(user)
+        self._look()
+
+    def keep_all(self) -> None:
+        """Give everything to a new keeper."""
+        for memory in [*self._on_shelves(), *self._off]:
+            self._keep(memory)
+
+    def close(self) -> None:
+        """Let go of everything; the keeper still has it."""
+        if self._look_due is not None:
+            self._look_due.cancel()
+        for memory in [*self._on_shelves(), *self._off]:
+            os.close(memory.descriptor)
+        self._shelves.clear()
+        self._off.clear()
+
+    def _keep(self, memory: _Memory) -> None:
+        put = protocol.Put(key=_key(memory), data=msgspec.msgpack.encode(memory.kept))
+        self._tell_keeper(put, [memory.descriptor])
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def charged(self, user: str) -> int:
+        """Return what *user*'s shelf is charged with: what is on it, off it but in use, and reserved; bytes."""
+        return (
+            _sum(self._shelves.get(user, {}).values())
+            + _sum(memory for memory in self._off if memory.kept.user == user)
+            + sum(size for owner, size in self._reserved.values() if owner == user)
+        )
+
+    def _charged_in_all(self) -> int:
+        return _sum(self._on_shelves()) + _sum(self._off) + sum(size for _, size in self._reserved.values())
+
+    def _on_shelves(self) -> list[_Memory]:
+        return [memory for shelf in self._shelves.values() for memory in shelf.values()]
+
+    def _left(self, user: str) -> tuple[int, int]:
+        """Return what *user*'s quota leaves, and what the device leaves; bytes, never negative."""
+        room = self._room(user)
+        by_quota = room.quota - room.sessions - self.charged(user)
+        return max(0, by_quota), max(0, room.device - self._charged_in_all())
+
+    def _changed(self, user: str) -> None:
+        self.on_change(user, self.charged(user))
+
+    # --- what sessions ask --------------------------------------------------------------------------------------------
+
+    def handlers(self) -> dict[type[protocol.Message], Handler]:
+        """Return what answers the messages that are about shelves."""
+        return {
+            protocol.ReserveShelf: self._reserve,
+            protocol.WithdrawReservation: self._withdraw,
+            protocol.Shelve: self._shelve,
+            protocol.FetchShelved: self._fetch,
+            protocol.Unshelve: self._unshelve,
+            protocol.ListShelf: self._list,
+        }
+
+    def forget_reservations(self, process: SessionProcess) -> None:
+        """Give back what *process* reserved."""
+        for key in [key for key in self._reserved if key[0] is process]:
+            user, _ = self._reserved.pop(key)
+            self._changed(user)
+
+    def _reserve(self, process: SessionProcess, message: protocol.ReserveShelf, _: list[int]) -> Answer:
+        user = _user(process)
+        self._check_name(user, message.name)
+        size = max(0, message.bytes)
+        self._check_room(user, message.name, size)
+        self._reserved[process, message.request] = (user, size)
+        self._changed(user)
+        return Answer(protocol.Done(request=message.request))
+
+    def _withdraw(self, process: SessionProcess, message: protocol.WithdrawReservation, _: list[int]) -> Answer:
+        user, size = self._reserved.pop((process, message.reservation), (_user(process), 0))
+        if size:
+            self._changed(user)
+        return Answer(protocol.Done(request=message.request))
+
+    def _shelve(self, process: SessionProcess, message: protocol.Shelve, descriptors: list[int]) -> Answer:
+        user = _user(process)
+        self._check_name(user, message.name)
+        size = _check_memory(descriptors)
+        _, reserved = self._reserved.get((process, message.reservation), (user, 0))
+        # An executor that has just begun knows no reservation, and one that holds may be too small.
+        self._check_room(user, message.name, size - reserved)
+        self._reserved.pop((process, message.reservation), None)
+        self._number += 1
+        kept = KeptMemory(number=self._number, user=user, name=message.name, shelved_at=time.time())
+        memory = _Memory(kept, os.dup(descriptors[0]), size)
+        shelf = self._shelves.setdefault(user, {})
+        older = shelf.get(message.name)
+        shelf[message.name] = memory
+        self._keep(memory)  # before the older one goes: there is never neither
+        if older is not None:
+            self._take_off(older)
+        self._changed(user)
+        return Answer(protocol.Done(request=message.request))
+
+    def _fetch(self, process: SessionProcess, message: protocol.FetchShelved, _: list[int]) -> Answer:
+        memory = self._find(process, message.name)
+        return Answer(protocol.Shelved(request=message.request, bytes=memory.size), [_lend(memory.descriptor)])
+
+    def _unshelve(self, process: SessionProcess, message: protocol.Unshelve, _: list[int]) -> Answer:
+        self._take_all_off([self._find(process, message.name)])
+        return Answer(protocol.Done(request=message.request))
+
+    def _list(self, process: SessionProcess, message: protocol.ListShelf, _: list[int]) -> Answer:
+        user = _user(process)
+        listing = protocol.ShelfListing(
+            request=message.request,
+            entries=_entries(self._memories(user)),
+            charged_bytes=self.charged(user),
+            left_bytes=min(self._left(user)),
+        )
+        return Answer(listing)
+
+    def _find(self, process: SessionProcess, name: str) -> _Memory:
+        memory = self._shelves.get(_user(process), {}).get(name)
+        if memory is None:
+            raise NotShelved(f"there is no {name!r} on your shelf; list(shelf) says what there is.")
+        return memory
+
+    def _check_name(self, user: str, name: str) -> None:
+        if not 0 < len(name.encode()) <= LONGEST_NAME:
+            text = f"a name on a shelf is 1 to {LONGEST_NAME} bytes long in UTF-8; choose another."
+            raise Refused(text, reason="name")
+        shelf = self._shelves.get(user, {})
+        if name not in shelf and len(shelf) >= MOST_NAMES:
+            raise Refused(
+                f"a shelf holds at most {MOST_NAMES} names; shelve several things as one dict, or delete some.",
+                reason="names",
+            )
+        if sum(memory.kept.user == user for memory in self._off) >= MOST_NAMES:
+            raise Refused(
+                f"{MOST_NAMES} values that were replaced or deleted are still in use; let go of some first (`del`).",
+                reason="names",
+            )
+
+    def _check_room(self, user: str, name: str, size: int) -> None:
+        by_quota, by_device = self._left(user)
+        if size <= min(by_quota, by_device):
+            return
+        advice = 'free what you no longer need (`del name`, `del shelf["name"]`) and shelve it again'
+        older = self._shelves.get(user, {}).get(name)
+        if older is not None:
+            advice += f"; `del shelf[{name!r}]` frees the {format_bytes(older.size)} that it would replace"
+        left = format_bytes(min(by_quota, by_device))
+        needs = f"{name!r} needs {format_bytes(size)} on the shelf, and {left} are left"
+        if by_device < by_quota:
+            raise Refused(
+                f"{needs}: sessions and shelves of all users have the rest. Nothing was changed: {advice}.",
+                reason="memory",
+            )
+        room = self._room(user)
+        raise QuotaExceeded(
+            f"{needs}: your quota is {format_bytes(room.quota)}, your sessions use {format_bytes(room.sessions)}, your "
+            f"shelf {format_bytes(self.charged(user))}. Nothing was changed: {advice}."
+        )
+
+    # --- what gateways ask --------------------------------------------------------------------------------------------
+
+    def listings(self, user: str | None) -> list[protocol.UserShelf]:
+        """Return the shelf of *user*, or everybody's (None), without those that nothing is charged for."""
+        users = sorted(self._users()) if user is None else [user]
+        return [self._listing(each) for each in users if self.charged(each)]
+
+    def _users(self) -> set[str]:
+        """Return everybody who may be charged for something."""
+        off = {memory.kept.user for memory in self._off}
+        return {*self._shelves, *off, *(user for user, _ in self._reserved.values())}
+
+    def _listing(self, user: str) -> protocol.UserShelf:
+        return protocol.UserShelf(
+            user=user,
+            entries=_entries(self._memories(user)),
+            charged_bytes=self.charged(user),
+            used_bytes=_sum(memory for memory in self._off if memory.kept.user == user),
+        )
+
+    def take_off(self, user: str, name: str | None) -> tuple[list[protocol.ShelfEntry], int]:
+        """Take *name*, or everything (None), off the shelf of *user*; return what, and how much of it is still in use.
+
+        Raises
+        ------
+        NotShelved
+            When there is nothing of that name, or nothing at all.
+        """
+        memories = [memory for memory in self._memories(user) if name in (None, memory.kept.name)]
+        if not memories:
+            raise NotShelved(f"there is {'nothing' if name is None else f'no {name!r}'} on the shelf of {user!r}.")
+        self._take_all_off(memories)
+        return _entries(memories), _sum(memory for memory in memories if memory in self._off)
+
+    def _memories(self, user: str) -> list[_Memory]:
+        """Return what is on the shelf of *user*, in the order of names."""
+        return [memory for _, memory in sorted(self._shelves.get(user, {}).items())]
+
+    # --- off the shelf ------------------------------------------------------------------------------------------------
+
+    def _take_all_off(self, memories: list[_Memory]) -> None:
+        """Take what is one user's off the shelf."""
+        for memory in memories:
+            del self._shelves[memory.kept.user][memory.kept.name]
+            self._take_off(memory)
+        self._changed(memories[0].kept.user)
+
+    def _take_off(self, memory: _Memory) -> None:
+        """Free memory that is on the shelf no more, as soon as nobody uses it."""
+        if _is_in_use(memory.descriptor):
+            self._off.append(memory)
+            self._mark_off(memory)
+            self._look_later()
+        else:
+            self._free(memory)
+
+    def _mark_off(self, memory: _Memory) -> None:
+        if not memory.kept.is_off:
+            memory.kept = msgspec.structs.replace(memory.kept, is_off=True)
+            self._keep(memory)
+
+    def _free(self, memory: _Memory) -> None:
+        self._tell_keeper(protocol.Delete(key=_key(memory)), [])
+        os.close(memory.descriptor)
+
+    def _look_later(self) -> None:
+        if self._look_due is None and self._off:
+            self._look_due = asyncio.get_running_loop().call_later(_LOOK_INTERVAL, self._look)
+
+    def _look(self) -> None:
+        """Free what was taken off and is used no more."""
+        self._look_due = None
+        free = [memory for memory in self._off if not _is_in_use(memory.descriptor)]
+        for memory in free:
+            self._off.remove(memory)
+            self._free(memory)
+        for user in {memory.kept.user for memory in free}:
+            self._changed(user)
+        self._look_later()
+
+
+def _key(memory: _Memory) -> str:
+    return f"{KEY_PREFIX}{memory.kept.number}"
+
+
+def _user(process: SessionProcess) -> str:
+    assert process.user is not None
+    return process.user
+
+
+def _entries(memories: Iterable[_Memory]) -> list[protocol.ShelfEntry]:
+    return [
+        protocol.ShelfEntry(name=memory.kept.name, bytes=memory.size, shelved_at=memory.kept.shelved_at)
+        for memory in memories
+    ]
+
+
+def _sum(memories: Iterable[_Memory]) -> int:
+    return sum(memory.size for memory in memories)
+
+
+def _size(descriptor: int) -> int:
+    """Return the bytes that a memory file takes at most."""
+    return -(-os.fstat(descriptor).st_size // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _check_memory(descriptors: list[int]) -> int:
+    """Return the size of the one memory file that came; its size must be sealed, or it would be no figure to charge."""
+    try:
+        (descriptor,) = descriptors
+        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except (ValueError, OSError):
+        is_sealed = False
+    if not is_sealed:
+        text = "what is shelved has to be one memory file of sealed size; nothing was changed."
+        raise Refused(text, reason="memory_file")
+    return _size(descriptor)
+
+
+def _reopen(descriptor: int) -> int:
+    """Return a descriptor of the same file with locks of its own."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _lend(descriptor: int) -> int:
+    """Return a descriptor to give away, by which it is seen how long the memory is used."""
+    lent = _reopen(descriptor)
+    fcntl.flock(lent, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return lent
+
+
+def _is_in_use(descriptor: int) -> bool:
+    """Whether any process still has what it was lent."""
+    probe = _reopen(descriptor)
+    try:
+        fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(probe)
+    return False

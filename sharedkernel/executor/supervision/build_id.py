@@ -1,0 +1,144 @@
+"""Which code a process runs: what an executor has to know of the processes that it finds, before it goes on with them.
+
+Sessions, warm parents and keepers outlive executors, and so an upgrade. Who starts a keeper or a warm parent says of
+which code it is on its command line, where every later executor can read it; what sessions were forked from is in their
+records. Another version of the control protocol cannot be taken over at all (:func:`check_left`); other code of the
+same protocol can, and new sessions come from a new warm parent (`warm_parents.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sharedkernel._version import __version__
+from sharedkernel.errors import ConfigError
+from sharedkernel.executor.sessions.process import start_time
+from sharedkernel.ipc.seqpacket import connect
+from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKETS
+from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromKeeper
+
+_STAMP = re.compile(r"(\d+)/([^/]*)/([0-9a-f]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeStamp:
+    """The code of one process."""
+
+    #: version of the control protocol
+    protocol: int
+    #: version of this package
+    version: str
+    #: changes with whatever is installed beside this package, and with each of its files
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"{self.protocol}/{self.version}/{self.fingerprint}"
+
+
+#: of processes that say nothing: the last to do so
+_UNSTAMPED = CodeStamp(protocol=3, version="0.1.0", fingerprint="")
+
+
+def read_stamp(text: str) -> CodeStamp:
+    """Return the stamp that *text* is, if it is one."""
+    found = _STAMP.fullmatch(text)
+    return _UNSTAMPED if found is None else CodeStamp(int(found[1]), found[2], found[3])
+
+
+def stamp_of_process(pid: int) -> CodeStamp:
+    """Return the stamp of a keeper or warm parent.
+
+    Raises
+    ------
+    OSError
+        When it has ended.
+    """
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return read_stamp(os.fsdecode(words[-1]))
+
+
+def listener_of(path: Path) -> int:
+    """Return the id of the keeper or warm parent that listens at *path*; nothing is said to it.
+
+    Raises
+    ------
+    OSError
+        When there is none.
+    """
+    connection = connect(str(path), FromKeeper)
+    try:
+        return connection.peer().pid
+    finally:
+        connection.close()
+
+
+def own_folders() -> list[str]:
+    """Return where the processes that this one starts with its own Python import from."""
+    return sys.path[0 if sys.flags.safe_path else 1 :]  # the first is this script's folder, or the working directory
+
+
+def stamp_of_folders(folders: Sequence[str]) -> CodeStamp:
+    """Return the stamp of what is imported from *folders* now.
+
+    Parameters
+    ----------
+    folders
+        As `sys.path` has them, in an environment whose sharedkernel speaks this one's protocol.
+    """
+    digest = hashlib.sha256()
+    package = None
+    for folder in map(Path, folders):
+        with contextlib.suppress(OSError):
+            names = sorted(os.listdir(folder))
+            digest.update("\0".join(name for name in names if name.endswith((".dist-info", ".egg-info"))).encode())
+        if package is None and (folder / "sharedkernel" / "__init__.py").is_file():
+            package = folder / "sharedkernel"
+    if package is not None:  # its version stays the same where it is installed to be edited
+        for path in sorted(package.rglob("*.py")):
+            with contextlib.suppress(OSError):  # it is just being installed, or edited
+                found = path.stat()
+                digest.update(f"{path.relative_to(package)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+    return CodeStamp(PROTOCOL_VERSION, __version__, digest.hexdigest()[:16])
+
+
+def check_left(directory: Path) -> None:
+    """Make sure that what earlier executors left in *directory* can be taken over; nothing is changed.
+
+    Raises
+    ------
+    ConfigError
+        When it speaks another version of the control protocol, with what to do.
+    """
+    for stamp in (*_stamps_of_helpers(directory), *_stamps_of_sessions(directory / RECORDS_DIRECTORY)):
+        if stamp.protocol != PROTOCOL_VERSION:
+            raise ConfigError(
+                f"the sessions in {directory} run on sharedkernel {stamp.version} (control protocol {stamp.protocol}), "
+                f"which {__version__} (control protocol {PROTOCOL_VERSION}) cannot take over; they are unharmed. "
+                f"Install sharedkernel {stamp.version} again and start its executor: they go on, or end with it if it "
+                "is started with --end-sessions-on-exit and stopped."
+            )
+
+
+def _stamps_of_helpers(directory: Path) -> Iterator[CodeStamp]:
+    for pattern in (KEEPER_SOCKET, WARM_PARENT_SOCKETS, RETIRED_SOCKETS):
+        for path in directory.glob(pattern):
+            with contextlib.suppress(OSError):
+                yield stamp_of_process(listener_of(path))
+
+
+def _stamps_of_sessions(directory: Path) -> Iterator[CodeStamp]:
+    """Yield those of live sessions by their records, of which every version can read this much."""
+    for path in directory.glob("*"):
+        with contextlib.suppress(OSError, KeyError, TypeError, *UNREADABLE):
+            record = msgspec.msgpack.decode(path.read_bytes())
+            if start_time(record["pid"]) == record["started"]:
+                yield read_stamp(record.get("stamp", ""))

@@ -1,0 +1,279 @@
+"""The warm parent: a process that has imported everything a notebook needs, and forks sessions.
+
+It is single-threaded, runs no event loop, has no zmq context and touches no device, so a fork of it is a clean kernel
+in tens of milliseconds. It outlives the executor: sessions are its children, so only it can tell how they ended, and
+it keeps each ending until an executor has taken note of it. An executor of other code has it retire: it then forks no
+more, and ends with its last session.
+
+Run as ``python -m sharedkernel.executor.supervision.warm_parent SOCKET EXECUTOR_SOCKET STAMP`` with a scrubbed
+environment; the stamp is for executors to read (`build_id.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.supervision.build_id import read_stamp
+from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, listen
+from sharedkernel.system import processes
+
+#: what sessions share: first cells and first training steps then import nothing
+PRELOAD = (
+    "IPython.core.completer", "IPython.core.history", "IPython.core.debugger", "ipykernel.debugger",
+    "ipykernel.ipkernel", "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "torch", "torch._dynamo",
+    "torch.utils.data", "sharedkernel.session.kernel.app", "sharedkernel.widgets",
+)  # fmt: skip
+
+
+def preload() -> None:
+    """Import :data:`PRELOAD`."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    # lets torch.cuda.is_available() ask without creating a context, which could not be forked
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for module in PRELOAD:
+        importlib.import_module(module)
+    importlib.import_module("sharedkernel.session.kernel.kernel").note_imported_files()
+
+
+def why_unfit(descriptors: Path = Path("/proc/self/fd")) -> str | None:
+    """Return why no working session could be forked from this process, in one sentence; None if it can.
+
+    A CUDA context, or only an initialised driver, does not survive a fork, and nothing tells a child that it has one.
+    The driver opens the device that is asked about here when it is initialised; what merely looks at a GPU does not.
+
+    Parameters
+    ----------
+    descriptors
+        Directory with this process's open descriptors.
+    """
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(descriptor).startswith("/dev/nvidia-uvm"):
+                return (
+                    "importing what sessions share has initialised CUDA, which does not survive a fork: sessions will "
+                    "not be able to use the GPU. Look for a package that does so when it is imported."
+                )
+    return None
+
+
+class WarmParent:
+    """Forks and reaps sessions, at the word of one executor at a time.
+
+    Parameters
+    ----------
+    path, executor_socket
+        Where to listen, and where the sessions find their executor.
+    """
+
+    def __init__(self, path: str, executor_socket: str) -> None:
+        self._listener = listen(path)
+        self._executor_socket = executor_socket
+        self._executor: PacketSocket | None = None
+        self._children: dict[int, str] = {}
+        #: endings that no executor has taken note of yet, by process
+        self._ended: dict[str, protocol.Exited] = {}
+        #: another listens in its place
+        self.is_retired = False
+        self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Serve until told to quit, or retired and without a session."""
+        while not self.is_retired or self._children or self._ended:
+            sources: list[Any] = [self._listener, self._child_ended]
+            if self._executor is not None:
+                sources.append(self._executor)
+            readable, _, _ = select.select(sources, [], [])
+            if self._child_ended in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._child_ended, 4096)
+                self._reap()
+            if self._listener in readable:
+                self._take_executor()
+            elif self._executor in readable and not self._serve():
+                return
+
+    def end_children(self) -> None:
+        """End what is left: sessions forked while the executor was already stopping."""
+        for pid in self._children:
+            for send in (os.kill, os.killpg):  # the group exists only once the child has made it
+                with contextlib.suppress(ProcessLookupError):
+                    send(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._children.clear()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                self._end_leftovers()
+                os.waitpid(-1, 0)
+
+    def _take_executor(self) -> None:
+        connection = accept_own(self._listener, protocol.ToWarmParent)
+        if connection is None:
+            return
+        self._hang_up()
+        connection.set_timeout(PEER_PATIENCE)
+        self._executor = connection
+        for ended in self._ended.values():
+            self._say(ended)
+
+    def _serve(self) -> bool:
+        """Handle one message of the executor; False if it says to quit."""
+        assert self._executor is not None
+        try:
+            message, descriptors = self._executor.receive()
+        except (OSError, ProtocolError) as error:
+            print(f"hung up on an executor: {error}", file=sys.stderr)  # noqa: T201 (its log)
+            message, descriptors = None, []
+        if message is None:
+            self._hang_up()
+        elif isinstance(message, protocol.Fork) and descriptors:
+            self._fork(message, descriptors[0])
+        elif isinstance(message, protocol.ExitedSeen):
+            self._ended.pop(message.process, None)
+        elif isinstance(message, protocol.Retire):
+            self.is_retired = True
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return not isinstance(message, protocol.Quit)
+
+    def _hang_up(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+    def _say(self, message: protocol.Message) -> None:
+        if self._executor is not None:
+            try:
+                self._executor.send(message)
+            except ConnectionError:
+                pass  # gone: what it said last is still to be read, and may be to quit
+            except OSError:  # it does not read: it connects again, and is told again
+                self._hang_up()
+
+    def _fork(self, message: protocol.Fork, page: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_session(message, page)
+        self._children[pid] = message.process
+        self._say(protocol.Forked(process=message.process, pid=pid))
+
+    def _become_session(self, message: protocol.Fork, page: int) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()  # an interrupt goes to the whole group, which must be the session's own
+            signal.set_wakeup_fd(-1)
+            for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_DFL)
+            self._listener.close()
+            if self._executor is not None:
+                self._executor.close()
+            _redirect(message.log_file)
+            from sharedkernel.session.kernel import app
+
+            app.run(
+                message.process,
+                message.connection_file,
+                self._executor_socket,
+                page,
+                message.device_kind,
+                memory_mode=message.memory_mode,
+                isolation=message.isolation,
+            )
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            processes.end_process(code)
+
+    def _reap(self) -> None:
+        endings = []
+        while (reaped := _reap_one()) is not None:
+            pid, status = reaped
+            process = self._children.pop(pid, None)
+            if process is not None:
+                endings.append(protocol.Exited(process=process, pid=pid, status=status))
+        self._end_leftovers()
+        for ended in endings:
+            self._ended[ended.process] = ended
+            self._say(ended)
+
+    def _end_leftovers(self) -> None:
+        """End children that were not forked here.
+
+        A session adopts what its programs leave behind, and this process what a session leaves behind when it ends.
+        """
+        for child in psutil.Process().children():
+            if child.pid not in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+
+
+def _reap_one() -> tuple[int, int] | None:
+    """Return an ended child's process id and wait status; None if there is none."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def _redirect(log_file: str) -> None:
+    """Point standard input at nothing, and output at *log_file* or, where that cannot be written, at nothing."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:
+        output = null
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for descriptor in {null, output}:
+        os.close(descriptor)
+
+
+def main(path: str, executor_socket: str, stamp: str = "") -> None:
+    """Be the warm parent.
+
+    Raises
+    ------
+    SystemExit
+        When the executor that starts it could not talk to its sessions.
+    """
+    if stamp and read_stamp(stamp).protocol != protocol.PROTOCOL_VERSION:
+        sys.exit("another version of sharedkernel was installed since the executor started; install that one again.")
+    os.setsid()
+    if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are
+        del sys.path[0]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.adopt_orphans()
+    parent = WarmParent(path, executor_socket)  # listens first: the executor's connection waits while we import
+    preload()
+    if (unfit := why_unfit()) is not None:
+        print(unfit, file=sys.stderr)  # noqa: T201 (its log)
+    gc.collect()
+    gc.freeze()  # keeps the collector from writing to, and so copying, what all sessions share
+    parent.run()
+    parent.end_children()
+    if not parent.is_retired:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

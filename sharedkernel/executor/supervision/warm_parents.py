@@ -1,0 +1,172 @@
+"""An executor's connections to its warm parents, one for each environment that was ever used.
+
+One that an executor of other code left, before an upgrade, forks no session any more, since it would mix that code with
+what is imported now. It gives up its place to another, and retires: it goes on to tell how its sessions end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sharedkernel import protocol
+from sharedkernel.executor.supervision.build_id import listener_of, stamp_of_process
+from sharedkernel.executor.supervision.environments import OWN, Environment
+from sharedkernel.ipc.helper_process import reach, wait_for_end
+from sharedkernel.ipc.seqpacket import PacketSocket, connect
+from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, RETIRED_SOCKETS
+
+log = logging.getLogger(__name__)
+
+
+class WarmParents:
+    """Starts warm parents when they are first needed, and hears what they say.
+
+    Parameters
+    ----------
+    directory
+        Where they listen.
+    environments
+        All there are, by name.
+    on_message
+        Called with each :class:`~sharedkernel.protocol.Forked` and :class:`~sharedkernel.protocol.Exited`.
+    on_gone
+        Called with the name of an environment whose warm parent ended.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        environments: Mapping[str, Environment],
+        *,
+        on_message: Callable[[Any], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._directory = directory
+        self._environments = environments
+        self._on_message = on_message
+        self._on_gone = on_gone
+        #: by the names of their sockets
+        self._open: dict[str, PacketSocket] = {}
+        #: those that retire, by the paths of theirs
+        self._retired: dict[Path, PacketSocket] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    def open_environments(self) -> list[str]:
+        """Return the names of the environments whose warm parents are there."""
+        return [name for name, environment in self._environments.items() if environment.socket in self._open]
+
+    def is_open(self, name: str) -> bool:
+        """Whether the warm parent of the environment *name* is there to tell how its sessions end."""
+        environment = self._environments.get(name)
+        return environment is not None and (environment.socket in self._open or bool(self._retired))
+
+    async def start(self) -> None:
+        """Start or reach that of the executor's own environment, and reach the others that an executor left."""
+        for environment in self._environments.values():
+            self._reach_left(environment)
+        for path in self._directory.glob(RETIRED_SOCKETS):
+            self._reach_retired(path)
+        if OWN not in self.open_environments():
+            await self._open_one(self._environments[OWN])
+
+    def _reach_left(self, environment: Environment) -> None:
+        """Connect to the warm parent that an executor left, or have it retire if that was one of other code."""
+        path = self._directory / environment.socket
+        with contextlib.suppress(OSError):
+            pid = listener_of(path)
+            if stamp_of_process(pid) == environment.stamp:
+                self._add(environment, connect(str(path), protocol.FromWarmParent))
+            else:
+                log.info("the code has changed: warm parent %d forks no more, and ends with its last session", pid)
+                path.rename(self._directory / RETIRED_SOCKETS.replace("*", str(pid)))
+
+    def _reach_retired(self, path: Path) -> None:
+        """Connect to a warm parent that has given up its place; if it is gone, forget it."""
+        try:
+            connection = connect(str(path), protocol.FromWarmParent)
+            connection.send(protocol.Retire())  # again: who gave it another name may have been killed before it said so
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+        self._retired[path] = connection
+        asyncio.get_running_loop().add_reader(connection, self._hear_retired, path, connection)
+
+    async def fork(self, name: str, message: protocol.Fork, page: int) -> None:
+        """Have the warm parent of the environment *name* fork a session; *page* travels along.
+
+        Raises
+        ------
+        OSError
+            When it is gone.
+        ExecutorUnavailable
+            When it does not start.
+        """
+        environment = self._environments[name]
+        async with self._opening.setdefault(environment.socket, asyncio.Lock()):
+            if environment.socket not in self._open:
+                await self._open_one(environment)
+        self._open[environment.socket].send(message, [page])
+
+    def close(self, *, quit_too: bool) -> None:
+        """Let go of all of them; with *quit_too* they end first, and what is left of their sessions with them."""
+        parents = [*self._open.values(), *self._retired.values()]
+        if quit_too:
+            for parent in parents:
+                with contextlib.suppress(OSError):
+                    parent.send(protocol.Quit())
+        for parent in parents:
+            asyncio.get_running_loop().remove_reader(parent)
+            if quit_too:
+                wait_for_end(parent)
+            parent.close()
+        if quit_too:
+            for path in self._retired:
+                path.unlink(missing_ok=True)
+        self._open.clear()
+        self._retired.clear()
+
+    async def _open_one(self, environment: Environment) -> None:
+        connection = await reach(
+            self._directory / environment.socket,
+            "sharedkernel.executor.supervision.warm_parent",
+            [str(self._directory / EXECUTOR_SOCKET), str(environment.stamp)],
+            protocol.FromWarmParent,
+            log_path=self._directory
+            / LOGS_DIRECTORY
+            / f"{Path(environment.socket).stem.replace('warm', 'warm_parent')}.log",
+            python=environment.python,
+        )
+        self._add(environment, connection)
+
+    def _add(self, environment: Environment, connection: PacketSocket) -> None:
+        self._open[environment.socket] = connection
+        asyncio.get_running_loop().add_reader(connection, partial(self._hear, environment, connection))
+
+    def _hear(self, environment: Environment, connection: PacketSocket) -> None:
+        if not self._pass_on(connection):
+            del self._open[environment.socket]
+            self._on_gone(environment.name)
+
+    def _hear_retired(self, path: Path, connection: PacketSocket) -> None:
+        if not self._pass_on(connection):
+            del self._retired[path]
+            path.unlink(missing_ok=True)
+
+    def _pass_on(self, connection: PacketSocket) -> bool:
+        """Hear one message; False if there was none, since the warm parent is gone."""
+        message, _ = connection.receive()
+        if message is None:
+            asyncio.get_running_loop().remove_reader(connection)
+            connection.close()
+            return False
+        if isinstance(message, protocol.Exited):
+            with contextlib.suppress(OSError):  # gone since it said so
+                connection.send(protocol.ExitedSeen(process=message.process))
+        self._on_message(message)
+        return True

@@ -1,0 +1,1 @@
+"""The user's side of a gateway: which one, with which token, and requests to it. No torch."""

@@ -1,0 +1,1 @@
+"""Sockets, descriptors and pages that two of our processes share."""

@@ -1,0 +1,104 @@
+"""Start the small processes beside an executor, or connect to those that another executor left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.errors import ConfigError, ExecutorUnavailable
+from sharedkernel.ipc.seqpacket import PacketSocket, connect
+
+#: variables of the executor's environment that sessions may see; all others stay with it (tokens, keys, passwords)
+_PASSED_ON = frozenset({
+    "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "SHAREDKERNEL_OFFLOAD_DIR",
+    "SHELL", "TERM", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
+})  # fmt: skip
+_PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "PYTORCH_", "TORCH_")
+#: of these, what belongs to the executor's own Python
+_OF_OWN_PYTHON = frozenset({"PYTHONPATH", "VIRTUAL_ENV"})
+
+#: seconds to wait for a small process to listen
+_START_TIMEOUT = 30.0
+
+
+def scrubbed_environment(python: str = sys.executable) -> dict[str, str]:
+    """Return what of this process's environment a small process, run by *python*, may see."""
+    passed = {
+        name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+    }
+    if python != sys.executable:
+        passed = {name: value for name, value in passed.items() if name not in _OF_OWN_PYTHON}
+        passed["PATH"] = os.pathsep.join([str(Path(python).parent), passed.get("PATH", os.defpath)])
+    return passed
+
+
+async def reach(
+    path: Path, module: str, arguments: Sequence[str], accepted: Any, *, log_path: Path, python: str = sys.executable
+) -> PacketSocket:
+    """Connect to the small process listening at *path*, and start it if nobody does.
+
+    Parameters
+    ----------
+    path
+        Its socket.
+    module, arguments
+        What *python* runs, with the socket's path before the arguments.
+    accepted
+        As in :class:`~sharedkernel.ipc.seqpacket.PacketSocket`.
+    log_path
+        Where its output goes.
+
+    Raises
+    ------
+    ExecutorUnavailable
+        When it does not start.
+    ConfigError
+        When its log cannot be written.
+    """
+    with contextlib.suppress(OSError):
+        return connect(str(path), accepted)
+    with _open_log(log_path) as output:
+        child = subprocess.Popen(  # noqa: ASYNC220 (starting takes a millisecond; it outlives this loop)
+            [python, "-m", module, str(path), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=scrubbed_environment(python),
+            cwd="/",
+        )
+    deadline = time.monotonic() + _START_TIMEOUT
+    while True:
+        with contextlib.suppress(OSError):
+            return connect(str(path), accepted)
+        if child.poll() is not None or time.monotonic() > deadline:
+            raise ExecutorUnavailable(f"{module} did not start; see {log_path}.")
+        await asyncio.sleep(0.01)
+
+
+def wait_for_end(small: PacketSocket) -> None:
+    """Wait until the process at the other end is gone: its end closes the connection."""
+    with contextlib.suppress(OSError):
+        while small.receive()[0] is not None:
+            pass
+
+
+@contextlib.contextmanager
+def _open_log(path: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the log {path}: {error.strerror}; free some space or name another --runtime-dir."
+        ) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

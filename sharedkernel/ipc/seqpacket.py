@@ -1,0 +1,142 @@
+"""Messages with descriptors, one a packet, between the executor and the processes that outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError
+from sharedkernel.ipc.peers import Peer, peer_of
+
+#: seconds that a process which serves only one at a time waits for a peer to read what it is sent
+PEER_PATIENCE = 10.0
+#: more descriptors than any message carries; the system allows no more
+MAX_DESCRIPTORS = 253
+_MAX_PACKET = 1 << 17
+
+#: open files that a process may have which holds other processes' memory, if the system allows it
+_MANY_DESCRIPTORS = 1 << 16
+
+
+def allow_many_descriptors() -> None:
+    """Let this process, and those it starts, have more open files than usual."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MANY_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def listen(path: str, backlog: int = 4) -> socket.socket:
+    """Listen at *path*, in the place of whatever listened there before and is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(backlog)
+    return listener
+
+
+def accept_own(listener: socket.socket, accepted: Any) -> PacketSocket | None:
+    """Accept a connection of this process's own user, or of root; hang up on anybody else and return None.
+
+    *accepted* is as in :class:`PacketSocket`.
+    """
+    connection, _ = listener.accept()
+    if not (peer := peer_of(connection)).is_own:
+        print(f"hung up on process {peer.pid} of user id {peer.uid}", file=sys.stderr)  # noqa: T201 (its log)
+        connection.close()
+        return None
+    return PacketSocket(connection, accepted)
+
+
+def connect(path: str, accepted: Any) -> PacketSocket:
+    """Connect to *path*.
+
+    Raises
+    ------
+    OSError
+        When nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return PacketSocket(connection, accepted)
+
+
+class PacketSocket:
+    """A blocking connection that carries messages and descriptors.
+
+    Parameters
+    ----------
+    connection
+        A connected packet socket.
+    accepted
+        The union of message types this end receives.
+    """
+
+    def __init__(self, connection: socket.socket, accepted: Any) -> None:
+        self._socket = connection
+        self._accepted = accepted
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._socket.fileno()
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Let no call take longer: 0 to never wait (BlockingIOError instead), None to wait for ever."""
+        self._socket.settimeout(seconds)
+
+    def peer(self) -> Peer:
+        """Return who connected."""
+        return peer_of(self._socket)
+
+    def send(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> None:
+        """Send one message; the descriptors stay open here."""
+        socket.send_fds(self._socket, [protocol.encode(message)], list(descriptors))
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """Return the next message and its descriptors, which are now ours; (None, []) when the peer is gone.
+
+        Raises
+        ------
+        ProtocolError
+            When it is no message that this end accepts; its descriptors are closed.
+        """
+        data, descriptors = self._receive_packet()
+        if not data:
+            return None, []
+        try:
+            messages = list(protocol.Decoder(self._accepted).feed(data))
+            if len(messages) != 1:
+                raise ProtocolError("a packet of a single message was expected.")
+        except ProtocolError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        return messages[0], descriptors
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _receive_packet(self) -> tuple[bytes, list[int]]:
+        """Return the next packet; an empty one when the peer is gone."""
+        # Of a peer that went without reading all, the system tells once, before what it had sent.
+        for _ in range(2):
+            with contextlib.suppress(ConnectionError):
+                data, descriptors, _, _ = socket.recv_fds(
+                    # CLOEXEC, or every program that a session starts would inherit them
+                    self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )  # fmt: skip
+                return data, descriptors
+        return b"", []

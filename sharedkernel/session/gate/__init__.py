@@ -1,0 +1,1 @@
+"""The gate: the device is acquired before the first operation, and given back at an iteration's boundary."""

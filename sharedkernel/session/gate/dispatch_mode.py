@@ -1,0 +1,163 @@
+"""The dispatch mode that intercepts the first device operation while no grant is held.
+
+It lies at the bottom of the thread's mode stack, so the user's own modes see every operation first and find their own
+mode on top when they leave. torch takes a mode off the stack while its handler runs and puts it back afterwards, so a
+mode cannot remove itself there. It asks for its removal instead: when the handler's frame is freed, a C function raises
+:data:`~sharedkernel.ipc.shared_page.FORCE_SIGNAL`, whose Python handler runs between the next two bytecodes of the
+user's code. So a mode that nobody needs is gone after one operation, and the operations after it cost what they cost in
+a stock kernel. An operation costs 5 to 15 µs more while the mode is in.
+
+Modes are per thread: operations in threads that the user starts are not intercepted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from sharedkernel.ipc.shared_page import FORCE_SIGNAL
+from sharedkernel.session.gate.tracebacks import without_ours
+from sharedkernel.session.gate.uncompiled import uncompiled
+from sharedkernel.system.deferred_signals import signals_held
+
+#: how often an operation is done again that failed and might succeed now
+MOST_RETRIES = 2
+
+# The C function: `signal.raise_signal` would run the Python handler at once, with the mode still off the stack.
+_raise = ctypes.PyDLL(None)["raise"]
+_raise.argtypes = [ctypes.c_int, ctypes.py_object]
+_raise_signal = functools.partial(_raise, FORCE_SIGNAL)
+
+
+class _FrameEnd:
+    """A local variable of the handler; it is freed with the handler's frame, after its last bytecode."""
+
+    __slots__ = ("__weakref__",)
+
+
+class DeviceMode(TorchDispatchMode):
+    """Call *before_operation* before each operation of its thread.
+
+    Parameters
+    ----------
+    before_operation
+        May block, and may raise: then the operation fails with that error.
+    concerns
+        Tells the device's operations by their arguments; None: all are.
+    after_failure
+        Called with an operation and the error that it failed with; whether to do it again. May block and raise as well.
+    after_operation
+        Called with each operation that was run, its arguments, keywords and result.
+    may_leave
+        Return whether the mode is not needed after this operation. Then FORCE_SIGNAL is raised as soon as the mode can
+        be taken out; the handler of that signal has to do so.
+    """
+
+    def __init__(
+        self,
+        before_operation: Callable[[], None],
+        after_failure: Callable[[Any, BaseException], bool] = lambda operation, error: False,
+        after_operation: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None] | None = None,
+        *,
+        concerns: Callable[[Sequence[Any], Mapping[str, Any]], bool] | None = None,
+        may_leave: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__()
+        self._before_operation = before_operation
+        self._after_failure = after_failure
+        self._after_operation = after_operation
+        self._concerns = concerns
+        self._may_leave = may_leave
+        self._frame_end: weakref.ref[_FrameEnd] | None = None
+        #: the next signal comes from here; reset by its handler
+        self.is_leaving = False
+        #: in this thread's stack, as far as put in and taken out here
+        self.is_in = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The handler is uncompiled all the same. torch's wrapper would be a Python frame around it, in which the signal
+        # is handled too early.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let `torch.compile` work as if this mode were not there."""
+        return True
+
+    @uncompiled
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run *func* once the gate is passed."""
+        __tracebackhide__ = True
+        keywords = kwargs or {}
+        if self._concerns is not None and not self._concerns(args, keywords):
+            return func(*args, **keywords)
+        try:
+            self._before_operation()
+            if self._may_leave():
+                frame_end = _FrameEnd()
+                self._frame_end = weakref.ref(frame_end, _raise_signal)
+                self.is_leaving = True
+            result = self._run(func, args, keywords)
+            if self._after_operation is not None:
+                self._after_operation(func, args, keywords, result)
+            return result
+        except BaseException as error:
+            error.__traceback__ = without_ours(error.__traceback__)
+            raise
+
+    def _run(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        for _ in range(MOST_RETRIES):
+            try:
+                return func(*args, **keywords)
+            except (RuntimeError, MemoryError) as error:
+                if not self._after_failure(func, error):
+                    raise
+        return func(*args, **keywords)
+
+    def put_in(self) -> None:
+        """Put this mode below all others of the calling thread."""
+        with signals_held():  # a signal's handler may change the stack, too
+            if not self.is_in:
+                above = _take_off(0)
+                _push_mode(self)
+                _put_back(above)
+                self.is_in = True
+
+    def take_out(self) -> bool:
+        """Take this mode out from below the others; False if it is not there (such as inside its own handler)."""
+        with signals_held():
+            stack = _get_current_dispatch_mode_stack()
+            if self not in stack:
+                return False
+            above = _take_off(stack.index(self) + 1)
+            _pop_mode()
+            _put_back(above)
+            self.is_in = False
+            return True
+
+
+def _take_off(keep: int) -> list[TorchDispatchMode]:
+    """Take all modes above the lowest *keep* off the stack, topmost first."""
+    return [_pop_mode(getattr(mode, "_mode_key", None)) for mode in reversed(_get_current_dispatch_mode_stack()[keep:])]
+
+
+def _put_back(modes: list[TorchDispatchMode]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)

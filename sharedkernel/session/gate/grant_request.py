@@ -1,0 +1,135 @@
+"""A session's wish for the device: said to the executor, waited for, answered or withdrawn.
+
+One thread at a time wishes (the gate sees to that); the link's thread brings the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sharedkernel import protocol
+from sharedkernel.ipc.shared_page import Page, Turn, Word
+from sharedkernel.session.gate.connection import Link
+from sharedkernel.session.gate.grant import Grant
+from sharedkernel.session.memory.meters import Meter
+from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, Notice
+from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
+from sharedkernel.system.latch import Latch
+
+#: seconds between two checks in a wait of another thread than the main one
+_CHECK_INTERVAL = 0.2
+
+
+def wait_for_answer(answered: Latch, notice: Notice, link: Link, check: Callable[[], None] | None = None) -> None:
+    """Wait for an answer of the executor, open to interrupts; if it takes long, *notice* shows why, and goes on to.
+
+    Parameters
+    ----------
+    answered, notice, link
+        What is waited for, and what the notice shows.
+    check
+        Called now and then; what it raises ends the wait. None: the main thread waits, where interrupts are raised.
+    """
+    with interrupts_let_through():
+        if _wait(answered, NOTICE_AFTER, check):
+            return
+    notice.show(has_executor=link.is_connected)
+    while True:
+        with interrupts_let_through():
+            if _wait(answered, REFRESH_INTERVAL, check):
+                return
+        notice.refresh(has_executor=link.is_connected)
+
+
+def _wait(answered: Latch, seconds: float, check: Callable[[], None] | None) -> bool:
+    if check is None:
+        return answered.wait(seconds)
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if answered.wait(min(left, _CHECK_INTERVAL)):
+            return True
+        check()
+    return False
+
+
+class Wish:
+    """One session's wish for the device, time and again.
+
+    Parameters
+    ----------
+    page, meter, notice, forecast, grant
+        The session's.
+    """
+
+    def __init__(self, page: Page, meter: Meter, notice: Notice, forecast: Forecast, grant: Grant) -> None:
+        self._words = page.words
+        self._meter = meter
+        self._notice = notice
+        self._forecast = forecast
+        self._grant = grant
+        #: it was said, and has no answer
+        self.is_open = False
+        #: there is something to do for who waits: an answer, or else what the gate has to do meanwhile
+        self.answered = Latch()
+        #: the answer, if it was no grant
+        self.refusal: protocol.RefusedGrant | None = None
+        self.link: Link
+
+    def say(self, growth: int, spare: int) -> None:
+        """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing."""
+        memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
+        self._notice.wait_begins()
+        with self.link.lock:
+            self.answered.clear()
+            self.refusal = None
+            self.is_open = True
+            self._words[Word.TURN] = Turn.WANTING
+            foreseen = self._forecast.news(self._words[Word.ITERATIONS])
+            wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
+            self.link.send(*(message for message in (foreseen, wanted) if message))
+
+    def wait(self, check: Callable[[], None] | None = None) -> None:
+        """Wait until there is something to do, open to interrupts; *check* as in :func:`wait_for_answer`."""
+        try:
+            wait_for_answer(self.answered, self._notice, self.link, check)
+        finally:
+            self._notice.end()
+
+    def drop(self) -> None:
+        """Take note that it is void (with `link.lock` held)."""
+        self.is_open = False
+        self._words[Word.TURN] = Turn.READY
+
+    def withdraw(self) -> None:
+        """Take it back. A grant may already be under way: wait for the answer, and give it back."""
+        with signals_held():  # also where the interrupt that ended the wait left them let through
+            self.link.send(protocol.DeviceWantWithdrawn())
+            # The executor answers at once; if it is gone, the greeting to the next one says what holds.
+            while not self.answered.wait(0.1) and self.link.is_connected:
+                pass
+            with self.link.lock:
+                self.drop()
+                if self._grant.is_held:
+                    self.link.send(self._grant.end("boundary"))
+
+    def hear(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
+        """Take the executor's answer (on the link's thread)."""
+        with self.link.lock:
+            granted = isinstance(message, protocol.Granted)
+            if not self.is_open:
+                if granted and not self._grant.is_held:  # crossed with a withdrawal that nobody heard
+                    self.link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
+                return
+            self.drop()
+            if isinstance(message, protocol.RefusedGrant):
+                self.refusal = message
+            if isinstance(message, protocol.Granted):
+                self._grant.threads.granted = message.threads
+                self._grant.has_lane = message.has_lane
+                self._grant.is_held = True
+            # The waiting thread wakes up while the rest is done; it needs the lock to end what begins here.
+            self.answered.set()
+            if granted:
+                self._grant.begin()

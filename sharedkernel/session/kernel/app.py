@@ -1,0 +1,286 @@
+"""A session's process from its fork to its end.
+
+It starts as a *spare*: a whole kernel that serves nobody yet, connected to its executor. The executor then assigns it
+to a user's session, once. The recipe for forking a kernel is in :mod:`sharedkernel.executor.supervision.warm_parent`;
+this module is what the child does after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import time
+from typing import Any, TextIO
+
+import numpy
+import torch
+from ipykernel.kernelapp import IPKernelApp
+from tornado.ioloop import IOLoop
+
+from sharedkernel import protocol
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.ipc.fd_client import DescriptorClient
+from sharedkernel.ipc.shared_page import Page
+from sharedkernel.session.gate import onlookers
+from sharedkernel.session.gate.boundaries import Boundaries
+from sharedkernel.session.gate.connection import Link
+from sharedkernel.session.gate.gate import Gate
+from sharedkernel.session.kernel import likeness, own_log, packages, user_account, working_directory
+from sharedkernel.session.kernel.backpressure import Pace, SessionApp
+from sharedkernel.session.kernel.kernel import SessionKernel
+from sharedkernel.session.kernel.message_log import Outbox
+from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
+from sharedkernel.session.memory.growth import Growth
+from sharedkernel.session.memory.host_meter import set_up_heap
+from sharedkernel.session.memory.meters import make_lanes, make_meter, make_run_ahead, operation_filter
+from sharedkernel.session.memory.quota import Quota
+from sharedkernel.session.offload.movers import make_mover
+from sharedkernel.session.offload.residency import Reclaim
+from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.progress.iteration_cost import SoloCost
+from sharedkernel.session.progress.progress import Progress
+from sharedkernel.session.ui import device_status
+from sharedkernel.session.ui.wait_display import WaitNotice, show_sentence
+from sharedkernel.system import processes
+
+log = logging.getLogger(__name__)
+
+#: seconds for which a session asks executors that do not know it; then it ends
+_REFUSED_PATIENCE = 30.0
+
+#: told to users with an account of their own, whose processes have sockets where only the executor's may make them
+_NO_VARIABLES = "Variables by KERNEL_ENV_ are not set here: sessions run under their users' own accounts."
+
+#: this process's boundaries, for :func:`sharedkernel.iterations`; None in every other process
+boundaries: Boundaries | None = None
+
+
+class SessionProcess:
+    """Wires one kernel, its gate and its link.
+
+    Parameters
+    ----------
+    launch
+        What this process was started with.
+    app
+        The kernel application, initialised.
+    assign
+        The session to serve, where this process was assigned to it before it started afresh.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        app: IPKernelApp,
+        *,
+        assign: protocol.Assign | None,
+    ) -> None:
+        global boundaries
+        self._launch = launch
+        self._assigned = False
+        #: what to serve once the executor has heard that this process is there; None: it says so itself
+        self._awaited = assign
+        self._is_afresh = assign is not None
+        #: since when executors have refused it; None: the last one knew it
+        self._refused_since: float | None = None
+        #: the sentence with which it was refused last
+        self._refusal: str | None = None
+        self._app = app
+        self._kernel: SessionKernel = self._app.kernel
+        self._kernel.outbox = Outbox()
+        self._kernel.outbox.attend(self._app)
+        Pace().attend(self._app)
+        notice = self._kernel.notice = WaitNotice(self._kernel)
+        notice.attend(self._app)
+        device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
+        page = Page(launch.page_descriptor)
+        self._meter = make_meter(page, device_kind, mode)
+        self._channel = DescriptorClient(launch.executor_socket)
+        self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
+        self._quota = Quota()
+        if self._lanes is not None:
+            self._quota.take_refusal = self._lanes.take_refusal
+        reclaim = Reclaim(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
+        growth = Growth(self._meter, self._quota)
+        self._forecast = forecast = Forecast(Progress(), SoloCost())
+        self._gate = Gate(
+            page,
+            self._meter,
+            notice,
+            reclaim,
+            growth,
+            forecast,
+            concerns=operation_filter(device_kind),
+            lanes=self._lanes,
+            run_ahead=make_run_ahead(device_kind),
+        )
+        self._gate.on_measured = self._quota.check
+        self._quota.on_failure = self._gate.allocation_failed
+        self._link = Link(launch.executor_socket, self._hello, self._on_message)
+        boundaries = Boundaries(self._gate, self._meter, forecast.progress)
+        boundaries.install()
+        onlookers.install(self._gate)
+        forecast.progress.install()
+        self._kernel.pass_gate(self._gate, self._quota)
+        # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
+        self._loop = IOLoop.current()
+
+    def run(self) -> None:
+        """Serve until the kernel is shut down."""
+        self._meter.start()
+        self._gate.connect(self._link)
+        self._link.start()
+        self._app.start()
+        self._gate.open_for_good()
+        self._link.close()
+
+    def _hello(self) -> protocol.SessionHello:
+        self._forecast.executor_changed()
+        info = self._app.get_connection_info()
+        return protocol.SessionHello(
+            version=protocol.PROTOCOL_VERSION,
+            process=self._launch.process,
+            pid=os.getpid(),
+            connection={**info, "key": self._app.session.key.decode()},
+            memory=self._meter.memory,
+            data_bytes=self._meter.data_bytes(),
+            **self._gate.standing(),
+        )
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, protocol.Assign):
+            self._loop.add_callback(self._assign, message)
+        elif isinstance(message, protocol.Allowance):
+            self._quota.allowance = message
+            self._meter.allow(message)
+        elif isinstance(message, protocol.Notice):
+            if not device_status.on_answer(message.question, message.text):
+                show_sentence(self._kernel, message.text)
+        elif isinstance(message, protocol.View | protocol.Welcome):
+            self._refused_since = self._refusal = None
+            if isinstance(message, protocol.Welcome) and self._awaited is not None:
+                self._loop.add_callback(self._assign, self._awaited)
+                self._awaited = None
+            device_status.on_message(message)
+        elif isinstance(message, protocol.Offload):
+            if self._gate.ask_offload():
+                self._loop.add_callback(self._gate.offload)
+        elif isinstance(message, protocol.Failed):
+            self._meet_refusal(message, time.monotonic())
+        else:
+            self._gate.on_message(message)
+
+    def _meet_refusal(self, failed: protocol.Failed, now: float) -> None:
+        """End, if there is nothing to lose, or no executor has known this session for a while.
+
+        Its user cannot reach it any more then. One that speaks another version of the protocol knows nothing of it;
+        the link asks on until one comes that does.
+        """
+        if failed.message != self._refusal:  # once, and not each second for as long as it takes
+            self._refusal = failed.message
+            log.error("the executor refused this session: %s", failed.message)
+        if not self._assigned and failed.reason in (SessionNotFound.reason, ProtocolError.reason):
+            os._exit(1)  # a spare that its executor does not know will never serve anybody
+        if failed.reason == ProtocolError.reason:
+            self._refused_since = None
+            return
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since > _REFUSED_PATIENCE:
+            os._exit(1)
+
+    def _assign(self, message: protocol.Assign) -> None:
+        try:
+            asks = not self._is_afresh and bool(asked_variables(message.env))
+            has_own_uid = message.account is not None and message.account.uid is not None
+            if asks and not has_own_uid:
+                start_afresh(self._launch, message)
+            self._serve(message, note=_NO_VARIABLES if asks else None)
+        except Exception:
+            log.exception("cannot serve session %s", message.session)
+            os._exit(1)  # whoever asked for it is told of the end, and would wait for ever otherwise
+
+    def _serve(self, message: protocol.Assign, *, note: str | None) -> None:
+        self._assigned = True
+        if message.account is not None:
+            self._become(message.account)
+        os.environ.update(message.env)
+        place = working_directory.enter(message.cwd, message.notebook, own_home=message.account is not None)
+        self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
+        likeness.start_here(self._kernel.shell, message.notebook)
+        packages.use_environment(message.environment)
+        device_status.connect(self._link, message.session, self._channel)
+        if self._lanes is not None and message.shares_lanes:
+            self._lanes.enable(check_lanes=message.check_lanes)
+        self._meter.start_over()
+        self._link.send(protocol.Assigned(session=message.session))
+        log.info("serves session %s of %s", message.session, message.user)
+
+    def _become(self, who: protocol.Account) -> None:
+        try:
+            user_account.enter(who)
+        except (OSError, ValueError):
+            log.exception("cannot become %s", who.name)
+            os._exit(1)  # rather than serve a user with somebody else's rights
+        user_account.open_profile(self._app)
+
+
+def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -> IPKernelApp:
+    app: IPKernelApp = SessionApp.instance(
+        kernel_class=SessionKernel,
+        outstream_class="sharedkernel.session.kernel.backpressure.PacedStream",
+        transport="ipc",
+        # Without a parent to watch, the kernel outlives whatever forked it.
+        parent_handle=0,
+    )
+    if not with_history:
+        user_account.keep_no_history(app)
+    app.initialize(["-f", connection_file])
+    own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
+    return app
+
+
+def _reseed() -> None:
+    """Give this process random numbers of its own: forked siblings would all draw the same."""
+    torch.seed()
+    numpy.random.seed()
+    random.seed()
+
+
+def run(
+    process: str,
+    connection_file: str,
+    executor_socket: str,
+    page_descriptor: int,
+    device_kind: str,
+    *,
+    memory_mode: str = "shared",
+    isolation: str = "none",
+    assign: protocol.Assign | None = None,
+) -> None:
+    """Be a session's process (called in the forked child, or afresh; returns when the kernel was shut down)."""
+    processes.adopt_orphans()
+    if isolation == "users":  # now, since each holds for the threads to come only
+        processes.gain_no_privileges()
+        processes.leave_keyring()
+        os.umask(0o007)  # the gateway's group may connect to the kernel's sockets; users never come to where they are
+    # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
+    log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    launch = Launch(
+        process=process,
+        connection_file=connection_file,
+        executor_socket=executor_socket,
+        page_descriptor=page_descriptor,
+        device_kind=device_kind,
+        memory_mode=memory_mode,
+        isolation=isolation,
+        log_descriptor=log_stream.fileno(),
+    )
+    own_log.set_up(log_stream)
+    likeness.take_arguments(connection_file)
+    _reseed()
+    set_up_heap()
+    app = _make_app(connection_file, log_stream, with_history=isolation == "none")
+    SessionProcess(launch, app, assign=assign).run()

@@ -1,0 +1,153 @@
+"""Outputs at the pace at which they are taken: who prints faster than the gateway reads, waits.
+
+Stock kernels publish and forget: what a slow reader has no room for is lost, and what waits to be sent has no limit.
+Here the queue on the way out is short and loses nothing; while it is full the main thread waits where it prints or
+displays, so that a flood slows down its own session and fills nobody's memory. Nothing waits while no gateway is there,
+and nothing waits for ever: after :data:`PATIENCE` a message is queued nevertheless.
+
+Only the main thread waits, and whoever prints: the threads that serve interrupts and the executor never do. Nor does
+the line under a waiting cell (:func:`out_of_turn`), which the main thread shares with the one that serves the executor.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import zmq
+from ipykernel.iostream import OutStream
+from ipykernel.kernelapp import IPKernelApp
+
+from sharedkernel.session.kernel.likeness import named_as
+from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.system.latch import Latch
+
+#: messages in the socket's queue; each may be large
+_QUEUE = 16
+#: messages and bytes of the main thread on their way to the socket, beyond which it waits
+_MOST_MESSAGES, _MOST_BYTES = 200, 8 << 20
+#: characters that are printed before the stream is flushed, and the printer waits for it
+_MOST_CHARACTERS = 1 << 20
+#: seconds that the main thread waits for one message
+PATIENCE = 10.0
+#: seconds between looks at whether there is room
+_PAUSE = 0.001
+#: seconds after which a send that had to wait may have swallowed news of listeners
+_LONG = 0.05
+
+_this_thread = threading.local()
+
+
+@contextmanager
+def out_of_turn() -> Iterator[None]:
+    """Let what this thread says within it wait for nothing that was said before; for little, and seldom."""
+    _this_thread.is_out_of_turn = True
+    try:
+        yield
+    finally:
+        _this_thread.is_out_of_turn = False
+
+
+@named_as(OutStream)
+class PacedStream(OutStream):
+    """Standard output or error whose buffer has a limit."""
+
+    _num_unsent = 0
+
+    def write(self, string: str) -> int | None:  # type: ignore[override]  # as its base has it
+        """Print *string*; waits when much of what was printed is not sent yet."""
+        written = super().write(string)
+        self._num_unsent += len(string)
+        if self._num_unsent > _MOST_CHARACTERS and self._is_master_process():
+            self.flush()
+        return written
+
+    def flush(self) -> None:
+        """Have what was printed sent, and wait for that; as its base does, but for interrupts (:class:`.Latch`)."""
+        thread = None if self.pub_thread is None else self.pub_thread.thread
+        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            self._flush()
+            return
+        sent = Latch()
+        self.pub_thread.schedule(self._flush)
+        self.pub_thread.schedule(sent.set)
+        if not sent.wait(self.flush_timeout):
+            print("IOStream.flush timed out", file=sys.__stderr__)
+
+    def _flush(self) -> None:
+        self._num_unsent = 0
+        super()._flush()
+
+
+@named_as(IPKernelApp)
+class SessionApp(IPKernelApp):
+    """A kernel application whose outputs are sent at the pace at which they are taken."""
+
+    def init_iopub(self, context: zmq.Context[Any]) -> None:
+        """Make the socket for outputs: a short queue, and a sender that waits instead of losing what does not fit."""
+        before = dict(context.sockopts)
+        # A socket takes these at its birth only; they are not meant for the ones that come later.
+        context.sockopts.update({zmq.SNDHWM: _QUEUE, zmq.XPUB_NODROP: 1})
+        try:
+            super().init_iopub(context)
+        finally:
+            context.sockopts.clear()
+            context.sockopts.update(before)
+
+
+class Pace:
+    """Has the main thread wait while much of what it said is not sent yet.
+
+    Parameters
+    ----------
+    patience
+        Seconds that it waits for one message at most.
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._messages = self._bytes = 0
+
+    def attend(self, app: Any) -> None:
+        """Pace from now on what the kernel application *app* publishes; after everything else that wraps it."""
+        outputs = app.iopub_thread
+        schedule, send = outputs.send_multipart, outputs._really_send
+
+        def wait_and_schedule(frames: Any, *args: Any, **kwargs: Any) -> None:
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and not getattr(_this_thread, "is_out_of_turn", False):
+                self._wait(outputs)
+            # An interrupt in the middle would leave a message counted or kept that is never sent.
+            with signals_held():
+                self._count(1, frames)
+                schedule(frames, *args, **kwargs)
+
+        def send_and_tell(frames: Any, *args: Any, **kwargs: Any) -> None:
+            begin = time.monotonic()
+            try:
+                send(frames, *args, **kwargs)
+            finally:
+                self._count(-1, frames)
+            if time.monotonic() - begin > _LONG:
+                outputs._xpub_stream.flush(zmq.POLLIN)
+
+        outputs.send_multipart, outputs._really_send = wait_and_schedule, send_and_tell
+
+    def _count(self, sign: int, frames: Any) -> None:
+        with self._lock:
+            self._messages += sign
+            self._bytes += sign * sum(memoryview(frame).nbytes for frame in frames)
+
+    def _wait(self, outputs: Any) -> None:
+        # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked,
+        # and the thread that sends waits for it for ever.
+        patient_until = time.monotonic() + self._patience
+        while self._messages > _MOST_MESSAGES or self._bytes > _MOST_BYTES:
+            if not outputs.thread.is_alive() or time.monotonic() > patient_until:
+                return
+            time.sleep(_PAUSE)

@@ -1,0 +1,373 @@
+"""The kernel: an ordinary ipykernel whose user code runs in sections of the gate.
+
+A cell is a section. What else may touch the user's objects (widgets' messages, completions, inspections, whatever
+other libraries let the kernel handle) is one where it has to be: on a subshell's thread always, elsewhere while memory
+is away or about to go. Only :data:`HARMLESS` messages are answered without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import zmq
+from ipykernel import ipkernel
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.zmqshell import ZMQInteractiveShell
+from traitlets import Instance, Type
+from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.session.gate.gate import Gate
+from sharedkernel.session.gate.loops import LoopReporter
+from sharedkernel.session.kernel.interrupts import Interrupts
+from sharedkernel.session.kernel.likeness import named_as
+from sharedkernel.session.kernel.magics import SharedMagics
+from sharedkernel.session.kernel.message_log import REPLY, REQUEST, Outbox
+from sharedkernel.session.kernel.packages import PackageMagics
+from sharedkernel.session.kernel.reaper import reap_adopted
+from sharedkernel.session.kernel.request_limit import Inbox
+from sharedkernel.session.memory import data_limit
+from sharedkernel.session.memory.quota import ErrorTranslation, Quota
+from sharedkernel.session.offload.host import RestoreFailed
+from sharedkernel.session.progress.source_hash import SourceReader
+from sharedkernel.session.ui.wait_display import WaitNotice
+from sharedkernel.units import format_bytes
+
+#: requests that touch no object of the user, or that bring their own section (`execute_request`)
+HARMLESS = frozenset({
+    "comm_info_request", "connect_request", "create_subshell_request", "debug_request", "delete_subshell_request",
+    "execute_request", "history_request", "interrupt_request", "kernel_info_request", "list_subshell_request",
+    "shutdown_request", "usage_request",
+})  # fmt: skip
+
+Handler = Callable[[Any, Any, dict[str, Any]], Any]
+
+#: what keeps a section from opening, and is told to who asked for it
+_NOT_OPENED = (KeyboardInterrupt, torch.OutOfMemoryError, RestoreFailed)
+
+#: seconds within which a client that asks for input has connected the socket for it, and between two looks
+_STDIN_PATIENCE, _STDIN_PAUSE = 10.0, 0.02
+#: files of the modules that were imported before the fork; the debugger does not step into them
+imported_files: list[str] = []
+
+
+def note_imported_files() -> None:
+    """Fill :data:`imported_files` (in the warm parent, once it has imported everything)."""
+    imported_files[:] = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+
+
+@contextlib.contextmanager
+def _unaware_of_modules() -> Iterator[None]:
+    """Keep ipykernel from looking at every imported module while it makes a kernel.
+
+    It does so for its debugger's list of files. Each look counts a reference, which writes to a page that all sessions
+    share: about 10 MiB of copies a session, of 36. The list is made once instead, by :func:`note_imported_files`.
+    """
+    real = ipkernel.sys
+    ipkernel.sys = SimpleNamespace(modules={}, platform=sys.platform)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        ipkernel.sys = real
+
+
+@named_as(ZMQInteractiveShell)
+class SessionShell(ErrorTranslation, ZMQInteractiveShell):
+    """IPython's shell, with loops that report, errors that carry figures, a `%pip` of the user's own, and `%shared`."""
+
+    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+        """Have errors reach the client that IPython cannot format."""
+        super().init_traceback_handlers(custom_exceptions)
+        formatted = self.InteractiveTB.structured_traceback
+        self.InteractiveTB.structured_traceback = _or_plain(formatted)  # type: ignore[method-assign]
+
+    def init_events(self) -> None:
+        """Have hooks be interrupted: what is done after a cell, like the drawing of figures, and before it, with it."""
+        super().init_events()
+        trigger = self.events.trigger
+
+        def open_to_interrupts(event: str, *args: Any, **kwargs: Any) -> None:
+            interrupts = self.kernel.interrupts
+            if event.startswith("post_"):
+                with interrupts.let_through():
+                    trigger(event, *args, **kwargs)
+            elif event == "pre_run_cell" and self.events.callbacks[event]:
+                with interrupts.let_into_hooks():
+                    trigger(event, *args, **kwargs)
+            else:  # before a request IPython does things of its own
+                trigger(event, *args, **kwargs)
+
+        self.events.trigger = open_to_interrupts  # type: ignore[method-assign]
+
+    async def run_code(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a piece of a cell, open to interrupts."""
+        with self.kernel.interrupts.let_into_code():
+            return await super().run_code(*args, **kwargs)
+
+    def user_expressions(self, expressions: dict[str, str]) -> Any:
+        """Evaluate what is asked for beside a cell, open to interrupts."""
+        with self.kernel.interrupts.let_through():
+            return super().user_expressions(expressions)
+
+    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """Show an error, though the session may be at its memory's limit: to show it takes some, too."""
+        with data_limit.lifted():
+            super().showtraceback(*args, **kwargs)
+
+    def init_magics(self) -> None:
+        """Register IPython's magics, then ours over them."""
+        super().init_magics()
+        self.register_magics(PackageMagics, SharedMagics)
+
+
+def _or_plain(formatted: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Return *formatted*, which formats a traceback as Python itself does should it fail.
+
+    IPython prints both errors then, and clients hear of none. So it is in Python 3.11 for an interrupt between two
+    lines, where a frame has no line number: for one in some hundred that end a training.
+    """
+
+    def structured_traceback(kind: Any, error: Any, trace: Any = None, *args: Any, **kwargs: Any) -> list[str]:
+        try:
+            return formatted(kind, error, trace, *args, **kwargs)
+        except Exception:
+            try:
+                lines = traceback.format_exception(kind, error, trace)
+            except Exception:
+                lines = traceback.format_exception_only(kind, error)
+            return "".join(lines).splitlines()
+
+    return structured_traceback
+
+
+@named_as(IPythonKernel)
+class SessionKernel(IPythonKernel):
+    """An ipykernel behind a gate.
+
+    The gate is set by :mod:`.process` once the kernel exists, before any message is handled.
+    """
+
+    shell_class = Type(SessionShell)
+    gate = Instance(Gate, allow_none=True)
+    #: shows why cells wait
+    notice = Instance(WaitNotice, allow_none=True)
+    #: has what gateways may have missed
+    outbox = Instance(Outbox, allow_none=True)
+    #: said before the first cell's own output; None once it was
+    greeting: str | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._inbox = Inbox()
+        #: who of its main thread they reach
+        self.interrupts = Interrupts()
+        #: whoever sent what has no answer was told that it is refused (on the thread that reads the channel)
+        self._has_refused = False
+        with _unaware_of_modules():
+            super().__init__(**kwargs)
+        self._kernel_modules = imported_files
+        if getattr(self, "debugger", None) is not None:
+            self.debugger.kernel_modules = imported_files
+
+    def pass_gate(self, gate: Gate, quota: Quota) -> None:
+        """Run all user code behind *gate* from now on."""
+        assert isinstance(self.shell, SessionShell)
+        self.gate = gate
+        self.shell.quota = quota
+        # The source as it was written, before anything is put into it.
+        self.shell.ast_transformers += [SourceReader(gate.source_read), LoopReporter()]
+        gate.why_busy = self._why_busy
+        for handlers in (self.shell_handlers, self.control_handlers):
+            for kind, handler in handlers.items():
+                if kind not in HARMLESS:
+                    handlers[kind] = self._behind_gate(handler)
+
+    def _input_request(self, *args: Any, **keywords: Any) -> str:
+        """Ask the client for a line of text, once its socket for that is connected.
+
+        Clients connect a socket for each channel; a cell that came over one of them may ask before the other is there,
+        and ZeroMQ drops what it cannot deliver: the cell would wait for ever.
+        """
+        deadline = time.monotonic() + _STDIN_PATIENCE
+        while True:
+            is_last = time.monotonic() >= deadline
+            self.stdin_socket.setsockopt(zmq.ROUTER_MANDATORY, 0 if is_last else 1)
+            try:
+                return str(super()._input_request(*args, **keywords))
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                time.sleep(_STDIN_PAUSE)
+
+    def _why_busy(self) -> str | None:
+        return "It handles a request." if self._main_asyncio_lock.locked() else None
+
+    async def shell_channel_thread_main(self, msg: Any) -> None:
+        """Pass a message of the shell channel on to the thread that handles it, or answer that too much waits there."""
+        assert self.session is not None
+        identities, frames = self.session.feed_identities(msg, copy=False)
+        try:
+            request = self.session.deserialize(frames, content=False, copy=False)
+        except (ValueError, TypeError):
+            request = None  # said by ipykernel, which does not pass it on
+        subshells = self.shell_channel_thread.manager.list_subshell()
+        subshell = None if request is None else request["header"].get("subshell_id")
+        is_passed_on = request is not None and (subshell is None or subshell in subshells)
+        if request is None or not is_passed_on or self._inbox.add(msg, subshell, subshells):
+            self._has_refused = False
+            await super().shell_channel_thread_main(msg)
+        else:
+            self._refuse(identities, request)
+
+    def _refuse(self, identities: Any, request: dict[str, Any]) -> None:
+        """Answer a request that too much waits already; what has no answer is told of once, until there is room."""
+        assert self.session is not None
+        kind, _, suffix = request["header"]["msg_type"].rpartition("_")
+        sentence = (
+            f"this session is busy, and {format_bytes(self._inbox.limit_bytes)} of messages wait for it already; "
+            "send this one again when its cells have ended, or interrupt them."
+        )
+        error = {"ename": "MessageRefused", "evalue": sentence, "traceback": [f"MessageRefused: {sentence}"]}
+        self._publish_status("busy", "shell", parent=request)
+        if suffix == "request":
+            if kind == "execute":
+                self._publish(request, "error", error)
+            self.session.send(
+                self.shell_stream, f"{kind}_reply", {"status": "error", **error}, request, ident=identities
+            )
+        elif not self._has_refused:
+            self._publish(request, "stream", {"name": "stderr", "text": f"{sentence}\n"})
+            self._has_refused = True
+        self._publish_status("idle", "shell", parent=request)
+
+    def _publish(self, request: dict[str, Any], kind: str, content: dict[str, Any]) -> None:
+        assert self.session is not None
+        self.session.send(self.iopub_socket, kind, content, request, ident=self._topic(kind))
+
+    async def dispatch_shell(self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False) -> None:
+        """Handle a message of the shell channel; operations on a subshell's thread pass the gate from now on."""
+        self._inbox.take(msg)
+        if self.gate is not None:
+            self.gate.guard_thread()
+        await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
+
+    async def dispatch_control(self, msg: Any) -> None:
+        """Handle a message of the control channel; what a gateway asks is nobody else's business, and not published."""
+        assert self.session is not None
+        identities, frames = self.session.feed_identities(msg, copy=False)
+        try:
+            request = self.session.deserialize(frames, content=False, copy=False)
+        except (ValueError, TypeError):
+            request = {}  # said below, and in full
+        if request.get("msg_type") != REQUEST:
+            await super().dispatch_control(msg)
+            return
+        assert self.outbox is not None
+        assert self.control_stream is not None
+        request = self.session.deserialize(frames, copy=False)
+        missed = self.outbox.since(request["content"]["seen"], request["content"]["identity"].encode())
+        content = {
+            "status": "ok",
+            "is_cut": missed.is_cut,
+            "messages": [[channel, [len(frame) for frame in frames]] for channel, frames in missed.messages],
+        }
+        data = b"".join(frame for _, frames in missed.messages for frame in frames)
+        reply = self.session.serialize(self.session.msg(REPLY, content, parent=request), ident=identities)
+        # Past the outbox: what it gives out need not be kept once more.
+        ZMQStream.send_multipart(self.control_stream, [*reply, data])
+
+    def pre_handler_hook(self) -> None:
+        """Note interrupts until the user's code runs; in place of ipykernel's, which has them raised anywhere."""
+        self.interrupts.begin()
+
+    def post_handler_hook(self) -> None:
+        """Have interrupts do nothing until there is something to interrupt."""
+        self.interrupts.end()
+
+    def _behind_gate(self, handler: Handler) -> Handler:
+        """Return *handler*, run in a section where that is needed, and open to interrupts."""
+
+        async def handle(stream: Any, identities: Any, request: dict[str, Any]) -> None:
+            try:
+                with self.interrupts.let_through():
+                    await handle_in_section(stream, identities, request)
+            except KeyboardInterrupt as error:
+                self.interrupts.hold()
+                self._reply_failed(stream, identities, request, error)
+
+        async def handle_in_section(stream: Any, identities: Any, request: dict[str, Any]) -> None:
+            with contextlib.ExitStack() as section:
+                assert self.gate is not None
+                # The main thread's operations outside cells open a section of their own.
+                if self.gate.needs_section or threading.current_thread() is not threading.main_thread():
+                    try:
+                        section.enter_context(self.gate.section())
+                    except _NOT_OPENED as error:
+                        self._reply_failed(stream, identities, request, error)
+                        return
+                result = handler(stream, identities, request)
+                if inspect.isawaitable(result):
+                    await result
+
+        return handle
+
+    def _reply_failed(self, stream: Any, identities: Any, request: dict[str, Any], error: BaseException) -> None:
+        kind, _, suffix = request["header"]["msg_type"].rpartition("_")
+        if suffix == "request" and self.session is not None:
+            content = {"status": "error", "ename": type(error).__name__, "evalue": str(error), "traceback": []}
+            self.session.send(stream, f"{kind}_reply", content, request, ident=identities)
+
+    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
+        """Run a cell; wherever an interrupt comes, there is a reply."""
+        try:
+            with contextlib.nullcontext() if silent or self.notice is None else self.notice.cell():
+                return await self._execute_in_section(code, silent, *args, **kwargs)
+        except KeyboardInterrupt as error:
+            self.interrupts.hold()
+            return self._fail({"execution_count": self.execution_count, "payload": []}, error)
+
+    async def _execute_in_section(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        assert self.gate is not None
+        if self.greeting is not None and not silent:
+            self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": self.greeting + "\n"})
+            self.greeting = None
+        section = contextlib.ExitStack()
+        try:
+            with self.interrupts.let_through():
+                section.enter_context(self.gate.section())
+        except _NOT_OPENED as error:
+            return self._fail({"execution_count": self.execution_count, "payload": []}, error)
+        used_before = self.gate.used_bytes
+        try:
+            reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+        finally:
+            section.close()
+            reap_adopted()
+        if reply["status"] == "ok":
+            assert isinstance(self.shell, SessionShell)
+            try:
+                self.shell.quota.check_growth(used_before, self.gate.used_bytes)
+            except torch.OutOfMemoryError as error:
+                return self._fail(reply, error)
+        return reply
+
+    def _fail(self, reply: dict[str, Any], error: BaseException) -> dict[str, Any]:
+        """Show *error* as a cell's, raised by none of its lines; return *reply* as that of a cell that failed."""
+        shell = self.shell
+        assert shell is not None
+        shell._showtraceback(type(error), error, shell.InteractiveTB.get_exception_only(type(error), error))
+        return {
+            **reply,
+            "status": "error",
+            "ename": type(error).__name__,
+            "evalue": str(error),
+            "traceback": shell._last_traceback or [],
+            "user_expressions": {},
+        }

@@ -1,0 +1,69 @@
+"""``%shared``: what the widgets show, as text, for consoles and for who would rather read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from sharedkernel.session.ui import device_status
+from sharedkernel.system.latch import Latch
+
+#: seconds to wait for the device's answer
+_ANSWER_TIMEOUT = 2.0
+_PARTS = ("usage", "queue", "lanes")
+_NO_ANSWER = "The device does not answer at the moment; your session is not affected. Try again."
+
+
+@magics_class
+class SharedMagics(Magics):
+    """Line magics about the shared device."""
+
+    @line_magic
+    def shared(self, words: str) -> None:
+        """Print this notebook's memory, its place in the queue, and the lanes of the last minutes.
+
+        ``%shared`` prints all of it, ``%shared usage``, ``%shared queue`` and ``%shared lanes`` a part.
+        ``%shared attach`` brings back the earlier session of this notebook, with its variables, in place of this one.
+
+        Raises
+        ------
+        UsageError
+            For a part that there is not.
+        """
+        if words.split() == ["attach"]:
+            print(device_status.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
+            return
+        parts = words.split() or list(_PARTS)
+        if unknown := [part for part in parts if part not in _PARTS]:
+            raise UsageError(
+                f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}, attach."
+            )
+        status = _newest_status()
+        if status is None:
+            print(_NO_ANSWER)  # noqa: T201
+            return
+        # Here, because nothing of it is needed before somebody asks.
+        from sharedkernel.widgets.lanes import lanes_text
+        from sharedkernel.widgets.render import queue_text, usage_text
+
+        texts = {"usage": usage_text, "queue": queue_text, "lanes": lanes_text}
+        print("\n\n".join(texts[part](status, device_status.session_id()) for part in parts))  # noqa: T201
+
+
+def _newest_status() -> dict[str, Any] | None:
+    """Return the status document of this moment; None when it does not come in time."""
+    answered = Latch()
+    documents: list[dict[str, Any]] = []
+
+    def take(status: dict[str, Any]) -> None:
+        documents.append(status)
+        answered.set()
+
+    unsubscribe = device_status.subscribe(take)
+    try:
+        answered.wait(_ANSWER_TIMEOUT)
+    finally:
+        unsubscribe()
+    return documents[-1] if documents else None

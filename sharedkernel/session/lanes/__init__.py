@@ -1,0 +1,1 @@
+"""A session's lane on a GPU: taken and handed over at boundaries."""

@@ -1,0 +1,218 @@
+"""What the gate tells a session's lane, from before there is one: the lane's memory is made when CUDA is first used.
+
+Until its user's code first touches the GPU a session has no context there, and must not make one by itself. Once it is
+assigned with lanes (:meth:`LaneTurns.enable`), its first grant sets up the arena and torch's pools, before the
+operation that wanted the grant. From then on all of torch's memory comes by page from the executor. Where that cannot
+be, torch's memory is its own as before; the executor is told why, and shows it in status.
+
+A turn is without a lane while threads of the user's are alive: they may use the device at any moment, also in somebody
+else's turn. If they appear in the middle of a turn, the lane stays this session's until they are gone.
+
+All calls but :meth:`LaneTurns.section_began` come from the main thread, with its signals held. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sharedkernel import protocol
+from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.drivers.base import Driver
+from sharedkernel.device_memory.drivers.cuda import CudaDriver
+from sharedkernel.device_memory.lane_memory import LaneMemory
+from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.session.lanes.memory import Channel, CudaMemory, ExecutorSupplier
+from sharedkernel.session.memory.cuda_meter import CudaMeter
+from sharedkernel.session.memory.torch_cuda import DEVICE
+from sharedkernel.session.offload import idleness
+
+log = logging.getLogger(__name__)
+
+#: names of threads that are told at most
+_MOST_NAMES = 3
+
+
+class LaneTurns:
+    """One session's way to its lane.
+
+    Parameters
+    ----------
+    torch
+        The module, or what stands in for it.
+    meter
+        Measures torch's allocator.
+    channel
+        To the executor.
+    make_driver
+        Makes the driver that maps memory in this process, once CUDA is in use.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        meter: CudaMeter,
+        channel: Channel,
+        make_driver: Callable[[], Driver] = lambda: CudaDriver(DEVICE),
+    ) -> None:
+        self._torch = torch
+        #: torch's allocator
+        self.cuda = meter.cuda
+        self._meter = meter
+        self._channel = channel
+        self._make_driver = make_driver
+        self._is_due = False
+        self._check_lanes = False
+        #: what the executor was last told
+        self._note: str | None = None
+        self._supplier = ExecutorSupplier(channel)
+        #: the session's device memory and its turns, once they are set up
+        self._lanes: LaneMemory | None = None
+        self.pages: CudaMemory | None = None
+
+    def enable(self, *, check_lanes: bool) -> None:
+        """Set lanes up when CUDA is first used; called once the session is assigned.
+
+        Parameters
+        ----------
+        check_lanes
+            Poison the lane at each hand-over.
+        """
+        self._is_due, self._check_lanes = True, check_lanes
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether something of this session's iteration may be in its lane."""
+        return self.pages is not None and self.pages.has_turn
+
+    @staticmethod
+    def is_called_back() -> bool:
+        """Whether torch's allocator is calling back in this thread: nothing may be done to its pools then."""
+        return is_called_back()
+
+    def take_refusal(self) -> BaseException | None:
+        """Return, once, why torch was given no memory; None when it was not refused any."""
+        return None if self._lanes is None else self._lanes.take_refusal()
+
+    # --- what the gate says -------------------------------------------------------------------------------------------
+
+    def section_began(self) -> None:
+        """Take note that other code begins to run than before."""
+        if self.pages is not None:
+            self.pages.section_began()
+
+    def turn_began(self, *, has_lane: bool = True) -> None:
+        """Take the lane that the grant is for, if there is one, and let iterations use it."""
+        if self._is_due:
+            self._is_due = False
+            self._set_up()
+        if self.pages is None:
+            return
+        note = _threads_alive()
+        if note is None:
+            self._safely("take its lane", functools.partial(self.pages.turn_began, has_lane=has_lane))
+            note = self.pages.off_reason
+        self._tell(note)
+
+    def boundary_passed(self) -> None:
+        """Take note of a boundary at which the grant is kept."""
+        if self.pages is not None:
+            self._safely("go on in its lane", self.pages.boundary_passed)
+
+    def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> bool:
+        """Take everything that lives out of the lane; return whether the grant may go.
+
+        Where it may go although the lane could not be handed over, that stays this session's: others do without.
+        """
+        if self.pages is None:
+            return True
+        if self.pages.has_turn and (note := _threads_alive()) is not None:
+            self._tell(note)
+            return True
+        result = self._safely("hand its lane over", functools.partial(self.pages.hand_over, at))
+        if result is None and self.pages.has_turn and self._is_device_lost():
+            self.pages.device_lost()
+        return True if result is None else result
+
+    def _is_device_lost(self) -> bool:
+        """Return whether nothing of this process runs on the device any more, after a fault there."""
+        try:
+            self.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+    # --- setting up ---------------------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        try:
+            self._torch.cuda.init()
+            with _disable_current_modes():
+                pools = TorchPools(
+                    self._torch,
+                    DEVICE,
+                    self.cuda.unseen,
+                    unnoticed=_disable_current_modes,
+                    has_threads=lambda: bool(idleness.user_threads()),
+                )
+                arena = Arena(self._make_driver())
+                self._lanes = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
+        except (SharedKernelError, RuntimeError, AttributeError) as error:  # torch and bindings may lack calls
+            log.warning("lanes cannot be used", exc_info=True)
+            self._tell(f"lanes cannot be used in its process: {error}")
+            return
+        self._lanes.watch_user_pools()
+        self._empty_cache_by_page(self._lanes)
+        self.pages = CudaMemory(self._lanes, self._supplier, self._channel, lambda: self.cuda.look().allocated)
+        self._meter.count_pages(self.pages)
+
+    def _empty_cache_by_page(self, lanes: LaneMemory) -> None:
+        """Let the user's `torch.cuda.empty_cache` give private pages back as well."""
+        cuda = self._torch.cuda
+        original = cuda.empty_cache
+
+        @functools.wraps(original)
+        def empty_cache() -> None:
+            original()
+            if threading.current_thread() is threading.main_thread():
+                lanes.trim()
+
+        cuda.empty_cache = cuda.memory.empty_cache = empty_cache
+
+    def _safely(self, what: str, step: Callable[[], Any]) -> Any:
+        """Do one step; if it fails, leave lanes alone from now on, and go on with memory of the session's own.
+
+        A fault of the device itself the user's next operation will meet, and say it better.
+        """
+        assert self._lanes is not None
+        try:
+            # What torch is asked for on the way is no operation of the user's, whose modes must not see it.
+            with _disable_current_modes():
+                return step()
+        except (SharedKernelError, RuntimeError) as error:
+            log.exception("could not %s", what)
+            self._lanes.turn_off(f"it could not {what}: {str(error).splitlines()[0] if str(error) else error!r}")
+            self._tell(self._lanes.off_reason)
+            return None
+
+    def _tell(self, note: str | None) -> None:
+        """Let the executor know why this session's iterations use no lane."""
+        if note != self._note:
+            self._note = note
+            self._channel.tell(protocol.LaneUnused(request=self._channel.number(), note=note))
+
+
+def _threads_alive() -> str | None:
+    """Return why others must not use the lane, if threads may use the device at any moment."""
+    threads = idleness.user_threads()
+    if not threads:
+        return None
+    names = ", ".join(threads[:_MOST_NAMES])
+    more = f" and {len(threads) - _MOST_NAMES} more" if len(threads) > _MOST_NAMES else ""
+    return f"threads of its own are alive, which may use the device at any time: {names}{more}."

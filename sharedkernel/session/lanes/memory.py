@@ -1,0 +1,350 @@
+"""Between a session's gate and its lane: turns, boundaries and hand-overs, with units fetched from the executor.
+
+The gate calls this in the main thread:
+
+========================  =============================================================================================
+a section begins          :meth:`CudaMemory.section_began`
+a grant was given         :meth:`CudaMemory.turn_began`, before the operation that wanted it
+a boundary is passed      :meth:`CudaMemory.boundary_passed`, with the grant kept
+the grant goes            :meth:`CudaMemory.hand_over`, before that is said; False: the grant has to be kept for now
+========================  =============================================================================================
+
+Where a lane cannot be had, iterations use memory of the session's own: never wrong, only dearer. What they leave
+unused of it goes back when the grant does. Once the lane has failed this session, it stays off, with the reason in
+`off_reason`.
+
+The limit on a session holds by page, where torch's allocator asks for more of them: torch's own figures count what a
+lane's addresses show as often as there are pools over it. What has to be moved out of a lane is given in any case: it
+is the user's, and is told to them as too much right after. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
+
+from sharedkernel import protocol
+from sharedkernel.device_memory.errors import OutOfDeviceMemory
+from sharedkernel.device_memory.lane_memory import LaneMemory
+from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
+from sharedkernel.device_memory.offload import Leaving
+from sharedkernel.device_memory.shelter import MemoryShelter
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
+from sharedkernel.session.memory.cuda_meter import PageBytes
+from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.system.latch import wait_for
+from sharedkernel.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+#: units asked for at a time: each comes with a descriptor
+UNITS_PER_REQUEST = MAX_DESCRIPTORS
+#: seconds for which room that a session was promised is waited for, and between two attempts to take it
+ROOM_PATIENCE, _ROOM_INTERVAL = 3.0, 0.05
+#: private bytes in which nothing lives that are worth giving back
+WORTH_FREEING = 32 << 20
+
+
+class Descriptor(Protocol):
+    """An open file of this process."""
+
+    def fileno(self) -> int:
+        """Return it."""
+
+
+class Channel(Protocol):
+    """The descriptor socket: :class:`~sharedkernel.ipc.fd_client.DescriptorClient`."""
+
+    def number(self) -> int:
+        """Return a number for a request."""
+
+    def request(self, message: Any) -> tuple[Any, Sequence[Descriptor]]:
+        """Return the answer and what came with it; raises SharedKernelError."""
+
+    def start(self, message: Any) -> Future[Any]:
+        """Begin a request; the answer comes in time, heeded or not."""
+
+    def tell(self, message: Any) -> None:
+        """Send, and ignore the answer."""
+
+
+class ExecutorSupplier:
+    """Brings units from the executor; see :class:`~sharedkernel.device_memory.segments.Supplier`.
+
+    Parameters
+    ----------
+    channel
+        To the executor.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        #: called with the bytes that torch is to get in the middle of a cell; refuses what is too much
+        self.check: Callable[[int], None] = lambda size: None
+
+    def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
+        """Return new private units of these sizes, in this order; raises SharedKernelError when there is no room.
+
+        The wait for the answer leaves the interpreter to other threads, also in the middle of an iteration. Memory
+        that is leased to the session may not be free yet, since others are still releasing it: the request is repeated
+        for up to `ROOM_PATIENCE` seconds.
+        """
+        if mid_iteration:
+            self.check(sum(sizes))
+        deadline = time.monotonic() + ROOM_PATIENCE
+        while True:
+            try:
+                return self._new_units(sizes)
+            except Refused as error:
+                if error.reason != OutOfDeviceMemory.reason or time.monotonic() > deadline:
+                    raise
+            time.sleep(_ROOM_INTERVAL)
+
+    def _new_units(self, sizes: Sequence[int]) -> list[GivenUnit]:
+        given: list[GivenUnit] = []
+        try:
+            for part in _parts(sizes):
+                message = protocol.WantPrivateUnits(request=self._channel.number(), sizes=list(part))
+                self._receive(message, given)
+        except BaseException:
+            for unit in given:
+                os.close(unit.descriptor)
+            self.let_go([unit.unit for unit in given])
+            raise
+        if given:
+            units = [unit.unit for unit in given]
+            # The descriptors keep the memory now, whatever happens to the executor.
+            self._channel.tell(protocol.UnitsImported(request=self._channel.number(), units=units))
+        return given
+
+    def lane_units(self, units: Sequence[int]) -> list[GivenUnit]:
+        """Return units of the lane that was taken."""
+        given: list[GivenUnit] = []
+        try:
+            for part in _parts(units):
+                message = protocol.FetchUnits(request=self._channel.number(), units=list(part))
+                self._receive(message, given)
+        except BaseException:
+            for unit in given:
+                os.close(unit.descriptor)
+            raise
+        return given
+
+    def let_go(self, units: Sequence[int]) -> None:
+        """Tell the executor that nothing of these units is left in this process."""
+        if units:
+            self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
+
+    def _receive(self, message: Any, given: list[GivenUnit]) -> None:
+        """Ask for units and add them to *given*; an interrupt ends the wait, wherever it comes, and loses none."""
+        coming: Future[Any] | None = None
+        is_over = False
+        try:
+            with signals_held():
+                coming = self._channel.start(message)
+            wait_for(coming)
+            with signals_held():
+                answer, descriptors = coming.result()
+                given += [
+                    GivenUnit(unit, size, os.dup(descriptor.fileno()))
+                    for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
+                ]
+                is_over = True
+        except KeyboardInterrupt:
+            if coming is not None and not is_over:
+                coming.add_done_callback(self._let_go_unheeded)
+            raise
+
+    def _let_go_unheeded(self, coming: Future[Any]) -> None:
+        """Let go of units that came after their wait was interrupted; of a lane's units none is lost by that."""
+        if coming.exception() is None:
+            self.let_go([unit for unit, _ in coming.result()[0].units])
+
+
+class CudaMemory:
+    """One session's turns in its lane.
+
+    Parameters
+    ----------
+    memory
+        The lane, private memory and pools.
+    supplier, channel
+        Bring units, and say whose turn it is.
+    allocated
+        Returns the bytes in torch's tensors.
+    """
+
+    def __init__(
+        self,
+        memory: LaneMemory,
+        supplier: ExecutorSupplier,
+        channel: Channel,
+        allocated: Callable[[], int] = lambda: 0,
+    ) -> None:
+        #: bytes that may be private to the session before an allocation fails; None: any number
+        self.limit_bytes: int | None = None
+        self._memory = memory
+        self._supplier = supplier
+        self._channel = channel
+        self._allocated = allocated
+        #: what the lane is made of that this process has mapped; None: none
+        self._layout: LaneLayout | None = None
+        supplier.check = self._check_limit
+
+    @property
+    def off_reason(self) -> str | None:
+        """Why this session shares no lane; None: it may."""
+        return self._memory.off_reason
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether something of this session's iteration may be in a lane."""
+        return self._memory.has_turn
+
+    @property
+    def private_bytes(self) -> int:
+        """What is charged to the session, by page."""
+        return self._memory.figures().private
+
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes of the lane that this process has mapped."""
+        return 0 if self._layout is None else self._layout.size
+
+    def look(self) -> PageBytes:
+        """Return where this session's bytes are."""
+        figures = self._memory.figures()
+        return PageBytes(private=figures.private, lane=self.lane_bytes, away=figures.away, held=figures.held)
+
+    def _check_limit(self, size: int) -> None:
+        if self.limit_bytes is not None and self.private_bytes + size > self.limit_bytes:
+            raise Refused(
+                f"{format_bytes(size)} more than {format_bytes(self.private_bytes)} are more than the "
+                f"{format_bytes(self.limit_bytes)} that this session may have.",
+                reason="quota",
+            )
+
+    # --- going away and coming back ---------------------------------------------------------------------------------
+
+    def prepare_offload(self) -> Leaving:
+        """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
+        self._leave()
+        return self._memory.prepare_offload(MemoryShelter)
+
+    def restore(self) -> None:
+        """Bring everything back.
+
+        Raises
+        ------
+        SharedKernelError
+            When there is no room, or the copy fails; everything is away as before.
+        """
+        self._memory.restore(self._supplier.private_units(self._memory.sizes_away(), mid_iteration=False))
+
+    # --- what the gate says ---------------------------------------------------------------------------------------
+
+    def section_began(self) -> None:
+        """Take note that other code begins to run than before."""
+        self._memory.start_job()
+        self._memory.take_refusal()  # nobody asked about it
+
+    def turn_began(self, *, has_lane: bool = True) -> None:
+        """Take the lane that the grant is for, if there is one, and let iterations use it."""
+        if self.has_turn:  # the grant went without it
+            return
+        if self.off_reason is not None or not has_lane:
+            self._leave()
+            return
+        taken = None
+        try:
+            taken, _ = self._channel.request(protocol.TakeLane(request=self._channel.number()))
+            layout = LaneLayout(taken.lane, taken.version, tuple(UnitInfo(unit, size) for unit, size in taken.units))
+            has = self._memory.lane_units
+            missing = [unit.unit for unit in layout.units if unit.unit not in has]
+            self._memory.set_lane(layout, self._supplier.lane_units(missing))
+            self._layout = layout
+            self._memory.begin_turn(must_scrub=taken.must_scrub)
+        except Refused as error:
+            log.info("this turn is without a lane: %s", error)
+            self._did_not_begin(taken)
+        except SharedKernelError as error:
+            log.warning("this turn is without a lane: %s", error)
+            self._did_not_begin(taken)
+        else:
+            self._memory.begin_iteration()
+
+    def _did_not_begin(self, taken: Any) -> None:
+        if taken is not None:
+            self._say_handed_over(unused=True)
+        self._leave()
+
+    def _say_handed_over(self, *, unused: bool = False) -> None:
+        try:
+            self._channel.request(protocol.LaneHandedOver(request=self._channel.number(), unused=unused))
+        except SharedKernelError as error:  # until it is said nobody else uses the lane: dearer, not wrong
+            log.warning("the lane's hand-over was not heard: %s", error)
+
+    def boundary_passed(self) -> None:
+        """Take note of a boundary at which the grant is kept.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            When the user interrupts a wait for memory; nothing is lost.
+        """
+        try:
+            self._memory.next_iteration()
+        except SharedKernelError as error:  # no room for what the first iterations left: they go on as they are
+            log.info("the lane's first iterations go on: %s", error)
+
+    def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> bool:
+        """Take everything that lives out of the lane; return whether the grant may go.
+
+        It may not while a CUDA graph is captured, nor while there is no room for what has to be moved out; a later
+        boundary will do. A grant that goes all the same leaves the lane to nobody, since the executor is told of the
+        hand-over apart. At the end of a cell the lane is left, so that what others do with it needs nobody to wake.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            When the user interrupts a wait for memory; the lane is still this session's.
+        """
+        had_turn = self.has_turn
+        try:
+            self._memory.hand_over(at)
+        except SharedKernelError as error:
+            log.info("the grant is kept: %s", error)
+            return False
+        if had_turn:
+            self._say_handed_over()
+        if at == "cell":
+            self._leave()
+        if at == "cell" or not had_turn:
+            self._give_back()
+        return True
+
+    def device_lost(self) -> None:
+        """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
+        self._memory.give_turn_up()
+        self._layout = None
+        self._say_handed_over()
+
+    def _give_back(self) -> None:
+        """Let go of private memory in which nothing lives: others were promised it."""
+        if self.private_bytes - self._allocated() >= WORTH_FREEING:
+            self._memory.trim()
+
+    def _leave(self) -> None:
+        if self._layout is not None:
+            self._layout = None
+            self._memory.leave_lane()
+
+
+def _parts(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(items), UNITS_PER_REQUEST):
+        yield items[start : start + UNITS_PER_REQUEST]

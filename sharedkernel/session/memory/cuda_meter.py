@@ -1,0 +1,360 @@
+"""How much device memory a session uses, on a GPU: torch's own figures, and NVML's for the rest.
+
+Torch counts every byte of its tensors, and their peak, itself; so nothing has to be sampled but the figure that is on
+view. *Persistent* and *ephemeral* are as on the host: what is allocated at a boundary, and the peak beyond it.
+*Framework* is what the process holds besides torch's allocator: the context, libraries' code, and whatever other
+libraries allocate. NVML tells it where it can tell processes apart; elsewhere it is what the device lacked more after
+the context was made than before, which others may disturb, and where even that makes no sense a usual figure.
+
+The session's allowance holds by a limit on torch's allocator. Before the grant is given back the device is waited for,
+so that nothing of this session runs in another's turn. Where lanes' bytes are not shared, what torch keeps for the next
+tensors is freed then as well: the others were promised it.
+
+Where they are shared (:meth:`CudaMeter.count_pages`), it is pages that count: persistent is what is private to the
+session by page, and what torch has from elsewhere (for CUDA graphs, and pools of the user's); the limit is where the
+pages come from. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sharedkernel.device_memory.layout import lane_for
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.session.memory.host_meter import CLOCK_INTERVAL, DECAY, SETTLE_INTERVAL, STABLE_AFTER
+from sharedkernel.session.memory.torch_cuda import AllocatorBytes, TorchCuda
+from sharedkernel.system.nvml import Gpu, GpuSample
+
+log = logging.getLogger(__name__)
+
+#: a context and libraries' code, where nothing better is known
+USUAL_CONTEXT_BYTES = 600 << 20
+#: what a difference of the device's free bytes must be between to pass for a context
+_PLAUSIBLE_CONTEXT = range(64 << 20, 2 << 30)
+#: kept bytes that are not worth freeing when the grant is given back
+_WORTH_FREEING_BYTES = 32 << 20
+
+
+class Device(Protocol):
+    """What NVML tells: :class:`sharedkernel.system.nvml.Gpu`."""
+
+    def sample(self) -> GpuSample:
+        """Look at the GPU."""
+
+
+def find_gpu() -> Gpu | None:
+    """Return this session's GPU as NVML sees it; None where NVML cannot be used."""
+    try:
+        return Gpu(os.environ.get("CUDA_VISIBLE_DEVICES", "cuda:0"))
+    except SharedKernelError as error:
+        log.warning("framework memory is estimated: %s", error)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBytes:
+    """Where torch's memory is that comes by page, in bytes."""
+
+    #: mapped, and private to the session
+    private: int = 0
+    #: of the lane that is mapped
+    lane: int = 0
+    #: moved off the device at unchanged addresses, which torch still counts
+    away: int = 0
+    #: what torch counts as held of all this
+    held: int = 0
+
+
+class Pages(Protocol):
+    """Where torch's memory comes from that is shared: :class:`sharedkernel.session.lanes.memory.CudaMemory`."""
+
+    #: bytes that may be private to the session; None: any number
+    limit_bytes: int | None
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether iterations use a lane now; if not, they use private memory."""
+
+    def look(self) -> PageBytes:
+        """Return the figures of now."""
+
+
+class CudaMeter:
+    """Measures one session on a GPU.
+
+    Parameters
+    ----------
+    page
+        Shown there: persistent, live, ephemeral, framework and reserved bytes.
+    cuda
+        Torch's allocator.
+    find_device
+        Opens NVML, at CUDA's first use; None where that fails.
+    gives_back
+        Free what torch keeps whenever the grant is given back.
+    """
+
+    def __init__(
+        self,
+        page: Page,
+        cuda: TorchCuda,
+        find_device: Callable[[], Device | None] = find_gpu,
+        *,
+        gives_back: bool = True,
+    ) -> None:
+        #: called about ten times a second while a grant is held (on the meter's thread)
+        self.on_clock: Callable[[], None] = lambda: None
+        #: called with the bytes in use at each look (on the meter's thread)
+        self.on_sample: Callable[[int], None] = lambda used: None
+        self._pages: Pages | None = None
+        self._words = page.words
+        #: torch's allocator
+        self.cuda = cuda
+        self._find_device = find_device
+        self._device: Device | None = None
+        self._gives_back = gives_back
+        self._allowance: Allowance | None = None
+        self._persistent = 0
+        #: in tensors when that was measured; where pages count it is another figure
+        self._stays = 0
+        self._ephemeral: int | None = None
+        self._framework = 0
+        #: what the context took when it was made; framework memory is never less
+        self._context = 0
+        #: it was made at first use, or NVML has listed this process since
+        self._has_context = True
+        self._quiet_looks = 0
+        self._is_unsettled = False
+        self._holding = threading.Event()
+        self._clock: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to measure."""
+        self.cuda.install(self._on_first_use)
+        self.start_over()
+        self._clock = threading.Thread(target=self._run_clock, name="sharedkernel-meter", daemon=True)
+        self._clock.start()
+
+    def start_over(self) -> None:
+        """Take note that the session is its user's from now on: it has nothing on the device yet."""
+        self._words[Word.FRAMEWORK] = self._framework
+
+    @property
+    def memory(self) -> Memory:
+        """The figures last measured."""
+        ephemeral = self._ephemeral
+        if self._pages is not None and ephemeral is not None:
+            ephemeral = lane_for(ephemeral)
+        return Memory(persistent=self._persistent, ephemeral=ephemeral, framework=self._framework)
+
+    def count_pages(self, pages: Pages) -> None:
+        """Take what is charged from *pages* from now on, and let them keep to the limit."""
+        self._pages = pages
+        self._bind()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in tensors now."""
+        away = 0 if self._pages is None else self._pages.look().away
+        return max(0, self.cuda.look().allocated - away)
+
+    def _weigh(self, now: AllocatorBytes) -> tuple[int, int]:
+        """Return the bytes that are this session's own, and all bytes of the device that torch has."""
+        if self._pages is None:
+            return now.allocated, now.reserved
+        pages = self._pages.look()
+        elsewhere = max(0, now.reserved - pages.held)
+        return pages.private + elsewhere, pages.private + elsewhere + pages.lane
+
+    def data_bytes(self) -> int:
+        """Return 0: the process's own memory is not the device's."""
+        return 0
+
+    def allow(self, allowance: Allowance) -> None:
+        """Take note of how far this session may grow (any thread).
+
+        A larger limit holds at once, since memory may come back before there is a grant; a smaller one from the next
+        grant on, so that it breaks no iteration that was granted more.
+        """
+        before, self._allowance = self._allowance, allowance
+        if before is not None and allowance.limit_bytes > before.limit_bytes:
+            self._bind()
+
+    def _bind(self, *, is_first_use: bool = False) -> None:
+        """Let torch hold what is allowed, or take so many pages."""
+        if self._allowance is None:
+            return
+        if self._pages is None:
+            self.cuda.limit(self._allowance.limit_bytes, is_first_use=is_first_use)
+        else:
+            self.cuda.limit(None)
+            self._pages.limit_bytes = self._allowance.limit_bytes
+
+    # --- grants -------------------------------------------------------------------------------------------------------
+
+    def grant_began(self) -> None:
+        """Start a new peak, within the present allowance."""
+        self.cuda.begin_use()
+        self._bind()
+        now = self.cuda.take()
+        self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
+        self._holding.set()
+
+    def grant_ended(self, *, at_boundary: bool) -> int:
+        """Wait for the device; return the live bytes beyond persistent, which at a boundary are none.
+
+        Only at a boundary does what is in use count as persistent: in the middle of an iteration most of it is not.
+        The grant ends even if what ran on the device failed: the user's next operation will say so.
+        """
+        self._holding.clear()
+        with contextlib.suppress(RuntimeError):
+            self.cuda.synchronize()
+            if self._gives_back and self._pages is None and self._is_worth_freeing():
+                self.cuda.give_back()
+        now = self.cuda.take()
+        own, held = self._weigh(now)
+        if at_boundary:
+            self._split(now, own)
+            self._show(0, held)
+            return 0
+        if now.peak > self._stays + (self._ephemeral or 0):
+            self._ephemeral = now.peak - self._stays
+        live = max(0, own - self._persistent)
+        self._show(live, held)
+        return live
+
+    def _is_worth_freeing(self) -> bool:
+        now = self.cuda.look()
+        return now.reserved - now.allocated >= _WORTH_FREEING_BYTES
+
+    def boundary_measured(self) -> None:
+        """Measure at a boundary, with the grant kept."""
+        now = self.cuda.take()
+        own, held = self._weigh(now)
+        if self._pages is not None and not self._pages.has_turn:
+            # What its iterations take is private as well, but charged as the lane that it has not got.
+            own = min(own, now.allocated)
+        self._split(now, own)
+        self._show(0, held)
+
+    def _split(self, now: AllocatorBytes, charged: int) -> None:
+        """Take what is charged at a boundary for persistent, and the peak beyond what is in use for ephemeral."""
+        self._set_persistent(charged)
+        self._stays = now.allocated
+        seen = max(0, now.peak - now.allocated)
+        if self._ephemeral is None or seen >= self._ephemeral:
+            if seen > (self._ephemeral or 0) * 17 // 16:
+                self._quiet_looks = 0
+            self._ephemeral = seen
+        else:
+            self._ephemeral = round(seen + (self._ephemeral - seen) * DECAY)
+        self._quiet_looks += 1
+        self._words[Word.EPHEMERAL] = self._ephemeral
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the peak has not risen for a while."""
+        return self._quiet_looks >= STABLE_AFTER
+
+    def look_closely(self) -> None:
+        """Take note that other code may run now."""
+        self._quiet_looks = 0
+
+    def source_read(self, source: str) -> None:
+        """Do nothing: torch knows the peak, whatever runs."""
+
+    def forget_peak(self) -> bool:
+        """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything."""
+        needed = bool(self._ephemeral)
+        self._ephemeral = 0
+        self._words[Word.EPHEMERAL] = 0
+        return needed
+
+    def measure_idle(self) -> None:
+        """Measure between cells, when everything in use is persistent."""
+        now = self.cuda.look()
+        own, held = self._weigh(now)
+        self._set_persistent(own)
+        self._stays = now.allocated
+        self._show(0, held)
+
+    def went_away(self, size: int) -> None:
+        """Take note that *size* bytes were moved off the device."""
+        self.measure_idle()
+        self._measure_framework()
+
+    def came_back(self) -> None:
+        """Take note that everything is back."""
+        self.measure_idle()
+
+    def utilisation(self) -> float | None:
+        """Return None: how busy the GPU is the executor sees."""
+        return None
+
+    def _set_persistent(self, used: int) -> None:
+        self._persistent = used
+        self._words[Word.PERSISTENT] = used
+
+    def _show(self, live: int, reserved: int) -> None:
+        self._words[Word.LIVE] = live
+        self._words[Word.RESERVED] = reserved
+
+    # --- framework memory ---------------------------------------------------------------------------------------------
+
+    def _on_first_use(self) -> None:
+        """Measure what a context takes: this is called where torch would make it next, and must not fail."""
+        try:
+            self._device = self._find_device()
+            before = None if self._device is None else self._device.sample().free_bytes
+            after = self.cuda.free_bytes()  # makes the context
+            lacking = 0 if before is None else before - after
+            self._context = lacking if lacking in _PLAUSIBLE_CONTEXT else USUAL_CONTEXT_BYTES
+            self._bind(is_first_use=True)  # the operation that makes the context may ask for too much already
+        except Exception:
+            # Whatever it is, the user's own operation will meet it, and say it better.
+            log.exception("framework memory could not be measured")
+            self._context = USUAL_CONTEXT_BYTES
+            self._has_context = False
+        self._framework = self._context
+        self._measure_framework()
+
+    def _measure_framework(self) -> None:
+        """Take what NVML says this process holds beyond torch's allocator, where it says anything of it."""
+        self._is_unsettled = False
+        if self._device is None:
+            self._words[Word.FRAMEWORK] = self._framework
+            return
+        with contextlib.suppress(SharedKernelError):
+            processes = self._device.sample().processes
+            own = None if processes is None else processes.get(os.getpid())
+            if own is None and processes is not None and not self._has_context:
+                # Nothing is held where there was no room for a context; a later operation may still make it.
+                self._framework = 0
+            if own is not None:
+                self._has_context = True
+                # Whether NVML counts memory that sessions share for each of them is not known; too much is safe.
+                self._framework = max(own - self._weigh(self.cuda.look())[1], min(self._context, own))
+        self._words[Word.FRAMEWORK] = self._framework
+
+    def _run_clock(self) -> None:
+        """Tick while a grant is held, and show what is live then; measure framework memory once nothing runs."""
+        idle = threading.Event()
+        while True:
+            if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
+                self._measure_framework()
+                continue
+            self._is_unsettled = True
+            idle.wait(CLOCK_INTERVAL)
+            if self._holding.is_set():
+                self.on_clock()
+                now = self.cuda.look()
+                self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
+                self.on_sample(now.allocated)

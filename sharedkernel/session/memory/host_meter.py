@@ -1,0 +1,344 @@
+"""How much device memory a session uses, on the host device: bytes in use on the C heap.
+
+On the host device a tensor is ordinary memory, so the meter reads `mallinfo2` (glibc): exact, 0.4 to 10 µs a call, or
+some milliseconds where the heap has many free pieces.
+What is in use at a boundary or at a cell's end is *persistent*; the largest excess over that while a grant is held is
+*ephemeral*, seen by a thread that samples every few milliseconds while the profile is young and seldom once it is
+stable (within 0.3 % of the true peak for iterations longer than 5 ms). Arrays of other libraries count as well:
+they take the same memory. What the process had in use when it was given to its user is its baseline, and belongs to
+*framework* memory together with all else that the process keeps to itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.shelf.memory import bytes_mapped_alone
+from sharedkernel.system.malloc import trim
+
+#: seconds between samples while the profile is young, and once it is stable
+YOUNG_INTERVAL, STABLE_INTERVAL = 0.002, 0.05
+#: seconds between calls of `on_clock`
+CLOCK_INTERVAL = 0.1
+#: seconds after the last grant until framework memory is measured anew
+SETTLE_INTERVAL = 2.0
+#: samples without a new peak after which a profile is stable
+STABLE_AFTER = 100
+#: of these, how many a source gets whose profile was stable when it ran last; and how many such sources are remembered
+GLANCES, _MOST_SOURCES = 10, 256
+#: how many times longer than a sample took the pause after it is at least; and for how many seconds at most
+PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
+#: how much of the distance to a smaller peak the ephemeral figure keeps at each measurement
+DECAY = 0.98
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+#: `mallopt` parameters and their values. Memory freed by an iteration stays on the heap for the next one, instead of
+#: going back to the system and coming anew page by page (twice as many page faults as an unforked process, and 8 % of
+#: the speed of a small CNN); what is left over goes back once the session has settled. And there are at most
+#: two heaps: free memory of one (64 MiB with this padding) counts against the limit on private memory, and threads of
+#: the other cannot use it. With a single heap, autograd's thread waits for the main thread's lock
+#: (docs/decisions/2026-11-23-last-bytes.md).
+_HEAP = {
+    -3: 256 << 20,  # M_MMAP_THRESHOLD
+    -1: 512 << 20,  # M_TRIM_THRESHOLD
+    -2: 64 << 20,  # M_TOP_PAD
+    -8: 2,  # M_ARENA_MAX
+}
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+_libc = ctypes.CDLL(None)
+# Called with the interpreter's lock held. Letting go of it for a microsecond every few milliseconds starves all other
+# threads: each is woken before its patience (5 ms) ends, comes too late, and begins to wait anew.
+_mallinfo2 = ctypes.PyDLL(None).mallinfo2
+_mallinfo2.restype = _MallInfo
+
+
+# Without it: the heap has a lock of its own, for which any but the allocating thread may wait, and the call walks along
+# all free pieces, which takes milliseconds after many small operations. All of Python would wait meanwhile.
+_mallinfo2_unlocked = ctypes.CDLL(None).mallinfo2
+_mallinfo2_unlocked.restype = _MallInfo
+
+
+def set_up_heap() -> None:
+    """Make the heaps keep what is freed, and have two of them at most (before any thread is started)."""
+    for parameter, value in _HEAP.items():
+        _libc.mallopt(parameter, value)
+
+
+def bytes_in_use() -> int:
+    """Return the bytes in use on this process's C heap."""
+    info = _mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def bytes_kept_apart(in_use: int) -> int:
+    """Return the private writable bytes of this process that are not *in_use* on its heap and cannot become so.
+
+    This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data. Free heap memory
+    is not counted, since an allocation may be served from it.
+    """
+    return max(0, _data_bytes() - in_use - int(_mallinfo2().fordblks))
+
+
+def limit_headroom() -> int | None:
+    """Return the bytes by which this process's heap can grow under its limit on private memory; None: it has none."""
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return limit - _data_bytes() + int(_mallinfo2().keepcost)  # what is free at the heap's end is taken first
+
+
+def _data_bytes() -> int:
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[5]) * _PAGE_BYTES
+
+
+def free_heap_bytes() -> int:
+    """Return the bytes of the heap that are free, given back to the system but for their addresses (milliseconds).
+
+    They cost nothing then, but still count against a limit on private memory; and as they may lie in many places, a
+    large allocation may not fit in any of them.
+    """
+    trim()
+    return int(_mallinfo2().fordblks)
+
+
+def private_bytes() -> int:
+    """Return the memory that would be free if this process were gone (a few milliseconds)."""
+    total = 0
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith(("Private_Clean:", "Private_Dirty:")):
+            total += int(line.split()[1]) * 1024
+    return total - bytes_mapped_alone()
+
+
+class HostMeter:
+    """Measures one session on the host device.
+
+    Parameters
+    ----------
+    page
+        Shown there: persistent, live, ephemeral and framework bytes.
+    """
+
+    def __init__(self, page: Page) -> None:
+        #: called about ten times a second while a grant is held (on the meter's thread)
+        self.on_clock: Callable[[], None] = lambda: None
+        #: called with the bytes in use at each sample (on the meter's thread)
+        self.on_sample: Callable[[int], None] = lambda used: None
+        self._words = page.words
+        self._baseline = 0
+        #: bytes that the heap counts as in use, and that were moved away
+        self._away = 0
+        self._persistent = 0
+        self._ephemeral: int | None = None
+        self._framework = 0
+        self._peak = 0
+        #: peak of an iteration that was interrupted; how much of it stays, only its boundary tells
+        self._interrupted_peak = 0
+        self._quiet_samples = 0
+        #: hash of what runs, and of the sources whose profiles have become stable, the oldest first
+        self._source: str | None = None
+        self._stable_sources: dict[str, None] = {}
+        #: a grant was held since framework memory was measured
+        self._is_unsettled = False
+        self._held_since = 0.0
+        self._cpu_since = 0.0
+        self._holding = threading.Event()
+        self._sampler: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to measure, and to sample whenever a grant is held."""
+        self.start_over()
+        self._sampler = threading.Thread(target=self._sample, name="sharedkernel-meter", daemon=True)
+        self._sampler.start()
+
+    def start_over(self) -> None:
+        """Take what is in use now as the baseline: it is nobody's data."""
+        self._baseline = bytes_in_use()
+        self._framework = private_bytes()
+        self._words[Word.FRAMEWORK] = self._framework
+
+    @property
+    def memory(self) -> Memory:
+        """The figures last measured."""
+        ephemeral = self._ephemeral
+        if self._interrupted_peak:
+            ephemeral = max(ephemeral or 0, self._interrupted_peak - self._persistent)
+        return Memory(persistent=self._persistent, ephemeral=ephemeral, framework=self._framework)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use now, beyond the baseline."""
+        return max(0, bytes_in_use() - self._baseline - self._away)
+
+    @property
+    def is_stable(self) -> bool:
+        """The peak has not risen for a while."""
+        return self._quiet_samples >= STABLE_AFTER
+
+    def data_bytes(self) -> int:
+        """Return what a limit on this process's private memory must allow besides persistent and ephemeral bytes."""
+        in_use = max(0, bytes_in_use() - self._away)
+        return bytes_kept_apart(in_use) + min(in_use, self._baseline)
+
+    def grant_began(self) -> None:
+        """Start to look for the peak."""
+        self._peak = used = self.used_bytes
+        self._words[Word.LIVE] = max(0, used - self._persistent)
+        self._held_since, self._cpu_since = time.monotonic(), time.process_time()
+        self._holding.set()
+
+    def grant_ended(self, *, at_boundary: bool) -> int:
+        """Stop looking; return the live bytes beyond persistent, which at a boundary are none.
+
+        Only at a boundary does what is in use count as persistent: in the middle of an iteration most of it is not.
+        """
+        self._holding.clear()
+        used = self.used_bytes
+        self._peak = max(self._peak, used)
+        if not at_boundary:
+            self._interrupted_peak = max(self._interrupted_peak, self._peak)
+            live = max(0, used - self._persistent)
+            self._words[Word.LIVE] = live
+            return live
+        self._split(used)
+        return 0
+
+    def boundary_measured(self) -> None:
+        """Measure at a boundary, with the grant kept."""
+        used = self.used_bytes
+        self._split(used)
+        self._peak = used
+
+    def _split(self, used: int) -> None:
+        """Take what is in use at a boundary for persistent, and the peak beyond it for ephemeral."""
+        self._set_persistent(used)
+        seen = max(0, self._peak - used, self._interrupted_peak - used)
+        self._interrupted_peak = 0
+        if self._ephemeral is None or seen >= self._ephemeral:
+            self._ephemeral = seen
+        elif self._quiet_samples < STABLE_AFTER:  # samples taken seldom miss peaks: they show no decline
+            self._ephemeral = round(seen + (self._ephemeral - seen) * DECAY)
+        self._words[Word.EPHEMERAL] = self._ephemeral
+        self._words[Word.LIVE] = 0
+
+    def look_closely(self) -> None:
+        """Sample often again: other code may run now."""
+        if self.is_stable and self._source is not None:
+            self._stable_sources[self._source] = None
+            if len(self._stable_sources) > _MOST_SOURCES:
+                del self._stable_sources[next(iter(self._stable_sources))]
+        self._quiet_samples, self._source = 0, None
+
+    def source_read(self, source: str) -> None:
+        """Sample often for a moment only if *source* has been measured before, and for longer where its peak rises.
+
+        Each sample takes the interpreter from the code that runs.
+        """
+        if self._source is None:  # what it runs itself belongs to it
+            self._source = source
+            if source in self._stable_sources:
+                self._quiet_samples = STABLE_AFTER - GLANCES
+
+    def forget_peak(self) -> bool:
+        """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything."""
+        needed = bool(self._ephemeral)
+        self._ephemeral = 0
+        self._words[Word.EPHEMERAL] = 0
+        return needed
+
+    def measure_idle(self) -> None:
+        """Measure between cells, when everything in use is persistent."""
+        self._interrupted_peak = 0
+        self._set_persistent(self.used_bytes)
+
+    def went_away(self, size: int) -> None:
+        """Take note that *size* bytes were moved away, at unchanged addresses."""
+        self._away = size
+        self._words[Word.LIVE] = 0
+        self.measure_idle()
+        self._measure_framework()
+
+    def came_back(self) -> None:
+        """Take note that what was away is back."""
+        self._away = 0
+        self._is_unsettled = True
+        self.measure_idle()
+
+    def allow(self, allowance: Allowance) -> None:
+        """Set the limit on this process, where the executor could not do that from outside."""
+        if allowance.data_limit_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (allowance.data_limit_bytes, resource.RLIM_INFINITY))
+
+    def utilisation(self) -> float | None:
+        """Return processor-seconds per second held and processor since the grant began, or this was asked last.
+
+        None if held too briefly.
+        """
+        now, used = time.monotonic(), time.process_time()
+        held, busy = now - self._held_since, used - self._cpu_since
+        if held < 0.005:
+            return None
+        self._held_since, self._cpu_since = now, used
+        return min(1.0, busy / held / (os.cpu_count() or 1))
+
+    def _set_persistent(self, used: int) -> None:
+        self._persistent = used
+        self._words[Word.PERSISTENT] = used
+
+    def _measure_framework(self) -> None:
+        """Measure what the process keeps apart from tensors (a few milliseconds, so only while nothing runs)."""
+        self._is_unsettled = False
+        trim()
+        away = self._away
+        framework = max(0, private_bytes() - self.used_bytes)
+        if away != self._away:  # the main thread has moved memory meanwhile: the two figures do not belong together
+            return
+        self._framework = framework
+        self._words[Word.FRAMEWORK] = self._framework
+
+    def _sample(self) -> None:
+        last_tick = sample_at = 0.0
+        while True:
+            if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
+                if not self._away:  # it may be on its way back, a part of it there and none of it counted
+                    self._measure_framework()
+                continue
+            self._is_unsettled = True
+            if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:
+                last_tick = now
+                self.on_clock()
+            if now < sample_at:
+                time.sleep(min(sample_at - now, CLOCK_INTERVAL))
+                continue
+            begun = time.thread_time()
+            info = _mallinfo2_unlocked()
+            cost = time.thread_time() - begun
+            used = max(0, int(info.uordblks + info.hblkhd) - self._baseline - self._away)
+            self._peak = max(self._peak, used)
+            # A peak that is hardly higher than those before is chance, no reason to look closely again.
+            known = self._persistent + (self._ephemeral or 0)
+            if used > known + (known >> 4):
+                self._quiet_samples = 0
+            self._quiet_samples += 1
+            self.on_sample(used)
+            self._words[Word.LIVE] = max(0, used - self._persistent)
+            sample_at = now + min(PAUSE_OVER_COST * cost, LONGEST_PAUSE)
+            time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)

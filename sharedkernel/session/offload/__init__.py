@@ -1,0 +1,1 @@
+"""Moving a session's tensors off its device and back, and when."""

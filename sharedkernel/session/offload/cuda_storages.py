@@ -1,0 +1,221 @@
+"""Move tensors off a GPU into the host's memory and back, storage by storage, where addresses need not stay.
+
+A storage is copied out, resized to nothing and, when it comes back, resized and filled again. Tensors, views,
+gradients and what autograd saved go on to share it and notice nothing. Its address changes, though, so nothing moves
+where something may have remembered one: a CUDA graph, or a library that can share torch's memory.
+
+It is the way of a session whose memory does not come from an arena; an arena moves pages at unchanged addresses
+(:mod:`sharedkernel.device_memory.offload`). Copies go through pageable memory, so it is not the fastest way. Not yet
+run on a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sharedkernel.session.memory.meters import Meter
+from sharedkernel.session.offload import storages
+from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
+from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, Absent, Departing
+from sharedkernel.units import format_bytes
+
+#: libraries whose arrays may share a tensor's memory by its address
+SHARING_LIBRARIES = ("cupy", "jax", "numba.cuda", "cudf", "pycuda", "tensorflow", "warp", "rmm")
+#: part of the host's free memory that is left alone
+_LEFT_FREE = 0.1
+
+Pair = tuple[torch.UntypedStorage, torch.UntypedStorage]
+
+
+class StoragesAway:
+    """Storages that are empty, and what was in them.
+
+    Parameters
+    ----------
+    pairs
+        Each storage, and its bytes in the host's memory.
+    """
+
+    def __init__(self, pairs: list[Pair]) -> None:
+        self._pairs = pairs
+        #: bytes moved away
+        self.size = sum(kept.nbytes() for _, kept in pairs)
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Bring everything back.
+
+        Parameters
+        ----------
+        pause
+            Called between two storages with the bytes that are back; what it raises undoes all of it.
+
+        Raises
+        ------
+        RestoreFailed
+            When the device has no room.
+        """
+        done = 0
+        try:
+            for storage, kept in self._pairs:
+                pause(done)
+                # no operation of the user's, for which the gate would want a grant
+                with _disable_current_modes():
+                    storage.resize_(kept.nbytes())
+                    storage.copy_(kept)
+                done += kept.nbytes()
+        except BaseException as error:
+            # Nobody has written to what is back, so it can go again without another copy.
+            for storage, _ in self._pairs:
+                storage.resize_(0)
+            if isinstance(error, RuntimeError):
+                raise RestoreFailed(
+                    f"{format_bytes(self.size)} of this notebook's memory could not be brought back to the device: "
+                    f"{str(error).splitlines()[0]} It is kept in the host's memory: run the cell again."
+                ) from error
+            raise
+        self._pairs.clear()
+
+
+class StoragesDeparting:
+    """Storages on their way out.
+
+    Parameters
+    ----------
+    found
+        What to move.
+    give_back
+        Frees what torch's allocator keeps.
+    """
+
+    def __init__(self, found: list[torch.UntypedStorage], give_back: Callable[[], None]) -> None:
+        self._found = found
+        self._give_back = give_back
+        self._copies: list[torch.UntypedStorage] = []
+        self._stopped = False
+        #: bytes to move
+        self.size = sum(storage.nbytes() for storage in found)
+
+    @property
+    def is_stopped(self) -> bool:
+        """It cannot be left any more."""
+        return self._stopped
+
+    def write(self) -> None:
+        """Copy everything to the host's memory (any thread).
+
+        Raises
+        ------
+        CannotOffload
+            When that has no room, or it was stopped.
+        """
+        try:
+            for storage in self._found:
+                if self._stopped:
+                    raise CannotOffload("Its code runs.", reason="busy")
+                copy = torch.UntypedStorage(storage.nbytes())
+                with _disable_current_modes():
+                    copy.copy_(storage)
+                self._copies.append(copy)
+        except RuntimeError as error:
+            self._copies.clear()
+            first_line = str(error).splitlines()[0]
+            raise CannotOffload(f"Its memory could not be copied to the host: {first_line}", reason="memory") from error
+
+    def stop(self) -> None:
+        """Make :meth:`write` end soon (any thread)."""
+        self._stopped = True
+
+    def leave(self) -> Absent:
+        """Free the memory (in the main thread, when all is copied and nothing changed since it began)."""
+        pairs = list(zip(self._found, self._copies, strict=True))
+        for storage, _ in pairs:
+            storage.resize_(0)
+        self._give_back()
+        return StoragesAway(pairs)
+
+    def give_up(self) -> None:
+        """Forget the copies; the memory was never gone."""
+        self._copies.clear()
+
+
+class StorageMover:
+    """Moves tensors of a GPU to the host's memory.
+
+    Parameters
+    ----------
+    meter
+        Tells what stayed besides tensors.
+    give_back
+        Frees what torch's allocator keeps.
+    kind
+        Of the device whose storages move, as torch calls it.
+    """
+
+    #: torch's allocator gives storages other addresses when they come back
+    keeps_addresses = False
+
+    def __init__(self, meter: Meter, give_back: Callable[[], None], kind: str = "cuda") -> None:
+        self._meter = meter
+        self._give_back = give_back
+        self._kind = kind
+        self._kept: dict[str, int] = {}
+
+    def prepare(self) -> Departing:
+        """Look at all tensors.
+
+        Raises
+        ------
+        CannotOffload
+            When there is nothing to move, no room for it, or something may know its address.
+        """
+        if library := next((name for name in SHARING_LIBRARIES if name in sys.modules), None):
+            raise CannotOffload(f"It uses {library}, which may share its tensors' memory.", reason="unsafe")
+        found, self._kept, graphs = storages.movable_storages(self._kind)
+        if graphs:
+            raise CannotOffload("It has CUDA graphs, which remember where its tensors are.", reason="unsafe")
+        departing = StoragesDeparting(found, self._give_back)
+        if departing.size < SMALLEST_OFFLOAD:
+            raise CannotOffload(
+                f"Only {format_bytes(departing.size)} could be moved, which is not worth it.", reason="nothing"
+            )
+        check_host_has_room(departing.size)
+        return departing
+
+    def why_kept(self) -> str | None:
+        """Return one sentence about what stayed, the largest part first."""
+        self._meter.measure_idle()
+        counted = sum(self._kept.values())
+        other = self._meter.memory.persistent - counted
+        parts = {**self._kept, "that Python cannot see": other}
+        told = [(size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD]
+        if not told:
+            return None
+        return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in sorted(told)[::-1]) + "."
+
+
+def check_host_has_room(size: int) -> None:
+    """Return if the host's memory can take *size* bytes.
+
+    Raises
+    ------
+    CannotOffload
+        When it cannot.
+    """
+    available = _available_host_bytes()
+    if size > available * (1 - _LEFT_FREE):
+        raise CannotOffload(
+            f"{format_bytes(size)} do not fit into the host's memory, of which {format_bytes(available)} are free.",
+            reason="memory",
+        )
+
+
+def _available_host_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,147 @@
+"""What the executor asks of a session's memory: to go away, and when there is room to come back.
+
+An idle session's goes from the kernel's event loop; one that waits for the device in the middle of a cell *gives way*
+in its main thread, and has its memory back before the wait ends in any way. How it is moved, :mod:`.reclaim` knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from sharedkernel import protocol
+from sharedkernel.session.gate.connection import Link
+from sharedkernel.session.gate.grant_request import Wish, wait_for_answer
+from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
+from sharedkernel.session.offload.residency import Reclaim
+from sharedkernel.session.ui.wait_display import Notice, Progress
+from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
+
+log = logging.getLogger(__name__)
+
+#: seconds until memory that a running cell needs, and that could not be read back, is tried again
+_RESTORE_RETRY = 1.0
+
+
+class Departure:
+    """The executor's wish that a session's memory go away, and what comes of it.
+
+    Parameters
+    ----------
+    reclaim, notice, wish
+        The session's.
+    one_at_a_time
+        Waits until no other thread asks for the device or brings memory back, open to interrupts.
+    """
+
+    def __init__(
+        self,
+        reclaim: Reclaim,
+        notice: Notice,
+        wish: Wish,
+        one_at_a_time: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._reclaim = reclaim
+        self._notice = notice
+        self._wish = wish
+        self._one_at_a_time = one_at_a_time
+        #: the executor asked for it, and has no answer yet
+        self.is_asked = False
+        self.link: Link
+
+    def decline(self, reason: str, message: str) -> None:
+        """Answer the executor, unless that was done."""
+        with self.link.lock:
+            if self.is_asked:
+                self.is_asked = False
+                self.link.send(protocol.OffloadDeclined(reason=reason, message=message))
+
+    async def leave(self, why_busy: Callable[[], str | None]) -> None:
+        """Move the memory away if that can be done and is still asked for, and answer the executor.
+
+        Parameters
+        ----------
+        why_busy
+            Returns why user code may run, if it may.
+        """
+        try:
+            async with self._reclaim.departure(why_busy) as leave:
+                with signals_held(), self.link.lock:
+                    self.link.send(leave())
+                    self.is_asked = False
+        except CannotOffload as error:
+            self.decline(error.reason, str(error))
+        except Exception:
+            log.exception("could not offload")
+            self.decline("unsafe", "An error kept its memory here; the session's log tells more.")
+
+    def bring_back(self) -> None:
+        """Wait until there is room for what is away, and restore it (within a section)."""
+        with self._one_at_a_time():
+            if not self._reclaim.is_away:  # another thread has
+                return
+            try:
+                wait_for_answer(self._reclaim.answer.came, self._notice, self.link)
+                self._reclaim.answer.check()
+                progress = Progress(self._notice)
+
+                def pause(done: int, total: int) -> None:
+                    with interrupts_let_through():
+                        pass
+                    progress.tell(done, total)
+
+                note = self._reclaim.restore(pause)
+            finally:
+                self._notice.end()
+            with self.link.lock:
+                self.link.send(note())
+
+    def give_way(self) -> bool:
+        """Move the memory away while the main thread waits for the device; return whether it was, and is back.
+
+        Then what was wanted has to be wanted anew: room was made for it.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            When the user interrupted meanwhile; the memory is back then, too.
+        """
+        with self.link.lock:
+            if not self._wish.is_open:
+                return False
+            self._wish.answered.clear()
+        try:
+            with self._reclaim.departure_at_once() as leave, self.link.lock:
+                if not self._wish.is_open:
+                    raise CannotOffload("Its turn has come.", reason="busy")
+                self.link.send(leave())
+                self.is_asked = False
+                self._wish.drop()
+                self._reclaim.answer.clear()
+        except CannotOffload as error:
+            self.decline(error.reason, str(error))
+            return False
+        self._come_back()
+        return True
+
+    def _come_back(self) -> None:
+        """Bring memory back in the middle of what runs: it cannot go on, nor end, without."""
+        interrupt: KeyboardInterrupt | None = None
+        while self._reclaim.is_away:
+            try:
+                self.bring_back()
+            except KeyboardInterrupt as error:
+                if interrupt is None:
+                    with self.link.lock:
+                        self.link.send(protocol.Interrupted())
+                interrupt = error
+            except (torch.OutOfMemoryError, RestoreFailed) as error:
+                log.warning("memory of a running cell is not back yet: %s", error)
+                time.sleep(_RESTORE_RETRY)
+        if interrupt is not None:
+            self._wish.answered.set()  # there is nothing to withdraw
+            raise interrupt

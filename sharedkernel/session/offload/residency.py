@@ -1,0 +1,329 @@
+"""Give an idle session's device memory back to the others, and get it again before the next line of user code.
+
+The executor says :class:`~sharedkernel.protocol.Offload`. If no user code runs, nor can run by itself, what can be
+moved is written away by a thread while the session goes on to serve its user; a section that opens meanwhile stops it.
+Then the memory is freed between two messages of the kernel and :class:`~sharedkernel.protocol.Offloaded` is said.
+
+The first section that opens then (a cell, a widget's callback, a completion, a stray operation) waits for the
+executor's :class:`~sharedkernel.protocol.Restore`, brings everything back and says
+:class:`~sharedkernel.protocol.Restored`; sections of other threads wait for it. If that is interrupted, refused or
+fails, the section ends with the error, everything is away as before, and the next section tries again.
+
+What can be moved, and how, is the affair of a :class:`Mover`: one for each kind of device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from sharedkernel import protocol
+from sharedkernel.paths import offload_directory
+from sharedkernel.session.memory.meters import Meter
+from sharedkernel.session.offload import idleness, storages
+from sharedkernel.session.offload.host import CannotOffload, Departure
+from sharedkernel.system.latch import Latch
+from sharedkernel.units import format_bytes
+
+#: bytes below which a session is left alone
+SMALLEST_OFFLOAD = 1 << 20
+_ELSEWHERE = "outside the tensors that Python can see (arrays of other libraries, for example)"
+
+
+class Departing(Protocol):
+    """Memory on its way out."""
+
+    #: bytes to move
+    size: int
+
+    @property
+    def is_stopped(self) -> bool:
+        """It cannot be left any more."""
+
+    def write(self) -> None:
+        """Copy everything away (any thread); raises CannotOffload."""
+
+    def stop(self) -> None:
+        """Make `write` end soon (any thread)."""
+
+    def leave(self) -> Absent:
+        """Free the memory (main thread, when all is written)."""
+
+    def give_up(self) -> None:
+        """Forget the copy."""
+
+
+class Absent(Protocol):
+    """Memory that is away."""
+
+    #: bytes moved away
+    size: int
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Bring everything back, or nothing; *pause* is called now and then with the bytes that are back."""
+
+
+class Mover(Protocol):
+    """Moves the device memory of a process."""
+
+    @property
+    def keeps_addresses(self) -> bool:
+        """Whether what comes back has the addresses it had, so that it can go away in the middle of an operation."""
+
+    def prepare(self) -> Departing:
+        """Find what can be moved, and make room for it elsewhere; raises CannotOffload."""
+
+    def why_kept(self) -> str | None:
+        """Return one sentence about what stayed when the memory was last moved away, and why; None if nothing did."""
+
+
+class HostMover:
+    """Moves tensors of the host device to a file.
+
+    Parameters
+    ----------
+    meter
+        Tells what stayed besides tensors.
+    """
+
+    keeps_addresses = True
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._kept: dict[str, int] = {}
+
+    def prepare(self) -> Departing:
+        """Look at all tensors, and make the file.
+
+        Raises
+        ------
+        CannotOffload
+            When there is nothing to move, or nowhere to move it.
+        """
+        survey = storages.survey()
+        self._kept = survey.kept
+        if survey.size < SMALLEST_OFFLOAD:
+            stays = self.why_kept()
+            raise CannotOffload(
+                f"Only {format_bytes(survey.size)} could be moved, which is not worth it. {stays or ''}".strip(),
+                reason="nothing",
+            )
+        return Departure(survey, offload_directory())
+
+    def why_kept(self) -> str | None:
+        """Return one sentence about what stays, the largest part first."""
+        self._meter.measure_idle()
+        counted = sum(size for reason, size in self._kept.items() if reason not in (storages.SHARED, storages.MAPPED))
+        other = self._meter.memory.persistent - counted
+        parts = {
+            **self._kept,
+            _ELSEWHERE: other,
+        }
+        told = [(size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD]
+        if not told:
+            return None
+        return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in sorted(told)[::-1]) + "."
+
+
+class Answer:
+    """What the executor says to a session that waits to be restored."""
+
+    def __init__(self) -> None:
+        #: set once there is an answer
+        self.came = Latch()
+        self._refusal: protocol.RefusedGrant | None = None
+
+    def give(self, refusal: protocol.RefusedGrant | None) -> None:
+        """Take the answer: there is room, or *refusal*."""
+        self._refusal = refusal
+        self.came.set()
+
+    def clear(self) -> None:
+        """Forget it: it was for the sections that are over."""
+        self._refusal = None
+        self.came.clear()
+
+    def check(self) -> None:
+        """Raise if it is a refusal.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            With the executor's message.
+        """
+        if self._refusal is not None:
+            raise torch.OutOfMemoryError(self._refusal.message)
+
+
+class Reclaim:
+    """What of one session is away; its gate calls this with `link.lock` held where it says so.
+
+    Parameters
+    ----------
+    mover, meter
+        Of the session's device.
+    """
+
+    def __init__(self, mover: Mover, meter: Meter) -> None:
+        self._mover = mover
+        self._meter = meter
+        self._departing: Departing | None = None
+        self._absent: Absent | None = None
+        self.answer = Answer()
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes that are away."""
+        return self._absent.size if self._absent is not None else 0
+
+    @property
+    def is_away(self) -> bool:
+        """Something is away."""
+        return self._absent is not None
+
+    @property
+    def keeps_addresses(self) -> bool:
+        """Memory can go away in the middle of an operation."""
+        return self._mover.keeps_addresses
+
+    @property
+    def is_moving(self) -> bool:
+        """Memory is being written away, which the next section stops."""
+        return self._departing is not None
+
+    def section_opened(self) -> None:
+        """Keep the memory where it is from now on (with the lock held)."""
+        if self._departing is not None:
+            self._departing.stop()
+
+    # --- out ----------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def departure(self, busy: Callable[[], str | None]) -> AsyncIterator[Callable[[], protocol.Offloaded]]:
+        """Write away what can be moved, and yield a function that frees it and returns what to say.
+
+        Parameters
+        ----------
+        busy
+            Returns why user code may run, if it may.
+
+        Raises
+        ------
+        CannotOffload
+            When it has to stay.
+        """
+        loop = asyncio.get_running_loop()
+        with self._departing_if(lambda: _check_idle(busy, loop)) as (departing, leave):
+            await _in_a_thread(departing.write)
+            yield leave
+
+    @contextlib.contextmanager
+    def departure_at_once(self) -> Iterator[Callable[[], protocol.Offloaded]]:
+        """Write everything away in the main thread, in the middle of a cell, and yield what :meth:`departure` yields.
+
+        Raises
+        ------
+        CannotOffload
+            When it has to stay.
+        """
+        loop = asyncio.get_running_loop()
+        with self._departing_if(lambda: _check_alone(loop)) as (departing, leave):
+            departing.write()
+            yield leave
+
+    @contextlib.contextmanager
+    def _departing_if(self, check: Callable[[], None]) -> Iterator[tuple[Departing, Callable[[], protocol.Offloaded]]]:
+        """Prepare to leave, and yield what is to be written and a function that leaves, if *check* still passes."""
+        check()
+        began = time.monotonic()
+        departing = self._departing = self._mover.prepare()
+        left = False
+
+        def leave() -> protocol.Offloaded:
+            nonlocal left
+            if departing.is_stopped:
+                raise CannotOffload("Its code runs.", reason="busy")
+            check()
+            left = True
+            self._absent = departing.leave()
+            self._meter.went_away(self._absent.size)
+            return protocol.Offloaded(
+                memory=self._meter.memory,
+                offloaded_bytes=self._absent.size,
+                kept=self._mover.why_kept(),
+                seconds=time.monotonic() - began,
+            )
+
+        try:
+            yield departing, leave
+        finally:
+            self._departing = None
+            departing.stop()
+            if not left:
+                departing.give_up()
+
+    # --- back ---------------------------------------------------------------------------------------------------------
+
+    def restore(self, pause: Callable[[int, int], None]) -> Callable[[], protocol.Restored]:
+        """Bring everything back; return what takes note of it (with the lock held) and returns what to say.
+
+        Parameters
+        ----------
+        pause
+            Called now and then with the bytes that are back and all there are; what it raises undoes the rest.
+
+        Raises
+        ------
+        RestoreFailed
+            When it cannot be brought back; it is away as before.
+        """
+        absent = self._absent
+        assert absent is not None
+        began = time.monotonic()
+        absent.restore(lambda done: pause(done, absent.size))
+
+        def note() -> protocol.Restored:
+            self._absent = None
+            self._meter.came_back()
+            return protocol.Restored(memory=self._meter.memory, seconds=time.monotonic() - began)
+
+        return note
+
+
+async def _in_a_thread(work: Callable[[], None]) -> None:
+    """Do *work* in a thread of its own, and wait for it even if this is cancelled."""
+    with ThreadPoolExecutor(1, thread_name_prefix="sharedkernel-offload") as threads:
+        try:
+            done = threads.submit(work)
+        except RuntimeError:  # the limit on this process's memory has no room for a thread's stack
+            work()
+        else:
+            await asyncio.wrap_future(done)
+
+
+def _check_idle(busy: Callable[[], str | None], loop: asyncio.AbstractEventLoop) -> None:
+    if (what := busy()) is not None:
+        raise CannotOffload(what, reason="busy")
+    _check_alone(loop)
+
+
+def _check_alone(loop: asyncio.AbstractEventLoop) -> None:
+    if threads := idleness.user_threads():
+        raise CannotOffload(
+            f"Threads of its own are alive, which may use its memory at any time: {_some(threads)}.", reason="threads"
+        )
+    if tasks := idleness.user_tasks(loop):
+        raise CannotOffload(
+            f"Background tasks of its own wait, which may use its memory at any time: {_some(tasks)}.", reason="tasks"
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,1 @@
+"""How far a cell has come, and what is left of it."""

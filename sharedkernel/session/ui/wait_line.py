@@ -1,0 +1,132 @@
+"""What a waiting cell shows: a sentence and a bar, as plain text and as HTML, and how far the bar has come.
+
+A bar shows one of three things: how much of the expected wait is over, how far the place in the queue has fallen, or
+how many bytes are back. Where none is known there is no bar: it would stand still for as long as the wait lasts. So it
+is with waits for memory, which nobody's turn ends but somebody who frees it. What moves then is the time waited so far.
+A bar goes back only when the place does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+
+from sharedkernel import protocol
+from sharedkernel.status.text import safe_text
+from sharedkernel.units import format_bytes, format_seconds
+
+_REASONS = {
+    "lane": "another session has the device",
+    "memory": "device memory is full",
+    "quota": "your quota is used up",
+    "restore": "this notebook's memory was moved away while it was idle, and there is no room for it yet",
+}
+#: characters of a bar in plain text
+_WIDTH = 24
+#: seconds in steps of which a wait is told that lasts less than so many seconds; a longer one is told in the last steps
+_STEPS = ((10.0, 1), (60.0, 5), (600.0, 30), (math.inf, 60))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitLine:
+    """A sentence, and a bar if there is something to show in it."""
+
+    sentence: str
+    #: what the bar shows, for those who cannot see it
+    label: str = ""
+    #: how far it has come, from 0 to 1; None: nobody can tell, and there is none
+    fraction: float | None = None
+
+    def data(self) -> dict[str, str]:
+        """Return it as the data of a display message, by MIME type."""
+        plain, html = f"⏳ {self.sentence}", f"<div>⏳ {escape(self.sentence)}</div>"
+        if self.fraction is not None:
+            percent = int(100 * self.fraction)
+            filled = _WIDTH * percent // 100
+            plain += f"\n[{'█' * filled}{'·' * (_WIDTH - filled)}] {percent} %"
+            html += (
+                f'<progress max="100" value="{percent}" aria-label="{escape(self.label)}" '
+                f'style="width: 24em; max-width: 100%">{percent} %</progress>'
+            )
+        return {"text/plain": plain, "text/html": html}
+
+
+class Wait:
+    """One wait, as far as is known of it.
+
+    Parameters
+    ----------
+    now
+        When it began, seconds on a clock of the caller's.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._latest: protocol.Waiting | None = None
+        self._told_at = now
+        #: the worst place it had in the queue
+        self._from_place = 0
+        #: where the bar stands
+        self._fraction = 0.0
+
+    def take(self, message: protocol.Waiting, now: float) -> None:
+        """Take in what the executor says of it."""
+        before = self._latest.position if self._latest is not None else None
+        if before is not None and message.position is not None and message.position > before:
+            self._fraction = 0.0
+        self._latest, self._told_at = message, now
+        self._from_place = max(self._from_place, message.position or 0)
+
+    def line(self, now: float, *, has_executor: bool = True) -> WaitLine:
+        """Return what to show of it."""
+        if not has_executor:
+            return WaitLine(
+                sentence="Waiting: the executor, which shares the device, is away; this cell goes on when it is back."
+            )
+        told = self._latest
+        if told is None:
+            return WaitLine(sentence="Waiting for the shared device.")
+        holder = f" ({safe_text(told.holder)})" if told.holder else ""
+        place = f", place {told.position} in the queue" if told.position else ""
+        sentence = f"Waiting: {_REASONS.get(told.reason) or safe_text(told.reason)}{holder}{place}."
+        elapsed = now - self._began
+        if told.expected_seconds is not None and (left := told.expected_seconds - (now - self._told_at)) > 0:
+            return WaitLine(
+                sentence=f"{sentence} Expected wait: about {_about(left)} more.",
+                label="Part of the expected wait that is over",
+                fraction=self._move_to(elapsed / (elapsed + left)),
+            )
+        if elapsed >= 1:
+            sentence += f" {_about(elapsed)} so far."
+        if told.expected_seconds is not None:
+            return WaitLine(sentence=f"{sentence} It takes longer than expected.")
+        if told.usual_seconds:
+            sentence += f" Half of the waits until now took less than {format_seconds(told.usual_seconds)}."
+        if told.reason != "lane" or not told.position or self._from_place == 1:
+            return WaitLine(sentence=sentence)
+        return WaitLine(
+            sentence=sentence,
+            label=f"Way in the queue from place {self._from_place}",
+            fraction=self._move_to((self._from_place - told.position) / self._from_place),
+        )
+
+    def _move_to(self, fraction: float) -> float:
+        self._fraction = max(self._fraction, fraction)
+        return self._fraction
+
+
+def restore_line(done: int, total: int) -> WaitLine:
+    """Return what to show while *done* of *total* bytes are back."""
+    return WaitLine(
+        sentence=f"Restoring this notebook's memory: {format_bytes(done)} of {format_bytes(total)}.",
+        label="Part of this notebook's memory that is back",
+        fraction=done / total if total else None,
+    )
+
+
+def _about(seconds: float) -> str:
+    """Return a duration no finer than an expectation is, and than has to be told again."""
+    step = next(step for end, step in _STEPS if seconds < end)
+    told = format_seconds(max(1, step * round(seconds / step))).replace(".0 s", " s")
+    return told.removesuffix(" 0 s").removesuffix(" 0 m")

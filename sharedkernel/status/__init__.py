@@ -1,0 +1,1 @@
+"""The status document as text and tables."""

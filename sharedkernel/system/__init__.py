@@ -1,0 +1,1 @@
+"""The operating system: signals, processes, files, memory, and NVIDIA's management library."""

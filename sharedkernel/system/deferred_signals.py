@@ -1,0 +1,139 @@
+"""Hold signals off in the main thread while what belongs together changes together.
+
+In a session two signals may come at any moment: an interrupt, and the force signal by which its executor takes the
+device back. A page table, or what a session is together with what it has said of itself, is changed as a whole or not
+at all: within :func:`signals_held` both are only noted, and happen at its end; interrupts also where the main thread
+waits and lets them through (:class:`interrupts_let_through`).
+
+The handlers of Python always run in the main thread, between two bytecodes; but the system may deliver a signal to any
+thread that does not block it, and every library's threads do not. So blocking a signal in the main thread holds nothing
+off: the handlers themselves have to. Handlers are one for the whole process, and so is what is held.
+
+Two other modules have to do with signals. :mod:`sharedkernel.system.signals` is about commands, which signals end.
+:mod:`sharedkernel.session.kernel.interrupts` says which of a kernel's work interrupts end: the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+# Those of `signal` look each handler up among the enumerated ones, which takes ten times as long, several times a turn.
+from _signal import getsignal as _getsignal
+from _signal import signal as _set_handler
+from collections.abc import Callable, Iterator
+from signal import SIGINT, raise_signal
+from typing import Any
+
+
+class _Held:
+    """What is held of this process's signals."""
+
+    def __init__(self) -> None:
+        #: how many stretches the main thread is in
+        self.depth = 0
+        #: interrupts do what they usually do
+        self.is_open = True
+        #: the handler that they usually have, while they are only noted
+        self.usual: Any = None
+        self.was_interrupted = False
+        #: what other signals have to do at the end
+        self.due: list[Callable[[], None]] = []
+
+    def note(self, *_: object) -> None:
+        self.was_interrupted = True
+
+    def raise_noted(self) -> None:
+        if self.was_interrupted:
+            self.was_interrupted = False
+            raise_signal(SIGINT)
+
+    def do_due(self) -> None:
+        while self.due:
+            self.due.pop(0)()
+
+
+_held = _Held()
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold interrupts and :func:`holdable` handlers off; what came happens at the end. Does nothing in other threads.
+
+    Stretches may lie within each other, and count as one.
+    """
+    if not _is_main():
+        yield
+        return
+    # First of all: what a holdable handler does may hold signals off itself, and must not find this half done.
+    _held.depth += 1
+    was_open, usual = _held.is_open, None
+    try:
+        if was_open:
+            usual = _getsignal(SIGINT)
+            _set_handler(SIGINT, _held.note)
+            _held.is_open, _held.usual = False, usual
+        yield
+    finally:
+        try:
+            if usual is not None:
+                _set_handler(SIGINT, usual)  # from now on an interrupt may be raised here
+        finally:
+            _held.is_open = was_open
+            _held.depth -= 1
+            try:
+                if not _held.depth:
+                    _held.do_due()
+            finally:
+                if was_open:
+                    _held.raise_noted()
+
+
+class interrupts_let_through:
+    """Let interrupts do within :func:`signals_held` what they usually do, also one that came before.
+
+    No generator: one that an interrupt ends early would run its end at any time.
+    """
+
+    def __init__(self) -> None:
+        self._were_held = False
+
+    def __enter__(self) -> None:
+        self._were_held = _is_main() and not _held.is_open
+        if self._were_held:
+            try:
+                _held.is_open = True
+                _set_handler(SIGINT, _held.usual)
+                _held.raise_noted()
+            except BaseException:
+                self._hold_again()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._were_held:
+            self._hold_again()
+
+    @staticmethod
+    def _hold_again() -> None:
+        try:
+            _set_handler(SIGINT, _held.note)
+        except KeyboardInterrupt:  # in the very moment: it counts as one that came after
+            _held.was_interrupted = True
+            _set_handler(SIGINT, _held.note)
+        _held.is_open = False
+
+
+def holdable(act: Callable[[], None]) -> Callable[..., None]:
+    """Return a signal's handler that does *act*, though not within :func:`signals_held`: once, at its end."""
+
+    def handle(*_: object) -> None:
+        if not _held.depth:
+            act()
+        elif act not in _held.due:
+            _held.due.append(act)
+
+    return handle
+
+
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
