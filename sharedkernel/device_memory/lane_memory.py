@@ -37,7 +37,13 @@ from typing import Literal
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.mapper import Slot, SlotState
-from sharedkernel.device_memory.errors import HandOverPostponed, InvalidMapping
+from sharedkernel.device_memory.errors import (
+    ArenaBroken,
+    DeviceLost,
+    DeviceMemoryError,
+    HandOverPostponed,
+    InvalidMapping,
+)
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
 from sharedkernel.device_memory.offload import Absence, Leaving, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
@@ -291,6 +297,8 @@ class LaneMemory:
             While a CUDA graph is captured. The lane is still this session's.
         SharedKernelError, KeyboardInterrupt
             What :meth:`Supplier.private_units` raises. The lane is still this session's.
+        ArenaBroken, DeviceLost
+            Whether the lane is still this session's, :attr:`has_turn` says.
         """
         if not self._has_turn:
             return HandOver()
@@ -309,10 +317,16 @@ class LaneMemory:
             self._parked = current
         elif at == "boundary" and self._warm_up_left:
             self._warm_up_left -= 1
-        self._tidy()
-        if self._check_lanes:
-            with self._segments.lock:
-                self._arena.scrub_lane(POISON)
+        # The lane is everybody's from here on, whatever fails.
+        try:
+            self._tidy()
+            if self._check_lanes:
+                with self._segments.lock:
+                    self._arena.scrub_lane(POISON)
+        except (ArenaBroken, DeviceLost):
+            raise
+        except DeviceMemoryError as error:
+            log.warning("what the lane does not need any more is given back at the next hand-over: %s", error)
         return result
 
     def give_turn_up(self) -> None:
@@ -409,10 +423,6 @@ class LaneMemory:
         if current is not None:
             self._begin(current)
         self._segments.tell_freed()
-
-    def take_refusal(self) -> BaseException | None:
-        """Return, once, why torch was given no memory in the middle of a cell; None when it was not refused any."""
-        return self._pools.take_refusal()
 
     def watch_user_pools(self) -> None:
         """Notice pools of the user's own from now on; called before user code runs."""

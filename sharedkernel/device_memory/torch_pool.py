@@ -30,6 +30,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import sys
 import threading
@@ -37,15 +38,26 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from signal import SIGINT
 from types import CodeType
 from typing import Any
 
+from cffi import FFI
+
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
 
-_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+log = logging.getLogger(__name__)
+_ffi = FFI()
+#: bytes, device, stream → address; for an error 0, which says that there is no memory. A callback of ctypes returns
+#: whatever it finds then, and an interrupt may come before its first line
+_ALLOCATE = "uintptr_t(size_t, int, void *)"
 #: what torch calls to free a segment: it only reads a constant, needs no interpreter lock, and ignores its arguments
 _FREE = ctypes.pythonapi.Py_IsInitialized
 
+# Of the main thread: what it raises is handled once torch's C++ is left.
+_raise = ctypes.PyDLL(None)["raise"]
+_raise.argtypes = [ctypes.c_int, ctypes.py_object]
+_interrupt = functools.partial(_raise, SIGINT)
 _increment = ctypes.pythonapi.Py_IncRef
 _increment.argtypes = [ctypes.py_object]
 _increment.restype = None
@@ -138,7 +150,6 @@ class TorchPools:
         self._forgotten: list[Any] = []
         #: the thread that destroys pools now
         self._destroyer: int | None = None
-        self._refusal: BaseException | None = None
         self._process = os.getpid()
         # torch.cuda's own name for it warns that it is deprecated
         set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
@@ -154,7 +165,8 @@ class TorchPools:
         ----------
         allocate
             Given bytes, returns the address of a mapped range for a segment. Called in any thread. If it raises, torch
-            raises ``OutOfMemoryError``, and :meth:`take_refusal` tells the true cause.
+            frees what it has free, tries again, and raises ``OutOfMemoryError`` in the end. After an interrupt another
+            one comes as soon as torch returns, whether or not it had memory in the end.
         """
         pool = Pool(None)
 
@@ -164,31 +176,18 @@ class TorchPools:
                 address = allocate(size)
                 pool.seen.discard(address)
                 pool.segments[address] = size
-            except BaseException as error:
-                # nothing may pass through torch's C++ frames, an interrupt no more than an error
-                self._refusal = error
-                return 0
             finally:
                 pool.num_callbacks -= 1
             return address
 
-        function = _ALLOCATE(on_allocate)
-        pointers = [ctypes.cast(each, ctypes.c_void_p).value for each in (function, _FREE)]
-        allocator = self._torch._C._cuda_customAllocator(*pointers)
+        function = _ffi.callback(_ALLOCATE, on_allocate, error=0, onerror=_refuse)
+        address = int(_ffi.cast("uintptr_t", function))
+        allocator = self._torch._C._cuda_customAllocator(address, ctypes.cast(_FREE, ctypes.c_void_p).value)
         _kept_alive.append((function, allocator))
         _callbacks.add(on_allocate.__code__)
         pool.memory_pool = self._torch.cuda.MemPool(allocator)
         pool.number = pool.memory_pool.id
         return pool
-
-    def take_refusal(self) -> BaseException | None:
-        """Return, once, why a callback gave no memory; None when none was asked for in vain.
-
-        Called where torch's ``OutOfMemoryError`` is seen, to raise what its user has to know instead: that they were
-        the one to interrupt, or who holds the memory.
-        """
-        refusal, self._refusal = self._refusal, None
-        return refusal
 
     def watch_user_pools(self) -> None:
         """Notice from now on what the user's code does with pools of its own, and with CUDA graphs.
@@ -401,6 +400,26 @@ class TorchPools:
     def _empty(self, size: int) -> Any:
         with self._unnoticed():
             return self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._device}")
+
+
+class _FrameEnd:
+    """A local variable; it is freed with its frame, after the last bytecode there."""
+
+    __slots__ = ("__weakref__",)
+
+
+#: for as long as their frames last
+_frame_ends: set[weakref.ref[_FrameEnd]] = set()
+
+
+def _refuse(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """Keep an error from torch's C++; an interrupt comes again when no line of Python is left before torch's."""
+    if isinstance(error, KeyboardInterrupt):
+        frame_end = _FrameEnd()
+        _frame_ends.clear()
+        _frame_ends.add(weakref.ref(frame_end, _interrupt))
+    else:
+        log.info("torch gets no memory: %s", error)
 
 
 def is_called_back() -> bool:

@@ -69,10 +69,17 @@ class StoreSupplier(LocalSupplier):
 class Tenant:
     """One session's memory, with a model of torch's allocator, and something written in each of its blocks."""
 
-    def __init__(self, supplier: Supplier, name: str, version: str = "2.13.0", **options: Any) -> None:
+    def __init__(
+        self,
+        supplier: Supplier,
+        name: str,
+        version: str = "2.13.0",
+        driver: MemfdDriver | None = None,
+        **options: Any,
+    ) -> None:
         self.name = name
         self.torch = ModelTorch(version)
-        self.arena = Arena(MemfdDriver(), ADDRESSES)
+        self.arena = Arena(driver or MemfdDriver(), ADDRESSES)
         self.memory = LaneMemory(self.arena, TorchPools(self.torch), supplier, **options)
         #: what is written in each live block
         self.written: dict[Block, int] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import signal
+import threading
+import time
 import types
 
 import pytest
@@ -132,20 +134,51 @@ def test_callbacks_live_as_long_as_the_process(torch, pools):
     assert segments == {_START: 20 * MIB}
 
 
-def test_nothing_passes_through_torch_but_the_reason_is_kept(torch, pools):
-    """Neither an error nor an interrupt; torch says that it is out of memory."""
-    for error in (ValueError("a reason"), KeyboardInterrupt()):
+def _out_of(error: BaseException):
+    """Return a function that gives no memory."""
 
-        def refuse(size: int, error: BaseException = error) -> int:
-            raise error
+    def refuse(size: int) -> int:
+        raise error
 
-        pool = pools.make(refuse)
-        pools.begin(pool)
-        with pytest.raises(OutOfMemoryError):
-            torch.malloc(1)
-        pools.end(pool)
-        assert pools.take_refusal() is error
-        assert pools.take_refusal() is None
+    return refuse
+
+
+def test_no_error_passes_through_torch(torch, pools):
+    """Torch says that it is out of memory."""
+    pools.begin(pools.make(_out_of(ValueError("a reason"))))
+    with pytest.raises(OutOfMemoryError):
+        torch.malloc(1)
+
+
+def test_an_interrupt_comes_once_torch_has_returned(torch, pools):
+    """Whatever torch does then: the interrupt does not pass through it, and is not lost."""
+    pools.begin(pools.make(_out_of(KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        torch.malloc(1)
+
+
+def test_an_interrupt_at_any_moment_gives_no_wild_address(torch, pools):
+    """It comes before a callback's first line when another thread has the interpreter's lock meanwhile."""
+    main = threading.main_thread().ident
+    pool = pools.make(_addresses())
+    allocate = torch._pools[pool.number].allocator.allocate
+
+    def interrupt() -> None:
+        for _ in range(1000):
+            time.sleep(0.0005)
+            signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    found, num_interrupts = set(), 0
+    while thread.is_alive():
+        try:
+            while thread.is_alive():
+                found.add(allocate(MIB, 0, None))
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    assert num_interrupts > 100
+    assert found - {None} <= set(pool.segments)
 
 
 def test_a_primed_pool_calls_back_no_more(torch, pools):

@@ -65,15 +65,6 @@ def test_a_gpus_failed_allocation_gets_the_figures_too(quota: Quota) -> None:
     assert quota.translate(translated) is translated
 
 
-def test_an_interrupted_wait_for_memory_is_told_as_an_interrupt(quota: Quota) -> None:
-    """Torch's allocator can only fail when its user interrupts the wait for more; too little memory stays that."""
-    refusals: list[BaseException] = [KeyboardInterrupt(), ValueError()]
-    quota.take_refusal = lambda: refusals.pop(0)
-    failed = RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …")
-    assert isinstance(quota.translate(failed), KeyboardInterrupt)
-    assert isinstance(quota.translate(failed), torch.OutOfMemoryError)
-
-
 def test_a_cell_is_blamed_for_what_it_added_only(quota: Quota) -> None:
     """One that leaves too much fails, unless there was as much before it."""
     quota.check_growth(0, GIB)

@@ -31,12 +31,13 @@ from uuid import uuid4
 import pytest
 
 from sharedkernel.errors import SessionNotFound
+from sharedkernel.paths import LOGS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
 from tests.software_gpu.build import DEFAULT_TORCH
 from tests.software_gpu.random_cells import MIB, PRELUDE, Cell, Cells, Ending
 from tests.software_gpu.run import default_capacity
-from tests.software_gpu.support import PATIENCE, device_bytes, is_here, settings, used_bytes
+from tests.software_gpu.support import PATIENCE, device_bytes, is_here, settings, used_by_process, used_bytes
 
 #: seconds that any cell may take, with all its waits for others
 MOST_SECONDS = 240.0
@@ -134,8 +135,10 @@ class Tenant:
         self._notebook = Notebook(record)
         self._soak.report.sessions += 1
         await self._notebook.client.wait_for_ready(timeout=PATIENCE)
-        fails = {"FAIL_SEED": self._random.randrange(1 << 30), "FAIL_RATE": self._soak.fail_rate}
-        variables = {f"SOFTWARE_GPU_{key}": str(value) for key, value in fails.items()}
+        driver: dict[str, object] = {"FAIL_SEED": self._random.randrange(1 << 30), "FAIL_RATE": self._soak.fail_rate}
+        if self._soak.driver_logs is not None:
+            driver["LOG"] = self._soak.driver_logs / f"{record.session}.log"
+        variables = {f"SOFTWARE_GPU_{key}": str(value) for key, value in driver.items()}
         code = f"import os\nos.environ.update({variables})\n{PRELUDE}\nprint('[]')"
         await self._do(Cell(kind="first", code=code))
 
@@ -187,8 +190,13 @@ class Tenant:
             await self._end()
 
     def _unexpected(self, cell: Cell, what: str) -> None:
-        self._soak.report.unexpected.append(f"{self.name}: {cell.kind}: {what}\n{cell.code[-300:]}")
+        assert self._notebook is not None
+        session = self._notebook.session
+        self._soak.report.unexpected.append(f"{self.name}: {cell.kind} in {session}: {what}\n{cell.code[-300:]}")
         self._soak.say(self._soak.report.unexpected[-1])
+        for log in (self._soak.executor.process.runtime_directory / LOGS_DIRECTORY).glob("session-*.log"):
+            if session in (text := log.read_text()):
+                self._soak.say(text)
 
     @staticmethod
     def _is_expected(cell: Cell, outcome: Outcome) -> bool:
@@ -283,15 +291,25 @@ class Soak:
         Part of the driver's calls about memory that fail in sessions.
     say
         Hears what is done.
+    driver_logs
+        A folder for a log of each session's driver.
     """
 
     def __init__(
-        self, executor: Executor, *, num_tenants: int, seed: int, fail_rate: float, say: Callable[[str], None]
+        self,
+        executor: Executor,
+        *,
+        num_tenants: int,
+        seed: int,
+        fail_rate: float,
+        say: Callable[[str], None],
+        driver_logs: Path | None = None,
     ) -> None:
         self.executor = executor
         self.num_tenants = num_tenants
         self.fail_rate = fail_rate
         self.say = say
+        self.driver_logs = driver_logs
         self.capacity = device_bytes()
         self.report = Report(seed)
         self._tenants = [Tenant(f"tenant {number}", self, f"{seed}/{number}") for number in range(num_tenants)]
@@ -316,7 +334,7 @@ class Soak:
         if units := status["device"]["shared_units_bytes"]:
             found.append(f"{units} bytes of units")
         if used := used_bytes():
-            found.append(f"{used} bytes of the device")
+            found.append(f"{used} bytes of the device, by process: {used_by_process()}")
         return found
 
 
@@ -327,6 +345,7 @@ def soak(
     seed: int,
     fail_rate: float = FAIL_RATE,
     say: Callable[[str], None] = lambda line: None,
+    driver_logs: Path | None = None,
 ) -> Report:
     """Soak on the software GPU of this run, on an executor of its own; return what was found."""
     drawn = random.Random(seed)
@@ -343,7 +362,14 @@ def soak(
             async def scenario() -> Report:
                 async with Executor(process) as executor:
                     await _let_fail(executor, drawn, fail_rate)
-                    work = Soak(executor, num_tenants=tenants, seed=seed, fail_rate=fail_rate, say=say)
+                    work = Soak(
+                        executor,
+                        num_tenants=tenants,
+                        seed=seed,
+                        fail_rate=fail_rate,
+                        say=say,
+                        driver_logs=driver_logs,
+                    )
                     await work.run(seconds)
                     if not work.report.is_clean:
                         say(process.log())
@@ -386,12 +412,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--fail-rate", type=float, default=FAIL_RATE, help="part of the driver's calls that fail")
     parser.add_argument("--torch", default=DEFAULT_TORCH, help="its version, or `newest`")
+    parser.add_argument(
+        "--driver-logs",
+        type=lambda text: Path(text) if text else None,
+        default="",
+        help="a folder for a log of each session's driver",
+    )
     options = parser.parse_args()
     if not is_here():
         capacity = default_capacity(most=_CAPACITY)
         command = [sys.executable, "-m", "tests.software_gpu.run", "--torch", options.torch]
         command += ["--set", f"CAPACITY={capacity}", "--", "python", "-m", "tests.software_gpu.soak"]
-        command += [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items()]
+        command += [f"--{name.replace('_', '-')}={value or ''}" for name, value in vars(options).items()]
         sys.exit(subprocess.call(command))
     print(f"seed {options.seed}", file=sys.stderr, flush=True)  # noqa: T201
     begun = time.monotonic()
@@ -405,6 +437,7 @@ def main() -> None:
         seed=options.seed,
         fail_rate=options.fail_rate,
         say=say,
+        driver_logs=options.driver_logs,
     )
     print(json.dumps(vars(report), indent=2))  # noqa: T201
     sys.exit(not report.is_clean)

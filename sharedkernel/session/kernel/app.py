@@ -101,8 +101,6 @@ class SessionProcess:
         self._channel = DescriptorClient(launch.executor_socket)
         self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
         self._quota = Quota()
-        if self._lanes is not None:
-            self._quota.take_refusal = self._lanes.take_refusal
         reclaim = Reclaim(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
         growth = Growth(self._meter, self._quota)
         self._forecast = forecast = Forecast(Progress(), SoloCost())

@@ -96,10 +96,6 @@ class LaneTurns:
         """Whether torch's allocator is calling back in this thread: nothing may be done to its pools then."""
         return is_called_back()
 
-    def take_refusal(self) -> BaseException | None:
-        """Return, once, why torch was given no memory; None when it was not refused any."""
-        return None if self._lanes is None else self._lanes.take_refusal()
-
     # --- what the gate says -------------------------------------------------------------------------------------------
 
     def section_began(self) -> None:

@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.errors import OutOfDeviceMemory
+from sharedkernel.device_memory.errors import ArenaBroken, DeviceLost, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.offload import Leaving
@@ -251,7 +251,6 @@ class CudaMemory:
     def section_began(self) -> None:
         """Take note that other code begins to run than before."""
         self._memory.start_job()
-        self._memory.take_refusal()  # nobody asked about it
 
     def turn_began(self, *, has_lane: bool = True) -> None:
         """Take the lane that the grant is for, if there is one, and let iterations use it."""
@@ -313,15 +312,20 @@ class CudaMemory:
         ------
         KeyboardInterrupt
             When the user interrupts a wait for memory; the lane is still this session's.
+        ArenaBroken, DeviceLost
+            When nothing of this session on the device can be used any more.
         """
         had_turn = self.has_turn
         try:
             self._memory.hand_over(at)
+        except (ArenaBroken, DeviceLost):
+            raise
         except SharedKernelError as error:
             log.info("the grant is kept: %s", error)
             return False
-        if had_turn:
-            self._say_handed_over()
+        finally:
+            if had_turn and not self.has_turn:
+                self._say_handed_over()
         if at == "cell":
             self._leave()
         if at == "cell" or not had_turn:

@@ -30,8 +30,6 @@ class Quota:
 
     def __init__(self) -> None:
         self.allowance: protocol.Allowance | None = None
-        #: returns, once, what else made torch's allocator fail than too little memory, as far as that is known
-        self.take_refusal: Callable[[], BaseException | None] = lambda: None
         #: called with a failed allocation that ends a cell; whether that cell asks for the memory when it runs again
         self.on_failure: Callable[[BaseException], bool] = lambda error: False
 
@@ -117,8 +115,6 @@ class Quota:
         """Return *error*, or in its place the quota's if a failed allocation is what it is about."""
         if error is None or self.allowance is None or not self.is_allocation_failure(error):
             return error
-        if isinstance(refusal := self.take_refusal(), KeyboardInterrupt):
-            return refusal.with_traceback(error.__traceback__)
         # "…[enforce fail at …] . DefaultCPUAllocator: …: you tried to allocate N bytes. Error code …", or on a GPU
         # "CUDA out of memory. Tried to allocate N MiB. GPU 0 has …"
         first_line = str(error).split(" Error code")[0].split(". GPU ")[0].rpartition("] ")[2].rpartition(": ")[2]
