@@ -24,10 +24,10 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict
 from sharedkernel.scheduling.spans import Activity, Span
-from tests.commands.documents import document, session
-from tests.commands.support import COMMAND, shared_kernel, wait_until
+from tests.cli.support import COMMAND, shared_kernel, wait_until
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Device, endless
+from tests.status.documents import document, session
 
 Event = dict[str, Any]
 

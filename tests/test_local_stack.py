@@ -15,7 +15,7 @@ import pytest
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway_client.requests import GatewayUnavailable, fetch_status
 from sharedkernel.local_stack import LocalStack, free_port
-from tests.commands.support import PATIENCE, processes_of, wait_until
+from tests.cli.support import PATIENCE, processes_of, wait_until
 
 
 def test_it_answers_and_goes_without_a_trace() -> None:
