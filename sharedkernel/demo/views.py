@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sharedkernel.demo.runs import Run
+from sharedkernel.demo.runs import NotebookRun
 from sharedkernel.status.tables import (
     SESSION_COLUMNS,
     cell,
@@ -25,7 +25,7 @@ from sharedkernel.units import format_bytes, format_seconds
 Document = Mapping[str, Any]
 
 
-def progress_view(runs: Sequence[Run], status: Document) -> RenderableType:
+def progress_view(runs: Sequence[NotebookRun], status: Document) -> RenderableType:
     """Return the live table: each notebook's progress, state, memory; the device and its lanes."""
     table = new_table(text("user"), text("notebook", 2), number("cells", 5), *SESSION_COLUMNS)
     for run in runs:
@@ -37,7 +37,7 @@ def progress_view(runs: Sequence[Run], status: Document) -> RenderableType:
     return Group(device_view(status), Text(), table, Text(), lanes_table(status))
 
 
-def ended_line(run: Run) -> str:
+def ended_line(run: NotebookRun) -> str:
     """Return one line that says how a notebook ended."""
     how = f"failed in {run.failure}" if run.failure else "done, every tensor as it was"
     return f"{safe_text(run.user)}: {safe_text(run.notebook.name)} {safe_text(how)} ({format_seconds(run.seconds)})"

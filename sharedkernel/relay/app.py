@@ -18,7 +18,7 @@ from pathlib import Path
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway_client.connection import KERNEL_NAME
 from sharedkernel.relay.relay import Relay
-from sharedkernel.relay.sockets import Connection
+from sharedkernel.relay.sockets import ConnectionInfo
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     try:
-        connection = Connection.from_file(options.connection_file)
+        connection = ConnectionInfo.from_file(options.connection_file)
         environment = session_environment(options.connection_file, connection.key, os.environ)
         return asyncio.run(_run(connection, options, environment))
     except ConfigError as error:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-async def _run(connection: Connection, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+async def _run(connection: ConnectionInfo, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     relay = Relay(connection, name=options.name, python=options.environment, environment=environment)
     loop = asyncio.get_running_loop()
     # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.

@@ -36,9 +36,9 @@ from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, Gate
 from sharedkernel.gateway_client.credentials import find_credentials
 from sharedkernel.jupyter import wire
 from sharedkernel.relay.held import Held, HeldMessage
+from sharedkernel.relay.local_responder import LocalResponder, Problem, Request
 from sharedkernel.relay.outage import Outage
-from sharedkernel.relay.sockets import ClientSockets, Connection
-from sharedkernel.relay.stand_in import Problem, Request, StandIn
+from sharedkernel.relay.sockets import ClientSockets, ConnectionInfo
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +98,15 @@ class Relay:
         The gateway's Python environment that the session gets; empty: its usual one.
     """
 
-    def __init__(self, connection: Connection, *, name: str, environment: Mapping[str, str], python: str = "") -> None:
+    def __init__(
+        self, connection: ConnectionInfo, *, name: str, environment: Mapping[str, str], python: str = ""
+    ) -> None:
         self._name = name
         self._environment = dict(environment)
         self._python = python
         self._session = os.urandom(16).hex()
         self._sockets = ClientSockets(connection, self._on_client_message)
-        self._stand_in = StandIn(self._sockets, self._session)
+        self._responder = LocalResponder(self._sockets, self._session)
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
 
@@ -130,7 +132,7 @@ class Relay:
         self._incarnation = 0
         self._connected_at = 0.0
         self._pause = 0.0
-        self._outage = Outage(self._stand_in, self._running_cell)
+        self._outage = Outage(self._responder, self._running_cell)
         #: message id of the question that tells which outcomes were lost, and whom it is about
         self._probe: tuple[str, list[_Key]] | None = None
         #: joins or rejoins
@@ -256,7 +258,7 @@ class Relay:
         """Answer *requests* here, and forget them."""
         settled = {id(request) for request in requests}
         self._pending = {key: request for key, request in self._pending.items() if id(request) not in settled}
-        self._stand_in.answer(requests, problem)
+        self._responder.answer(requests, problem)
 
     # --- from the gateway -----------------------------------
 
@@ -435,7 +437,7 @@ class Relay:
 
     def _give_up(self) -> None:
         """Say that the session is gone and end, so that the client starts a relay with a new one."""
-        self._stand_in.say(f"[Shared GPU] {_GONE}", self._running_cell() or b"{}")
+        self._responder.say(f"[Shared GPU] {_GONE}", self._running_cell() or b"{}")
         self._settle(list(self._pending.values()), Problem("SharedGPUSessionGone", _GONE))
         self.stop(1)
 
@@ -457,8 +459,8 @@ class Relay:
         except TimeoutError:
             log.warning("the gateway did not end the session in time; it may run on there")
         content = {"status": "ok", "restart": restarts}
-        self._stand_in.reply(request, content)
-        self._stand_in.publish("shutdown_reply", content, request.header)
+        self._responder.reply(request, content)
+        self._responder.publish("shutdown_reply", content, request.header)
         self.stop(0)
 
     async def _end_session(self, *, at_once: bool) -> None:

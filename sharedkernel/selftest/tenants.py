@@ -142,7 +142,7 @@ class Tenant:
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
 
-class Peer(StoreEnd):
+class TenantConnection(StoreEnd):
     """The store's end of one tenant.
 
     Parameters
@@ -197,7 +197,7 @@ class Peer(StoreEnd):
 
 
 @contextlib.contextmanager
-def tenants(*users: str) -> Iterator[list[Peer]]:
+def tenants(*users: str) -> Iterator[list[TenantConnection]]:
     """Yield session processes of these users, and a lane beside them."""
     processes: list[tuple[int, socket.socket]] = []
     for _ in users:
@@ -205,7 +205,7 @@ def tenants(*users: str) -> Iterator[list[Peer]]:
     store = LaneStore(CudaDriver(0))
     store.create_lane(LANE, LANE_BYTES)
     peers = [
-        Peer(store, f"{number} of {user}", user, connection, pid)
+        TenantConnection(store, f"{number} of {user}", user, connection, pid)
         for number, (user, (pid, connection)) in enumerate(zip(users, processes, strict=True))
     ]
     for peer in peers:

@@ -32,7 +32,7 @@ from sharedkernel.scheduling.placement import (
     PlacementName,
     PlacementRule,
 )
-from sharedkernel.simulator.report import Outcome, Span
+from sharedkernel.simulator.report import JobSpan, SimulationResult
 
 #: the rule that knows nothing
 RANDOM = "random"
@@ -180,9 +180,9 @@ class Colocation:
         self._devices = [_Device(id=DeviceId(str(number))) for number in range(devices)]
         self.now = 0.0
 
-    def run(self, jobs: Sequence[PairJob]) -> list[Span]:
+    def run(self, jobs: Sequence[PairJob]) -> list[JobSpan]:
         """Return when each of *jobs* ran, all of them there from the start."""
-        spans: dict[int, Span] = {}
+        spans: dict[int, JobSpan] = {}
         line = list(enumerate(jobs))
         while line or any(device.running for device in self._devices):
             while line and self._place_first_able(line):
@@ -190,7 +190,7 @@ class Colocation:
             self._pass_time()
             for device in self._devices:
                 for done in [running for running in device.running if running.left <= _ROUNDING]:
-                    spans[done.number] = Span(job=done.number, started=done.started, ended=self.now)
+                    spans[done.number] = JobSpan(job=done.number, started=done.started, ended=self.now)
                 device.running = [running for running in device.running if running.number not in spans]
         return [spans[number] for number in sorted(spans)]
 
@@ -251,7 +251,7 @@ def simulate_colocation(
     tolerance: float = math.inf,
     window: int = 1,
     seed: int = 0,
-) -> Outcome:
+) -> SimulationResult:
     """Place *jobs* by *rule* and return what it came to.
 
     Parameters
@@ -286,7 +286,7 @@ def simulate_colocation(
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)),
         "avg_slowdown": float(numpy.mean(slowdowns)),
     }
-    return Outcome(
+    return SimulationResult(
         policy=rule,
         jobs=len(jobs),
         completion_times=[span.ended for span in spans],

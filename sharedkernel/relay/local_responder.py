@@ -57,7 +57,7 @@ class Problem:
     sentence: str
 
 
-class StandIn:
+class LocalResponder:
     """Speaks to the client in the session's place.
 
     Parameters
