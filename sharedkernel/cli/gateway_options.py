@@ -9,7 +9,6 @@ from traitlets import Unicode
 
 from sharedkernel.cli.base import CommandApp
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import KERNEL_NAME
 from sharedkernel.gateway_client.credentials import (
     TOKEN_VARIABLE,
     URL_VARIABLE,
@@ -17,6 +16,7 @@ from sharedkernel.gateway_client.credentials import (
     find_credentials,
     find_kept,
 )
+from sharedkernel.jupyter.names import KERNEL_NAME
 
 
 class GatewayCommandApp(CommandApp):

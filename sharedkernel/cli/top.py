@@ -16,7 +16,7 @@ from rich.text import Text
 from sharedkernel.cli.gateway_options import GatewayCommandApp
 from sharedkernel.cli.keys import key_presses
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.requests import fetch_status
+from sharedkernel.gateway_client.connection import fetch_status
 from sharedkernel.status.tables import status_view
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds
@@ -46,7 +46,7 @@ class TopApp(GatewayCommandApp):
             When the gateway does not answer at all: then its address or the token is likely wrong.
         """
         credentials = self.credentials()
-        status = fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file)
+        status = fetch_status(credentials)
         console = Console(highlight=False)
         answered_at, trouble = time.monotonic(), None
         with (
@@ -59,9 +59,7 @@ class TopApp(GatewayCommandApp):
                 if wait_for_key(_INTERVAL) in ("q", "Q"):
                     return
                 try:
-                    status = fetch_status(
-                        credentials.url, credentials.token, ca_file=credentials.ca_file, timeout=_ANSWER_TIMEOUT
-                    )
+                    status = fetch_status(credentials, timeout=_ANSWER_TIMEOUT)
                     answered_at, trouble = time.monotonic(), None
                 except SharedKernelError as error:
                     trouble = str(error)

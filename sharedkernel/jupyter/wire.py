@@ -20,17 +20,6 @@ from typing import Any
 
 from sharedkernel.errors import ConfigError, ProtocolError
 
-#: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas
-SEEN = "seen"
-#: header of the answer to a websocket's request: names the session's process, so that a client notices another one. A
-#: client that sends it, too, means that one with all that it says there: nothing of it reaches the process after it
-PROCESS_HEADER = "X-SharedKernel-Process"
-#: what the client sends
-SAME_PROCESS = "same"
-#: in the content of a status "restarting": nothing has died, the user has an earlier session back
-ATTACHED = "attached"
-#: the gateway's framing of messages on the websocket
-WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
 #: version of Jupyter's messaging protocol that messages of our own follow
 MESSAGING_VERSION = "5.4"
 CHANNELS = ("shell", "control", "stdin", "iopub")

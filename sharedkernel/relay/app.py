@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.relay.relay import Relay
 from sharedkernel.relay.sockets import ConnectionInfo
 

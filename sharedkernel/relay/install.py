@@ -20,7 +20,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import KERNEL_NAME, Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.credentials import (
     CA_VARIABLE,
     TOKEN_VARIABLE,
@@ -32,6 +32,7 @@ from sharedkernel.gateway_client.credentials import (
     store_credentials,
     store_hub_gateway,
 )
+from sharedkernel.jupyter.names import KERNEL_NAME
 
 DISPLAY_NAME = "Shared GPU (PyTorch)"
 

@@ -35,6 +35,7 @@ from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
 from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.credentials import find_credentials
 from sharedkernel.jupyter import wire
+from sharedkernel.jupyter.names import ATTACHED, PROCESS_HEADER
 from sharedkernel.relay.held import Held, HeldMessage
 from sharedkernel.relay.local_responder import LocalResponder, Problem, Request
 from sharedkernel.relay.outage import Outage
@@ -310,7 +311,7 @@ class Relay:
         state = content.get("execution_state")
         if state not in ("restarting", "dead"):
             return True
-        is_attached = content.get(wire.ATTACHED) is True
+        is_attached = content.get(ATTACHED) is True
         if self._state is not State.ENDED:
             sent = [request for request in self._pending.values() if request.sent]
             died = Problem("SharedGPUSessionDied", str(content.get("message") or _DIED))
@@ -354,7 +355,7 @@ class Relay:
         self._state = State.JOINED
         self._connected_at = self._loop.time()
         self._outage.end()
-        self._meet_process(None if websocket.headers is None else websocket.headers.get(wire.PROCESS_HEADER))
+        self._meet_process(None if websocket.headers is None else websocket.headers.get(PROCESS_HEADER))
         self._ask_what_was_lost()
         self._interrupt_is_held = False
         for message in self._held.take():

@@ -1,12 +1,15 @@
-"""What the relay says of a gateway that does not answer."""
+"""The sentences for a gateway that does not answer, or is none."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
-from sharedkernel.gateway_client.connection import Gateway, GatewayUnreachable
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable, fetch_status
 from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.local_stack import free_port
 
@@ -18,7 +21,7 @@ def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
         gateway = Gateway(Credentials(url=f"http://127.0.0.1:{port}", token="a-token"))
         try:
             with pytest.raises(GatewayUnreachable) as unreachable:
-                await gateway._fetch("POST", "/api/kernels", body="{}", seconds=1.0)
+                await gateway.fetch("POST", "/api/kernels", body="{}", seconds=1.0)
         finally:
             gateway.close()
         return str(unreachable.value)
@@ -37,3 +40,38 @@ def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
             writer.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"{}", "is not a gateway for shared devices; check the address."),
+        (b"<html>", "is not a gateway for shared devices; check the address."),
+        (None, "or an older one: it has no /sharedkernel/api/status."),
+    ],
+)
+def test_a_server_that_is_no_gateway_is_called_so(body: bytes | None, sentence: str) -> None:
+    """Also from inside an event loop, as a test's or a notebook's."""
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    async def inside() -> None:
+        fetch_status(credentials)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        credentials = Credentials(url=f"http://127.0.0.1:{server.server_port}", token="a-token")
+        Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(GatewayRefused, match=re.escape(sentence)):
+                fetch_status(credentials)
+            with pytest.raises(GatewayRefused, match=re.escape(sentence)):
+                asyncio.run(inside())
+        finally:
+            server.shutdown()

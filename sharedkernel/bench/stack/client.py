@@ -21,7 +21,8 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from sharedkernel.bench.stack.results import BenchmarkFailed
-from sharedkernel.jupyter.wire import WEBSOCKET_PROTOCOL, from_websocket, new_message, to_websocket
+from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.wire import from_websocket, new_message, to_websocket
 
 #: seconds that a kernel's start, or any cell, may take; far more than they do
 PATIENCE = 300.0

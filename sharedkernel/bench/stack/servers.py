@@ -22,7 +22,7 @@ import psutil
 from ipykernel.kernelspec import write_kernel_spec
 
 from sharedkernel.bench.stack.client import Route
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack, Service, free_port
 from sharedkernel.system.signals import uninterrupted
 

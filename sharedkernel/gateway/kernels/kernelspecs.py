@@ -9,7 +9,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from jupyter_server.services.contents.manager import AsyncContentsManager
 
 from sharedkernel import relay
-from sharedkernel.gateway_client.connection import environment_of, kernel_of
+from sharedkernel.jupyter.names import environment_of, kernel_of
 from sharedkernel.relay.install import DISPLAY_NAME
 
 #: the kernel's logos, shared with what `sharedkernel install` writes
