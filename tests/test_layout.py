@@ -67,8 +67,6 @@ LONG_MODULES = frozenset(
         "executor.supervision.supervisor",
         "relay.relay",
         "session.gate.gate",
-        "shelf.layout",
-        "simulator.device",
     }
 )
 

@@ -29,9 +29,10 @@ import numpy
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import PolicyName, SchedulerConfig
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
-from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
+from sharedkernel.simulator.device import SimulatedDevice
 from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult
 from sharedkernel.simulator.salus_models import TRAINING
+from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds of an iteration of a notebook's cell
