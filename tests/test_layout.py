@@ -65,7 +65,6 @@ LONG_MODULES = frozenset(
         "executor.service",
         "executor.shelf.store",
         "executor.supervision.supervisor",
-        "relay.relay",
         "session.gate.gate",
     }
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
+from sharedkernel.relay.problems import Problem
 from sharedkernel.relay.sockets import ClientSockets
 
 
@@ -45,16 +46,6 @@ class Request:
     def is_cell(self) -> bool:
         """Whether it asks to run code."""
         return self.message_type == "execute_request"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a request was not carried out, as a notebook shows it."""
-
-    #: shown like an exception's name
-    name: str
-    #: one sentence, or a few: what was wrong and what to do
-    sentence: str
 
 
 class LocalResponder:
