@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sharedkernel.cli.stack_options import StackCommandApp
+from sharedkernel.cli.options import StackCommandApp
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.system import lifetime

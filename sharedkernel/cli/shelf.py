@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
-from sharedkernel.cli.gateway_options import GatewayCommandApp
+from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.gateway_client.connection import SHELVES_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import about, safe_text

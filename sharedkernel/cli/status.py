@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 from traitlets import Bool
 
-from sharedkernel.cli.gateway_options import GatewayCommandApp
+from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.gateway_client.connection import fetch_status
 from sharedkernel.status.tables import status_view
 
