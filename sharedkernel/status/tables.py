@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from sharedkernel.status.by_device import by_device
+from sharedkernel.status.document import by_device
 from sharedkernel.status.text import (
     NOTHING,
     about,

@@ -14,7 +14,7 @@ from sharedkernel.cli.trace.document import Recording
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.scheduling.model.types import LaneId
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
-from sharedkernel.status.by_device import only_device
+from sharedkernel.status.document import only_device
 from sharedkernel.status.text import session_name
 
 #: seconds between two documents
