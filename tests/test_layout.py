@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"session", "widgets", "shelf", "simulator"}),
     # the core
     frozenset({"scheduling", "device_memory"}),
-    # what processes say to each other
+    # what several processes share: messages, sockets, Jupyter's wire, the gateway's client, the status document
     frozenset({"protocol", "gateway_client", "ipc", "jupyter", "status"}),
     # the system, and words that all use
     frozenset({"system", "errors", "units", "paths", "distribution", "_version"}),
