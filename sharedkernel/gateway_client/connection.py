@@ -127,9 +127,16 @@ class Gateway:
         return sorted(environment for environment in map(environment_of, names) if environment)
 
     async def start(self, environment: dict[str, str], *, python: str = "") -> str:
-        """Ask for a session, in the Python environment *python* of the gateway, and return its kernel id.
+        """Request a session and return its kernel id.
 
         The session is a new one, or the live one of the same user and ``KERNEL_CLIENT_KEY``.
+
+        Parameters
+        ----------
+        environment
+            Variables whose names begin with ``KERNEL_``: the notebook, its directory and its key.
+        python
+            Name of a Python environment of the gateway; empty: its usual one.
         """
         body = json.dumps({"name": kernel_of(python), "env": environment})
         model = await self.fetch("POST", "/api/kernels", body=body)
@@ -139,7 +146,15 @@ class Gateway:
         return kernel_id
 
     async def end(self, kernel_id: str, *, at_once: bool) -> None:
-        """End a session: *at_once*, or after it has lingered for as long as the gateway lets it."""
+        """End a session.
+
+        Parameters
+        ----------
+        kernel_id
+            What :meth:`start` returned.
+        at_once
+            Whether it ends now; else it can be brought back for as long as its user's quota lets it linger.
+        """
         path = f"/api/kernels/{quote(kernel_id, safe='')}{'?linger=0' if at_once else ''}"
         await self.fetch("DELETE", path, seconds=CONNECT_TIMEOUT)
 
@@ -282,7 +297,15 @@ def fetch(credentials: Credentials, path: str, *, method: str = "GET", timeout: 
 
 
 def fetch_status(credentials: Credentials, *, timeout: float = 5.0) -> dict[str, Any]:
-    """Return the status document as the token's user may see it; parameters and errors are those of :func:`fetch`."""
+    """Return the status document as the token's user may see it; errors are those of :func:`fetch`.
+
+    Parameters
+    ----------
+    credentials
+        The gateway and the token.
+    timeout
+        Seconds to wait for the answer.
+    """
     status = fetch(credentials, STATUS_PATH, timeout=timeout)
     if not isinstance(status.get("device"), dict):
         raise no_gateway(credentials.url)

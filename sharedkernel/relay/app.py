@@ -30,6 +30,11 @@ def client_key(connection_file: Path, key: bytes) -> str:
     """Return the name by which gateways know one notebook's place on this machine.
 
     Whoever has the connection file can tell with it which session is behind a kernel; nobody can tell the secret by it.
+
+    Parameters
+    ----------
+    connection_file, key
+        Path and secret of the client's connection file.
     """
     place = f"{platform.node()}\0{connection_file.resolve()}".encode()
     return hmac.new(key, place, hashlib.sha256).hexdigest()

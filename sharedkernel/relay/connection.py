@@ -78,7 +78,15 @@ class SessionConnection:
         return None if headers is None else headers.get(PROCESS_HEADER)
 
     async def start(self, credentials: Credentials, environment: Mapping[str, str], *, python: str) -> None:
-        """Ask a gateway for a session, and connect to it; parameters and errors are those of :meth:`Gateway.start`."""
+        """Request a session and connect to it; errors are those of :meth:`.Gateway.start`.
+
+        Parameters
+        ----------
+        credentials
+            The gateway and the token.
+        environment, python
+            See :meth:`.Gateway.start`.
+        """
         if self._gateway is not None:
             self._gateway.close()
         self._gateway = Gateway(credentials)

@@ -64,9 +64,16 @@ class LocalResponder:
         self._session = session
 
     def answer(self, requests: Iterable[Request], problem: Problem) -> None:
-        """Answer *requests*, in their order: the first cell shows the problem, those behind it are aborted.
+        """Answer requests in their order: the first cell shows the problem, those behind it are aborted.
 
         So it is when a cell fails in any kernel; a notebook that runs as a whole says what is wrong once.
+
+        Parameters
+        ----------
+        requests
+            Without a reply until now.
+        problem
+            Why they were not carried out.
         """
         failed = False
         for request in requests:
@@ -84,7 +91,15 @@ class LocalResponder:
         self._sockets.send(request.channel, request.identities, parts)
 
     def publish(self, message_type: str, content: dict[str, Any], parent: bytes = b"{}") -> None:
-        """Publish a message on iopub."""
+        """Publish a message on iopub.
+
+        Parameters
+        ----------
+        message_type, content
+            Of the message.
+        parent
+            Header of the request that it belongs to, in JSON.
+        """
         self._sockets.publish(wire.new_message(message_type, content, session=self._session, parent=parent))
 
     def say(self, text: str, parent: bytes = b"{}") -> None:

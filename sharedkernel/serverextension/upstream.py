@@ -36,14 +36,30 @@ class Upstream(Gateway):
         return await self.fetch("GET", STATUS_PATH)
 
     async def settings(self, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return what is set as ``"quotas"`` or ``"policy"``, after *changes* where some are given."""
+        """Return what is set at the gateway, after changing it if there are changes.
+
+        Parameters
+        ----------
+        name
+            ``"quotas"`` or ``"policy"``.
+        changes
+            As the gateway's API takes them; None: no changes.
+        """
         path = f"/sharedkernel/api/{name}"
         if changes is None:
             return await self.fetch("GET", path)
         return await self.fetch("PUT", path, body=json.dumps(changes))
 
     async def act(self, session: str, action: str) -> None:
-        """Offload, interrupt or end (``"delete"``) a session, named by its kernel id (by its own, if it lingers)."""
+        """Do something to a session.
+
+        Parameters
+        ----------
+        session
+            Its kernel id; its own id, if it lingers.
+        action
+            ``"offload"``, ``"interrupt"`` or ``"delete"``.
+        """
         name = quote(session, safe="")
         if action == "offload":
             await self.fetch("POST", f"/sharedkernel/api/sessions/{name}/offload", body="{}")

@@ -94,7 +94,17 @@ def simulate_cluster(
 
 
 def outcome_of(runs: Sequence[JobRun], policy: str, *, devices: int) -> SimulationResult:
-    """Return what *runs* came to."""
+    """Return the result of a simulated cluster.
+
+    Parameters
+    ----------
+    runs
+        Of all jobs, in the order in which they came.
+    policy
+        What the result is called.
+    devices
+        Of the cluster.
+    """
     finished = [run for run in runs if run.ended < math.inf]
     spans = [
         JobSpan(job=number, started=started, ended=ended, devices=run.job.devices)

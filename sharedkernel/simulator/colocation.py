@@ -69,6 +69,13 @@ class Fit:
 def read_pairs(path: Path | str, device: str) -> PairTable:
     """Read a table of Gavel's layout: device -> kind of job -> other kind, or "null" for alone -> steps a second.
 
+    Parameters
+    ----------
+    path
+        Of a JSON file.
+    device
+        Kind of device, such as ``"v100"``.
+
     Raises
     ------
     TraceError
@@ -91,7 +98,17 @@ def predicted_speed(total: float | numpy.ndarray) -> numpy.ndarray:
 
 
 def fit(table: PairTable, *, part: float = 0.5, seed: int = 0) -> Fit:
-    """Fit utilisations to a random *part* of the pairs, and check them on the rest."""
+    """Fit utilisations to a random part of a table's pairs, and check them on the rest.
+
+    Parameters
+    ----------
+    table
+        Measured speeds.
+    part
+        Of the pairs, 0 to 1.
+    seed
+        Which pairs these are.
+    """
     pairs = table.pairs()
     random.Random(seed).shuffle(pairs)
     cut = max(len(table.kinds), round(part * len(pairs)))

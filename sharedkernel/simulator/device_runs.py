@@ -114,7 +114,17 @@ def simulate_device(
 
 
 def outcome_of(runs: Sequence[CellRun], policy: str, *, added: Mapping[str, Figure] | None = None) -> SimulationResult:
-    """Return what the cells *runs* of one device came to."""
+    """Return the result of one simulated device.
+
+    Parameters
+    ----------
+    runs
+        Of all cells, in the order in which they were sent.
+    policy
+        What the result is called.
+    added
+        More figures to report.
+    """
     ended = [run for run in runs if run.ended < math.inf]
     spans = [
         JobSpan(job=number, started=started, ended=until)

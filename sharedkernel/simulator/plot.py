@@ -35,15 +35,14 @@ def check_plot(path: Path) -> None:
 
 
 def plot(outcomes: Sequence[SimulationResult], path: Path) -> None:
-    """Draw *outcomes* side by side and write the picture to *path*.
+    """Draw results side by side.
 
-    Above, for each policy: a row for each job with the stretches in which it ran, or, for many jobs, how many devices
-    were used over time. Below: the share of the jobs that were done within a time.
-
-    Raises
-    ------
-    ConfigError
-        When the file cannot be written.
+    Parameters
+    ----------
+    outcomes
+        One for each policy.
+    path
+        Of the picture; its ending decides the format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

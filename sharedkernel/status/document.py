@@ -36,7 +36,14 @@ def by_device(status: Document) -> dict[str, Document]:
 
 
 def only_device(status: Document, name: str) -> dict[str, Document]:
-    """Return what :func:`by_device` has for *name* alone; for an empty name, everything.
+    """Return what :func:`by_device` has for one device.
+
+    Parameters
+    ----------
+    status
+        A status document.
+    name
+        Of the device; empty: all devices.
 
     Raises
     ------
@@ -50,7 +57,15 @@ def only_device(status: Document, name: str) -> dict[str, Document]:
 
 
 def visible_to(status: dict[str, Any], user: str) -> dict[str, Any]:
-    """Return *status* as *user*, who is no admin, may see it: other users' sessions without notebook and kernel."""
+    """Return a status document without what only an admin and a session's owner may see.
+
+    Parameters
+    ----------
+    status
+        The whole document.
+    user
+        Who is no admin. Other users' sessions are shown without notebook and kernel.
+    """
     hidden = {"notebook": None, "kernel_id": None, "client_key": None}
     sessions = [session if session["user"] == user else {**session, **hidden} for session in status["sessions"]]
     return {**status, "sessions": sessions}

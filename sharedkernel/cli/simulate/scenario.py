@@ -58,7 +58,15 @@ class ScenarioApp(CommandApp):
         """
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
-        """Run one policy. Called for each that was asked for."""
+        """Run one policy. Called once for each policy that was asked for, after :meth:`prepare`.
+
+        Parameters
+        ----------
+        policy
+            Its name.
+        on_progress
+            Called with the number of jobs that are done, whenever one is.
+        """
         raise NotImplementedError
 
     def start(self) -> None:

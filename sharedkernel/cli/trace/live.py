@@ -43,7 +43,15 @@ class LiveRecorder:
         self._times: list[float] = []
 
     def take(self, now: float, status: Mapping[str, Any]) -> None:
-        """Take one document, received at *now*, seconds."""
+        """Record one document.
+
+        Parameters
+        ----------
+        now
+            When it was received, seconds on any monotonic clock.
+        status
+            The status document of one device.
+        """
         self._times.append(now)
         self._memory.append((now, status["device"]["used_bytes"]))
         lanes = {LaneId(lane["id"]) for lane in status["lanes"]}
