@@ -65,7 +65,7 @@ class ScenarioApp(CommandApp):
         policy
             Its name.
         on_progress
-            Called with the number of jobs that are done, whenever one is.
+            Called with the number of jobs that are done, and the number of all, whenever one is done.
         """
         raise NotImplementedError
 
