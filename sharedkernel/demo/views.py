@@ -26,7 +26,15 @@ Document = Mapping[str, Any]
 
 
 def progress_view(runs: Sequence[NotebookRun], status: Document) -> RenderableType:
-    """Return the live table: each notebook's progress, state, memory; the device and its lanes."""
+    """Return the live table: each notebook's progress, state, memory; the device and its lanes.
+
+    Parameters
+    ----------
+    runs
+        The notebooks.
+    status
+        The status document of this moment.
+    """
     table = new_table(text("user"), text("notebook", 2), number("cells", 5), *SESSION_COLUMNS)
     for run in runs:
         sessions = [session for session in status["sessions"] if session["user"] == run.user]
@@ -44,7 +52,15 @@ def ended_line(run: NotebookRun) -> str:
 
 
 def report_view(report: Document, status: Document) -> RenderableType:
-    """Return the report: a row per user, how fair it was, what stayed resident."""
+    """Return the report: a row per user, how fair it was, what stayed resident.
+
+    Parameters
+    ----------
+    report
+        Made by :func:`.make_report`.
+    status
+        The status document that it was made from.
+    """
     widths = {"iterations": 10, "device time": 11, "of all": 6, "wait p50": 8, "wait p95": 8, "peak": 8, "resident": 8}
     table = new_table(text("user"), text("result"), *(number(name, width) for name, width in widths.items()))
     for user in report["users"]:

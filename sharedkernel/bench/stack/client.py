@@ -254,7 +254,15 @@ class Notebook:
 
 @contextlib.asynccontextmanager
 async def open_notebook(route: Route, *, patience: float = PATIENCE) -> AsyncIterator[Notebook]:
-    """Give a notebook whose kernel is gone afterwards, and whose cells may take *patience* seconds each."""
+    """Give a notebook whose kernel is gone afterwards.
+
+    Parameters
+    ----------
+    route
+        The way to its kernel.
+    patience
+        Seconds that its start, and each of its cells, may take.
+    """
     notebook = Notebook(route, patience)
     try:
         await notebook.start()

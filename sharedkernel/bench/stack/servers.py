@@ -139,7 +139,15 @@ class StockServer:
 
 
 def gateway_route(stack: LocalStack, user: str | None = None) -> Route:
-    """Return the way to a session of *user* (default: the first) straight through the stack's gateway."""
+    """Return the way to a session straight through the stack's gateway.
+
+    Parameters
+    ----------
+    stack
+        Has the gateway.
+    user
+        Whose session it is; None: the first user's.
+    """
     return Route(
         name="the gateway", url=stack.gateway_url, token=stack.token(user or stack.users[0]), kernel=KERNEL_NAME
     )
