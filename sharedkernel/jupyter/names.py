@@ -1,9 +1,18 @@
-"""Names that the gateway, the relay and the Jupyter server agree on: of kernels, headers and parameters."""
+"""Names that the gateway, the relay and the Jupyter server agree on: of kernels, clients, headers and parameters."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import platform
+from pathlib import Path
+
 #: what sessions are called on every gateway, whatever the local kernelspec's name
 KERNEL_NAME = "shared-gpu"
+#: what launchers show
+DISPLAY_NAME = "Shared GPU (PyTorch)"
+#: folder of the kernel's logos
+LOGOS = Path(__file__).parent / "kernelspec"
 #: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas
 SEEN = "seen"
 #: header of the answer to a websocket's request: names the session's process, so that a client notices another one. A
@@ -28,3 +37,17 @@ def environment_of(name: str) -> str | None:
         return ""
     prefix = f"{KERNEL_NAME}-"
     return name.removeprefix(prefix) if name.startswith(prefix) and name != prefix else None
+
+
+def client_key(connection_file: Path, key: bytes) -> str:
+    """Return the name by which gateways know one notebook's place on this machine.
+
+    Whoever has the connection file can tell with it which session is behind a kernel; nobody can tell the secret by it.
+
+    Parameters
+    ----------
+    connection_file, key
+        Path and secret of the client's connection file.
+    """
+    place = f"{platform.node()}\0{connection_file.resolve()}".encode()
+    return hmac.new(key, place, hashlib.sha256).hexdigest()

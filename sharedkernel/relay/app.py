@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import logging
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.jupyter.names import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME, client_key
 from sharedkernel.relay.relay import Relay
 from sharedkernel.relay.sockets import ConnectionInfo
 
@@ -24,20 +21,6 @@ log = logging.getLogger(__name__)
 
 #: seconds between looks at whether the client lives
 PARENT_INTERVAL = 1.0
-
-
-def client_key(connection_file: Path, key: bytes) -> str:
-    """Return the name by which gateways know one notebook's place on this machine.
-
-    Whoever has the connection file can tell with it which session is behind a kernel; nobody can tell the secret by it.
-
-    Parameters
-    ----------
-    connection_file, key
-        Path and secret of the client's connection file.
-    """
-    place = f"{platform.node()}\0{connection_file.resolve()}".encode()
-    return hmac.new(key, place, hashlib.sha256).hexdigest()
 
 
 def session_environment(connection_file: Path, key: bytes, environment: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,6 @@ import re
 import sys
 import tempfile
 from getpass import getpass
-from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -32,9 +31,7 @@ from sharedkernel.gateway_client.credentials import (
     store_credentials,
     store_hub_gateway,
 )
-from sharedkernel.jupyter.names import KERNEL_NAME
-
-DISPLAY_NAME = "Shared GPU (PyTorch)"
+from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -77,7 +74,7 @@ def write_kernelspec(
         "metadata": {"debugger": False},
     }
     (directory / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
-    for logo in resources.files("sharedkernel.relay").joinpath("kernelspec").iterdir():
+    for logo in LOGOS.iterdir():
         (directory / logo.name).write_bytes(logo.read_bytes())
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from jupyter_core.utils import ensure_event_loop
 
-from sharedkernel.relay.app import client_key
+from sharedkernel.jupyter.names import client_key
 from sharedkernel.relay.sockets import ConnectionInfo
 from tests.faults.server import ServerNotebook
 from tests.relay.support import Notebook
