@@ -47,6 +47,9 @@ CIRCULAR = frozenset(
     }
 )
 
+#: rooms of one process each; what two of them share is in a layer below
+PROCESSES = frozenset({"gateway", "executor", "relay", "serverextension"})
+
 #: processes whose folders are in layers, too
 LAYERED = ("gateway", "scheduling")
 
@@ -218,6 +221,11 @@ def test_rooms_do_not_import_each_other() -> None:
     """What two rooms share is below both."""
     mutual = {(first, second) for first, second in arrows() if first < second and (second, first) in arrows()}
     check({f"{first} <-> {second}" for first, second in mutual}, MUTUAL, "rooms that import each other")
+
+
+def test_processes_do_not_import_each_other() -> None:
+    """They meet in messages, not in code."""
+    assert sorted(arrow for arrow in arrows() if set(arrow) <= PROCESSES) == []
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
