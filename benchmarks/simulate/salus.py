@@ -11,11 +11,11 @@ from dataclasses import replace
 from benchmarks.simulate import tables
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
-from sharedkernel.simulator.device import SimulatedCell, SimulatedSession
 from sharedkernel.simulator.device_runs import PATIENCE, hyperparameter_300, simulate_device, trace_100
 from sharedkernel.simulator.packing import devices_needed, share_of_pairs
-from sharedkernel.simulator.report import Outcome
+from sharedkernel.simulator.report import SimulationResult
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING
+from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
 from sharedkernel.simulator.workloads import heavy_tailed
 
@@ -69,7 +69,7 @@ def shared(sessions: Sequence[SimulatedSession]) -> float:
     return _minutes(simulate_device(sessions, config))
 
 
-def _minutes(outcome: Outcome) -> float:
+def _minutes(outcome: SimulationResult) -> float:
     return statistics.mean(outcome.completion_times) / 60
 
 

@@ -16,7 +16,7 @@ from traitlets import Bool, Int, TraitError, validate
 from sharedkernel.bench import alone, fairness, interactive, oversubscription, roundtrip, start, switch, ui
 from sharedkernel.bench.stack.results import Conditions, Effort, Result
 from sharedkernel.cli.base import fail
-from sharedkernel.cli.stack_options import StackCommandApp
+from sharedkernel.cli.options import StackCommandApp
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.system.signals import ended_by_signals
 from sharedkernel.units import format_bytes

@@ -35,7 +35,7 @@ _CELL = f"train()\n{CHECK_TABLE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class OversubscriptionRun:
     """All notebooks, run once."""
 
     seconds: float
@@ -93,21 +93,21 @@ def run(conditions: Conditions) -> list[Result]:
     ]
 
 
-def _run(conditions: Conditions, capacity: int, cells: int, *, at_once: bool) -> Run:
+def _run(conditions: Conditions, capacity: int, cells: int, *, at_once: bool) -> OversubscriptionRun:
     options = {**conditions.stack_options, "capacity": str(capacity)}
     quotas = {"default": {"offload_after": 0}}
     with LocalStack(users=list(_USERS), quotas=quotas, **options) as stack:
         return asyncio.run(_run_notebooks(stack, cells, at_once=at_once))
 
 
-async def _run_notebooks(stack: LocalStack, cells: int, *, at_once: bool) -> Run:
+async def _run_notebooks(stack: LocalStack, cells: int, *, at_once: bool) -> OversubscriptionRun:
     begun = time.monotonic()
     if at_once:
         ends = await asyncio.gather(*(_run_notebook(stack, user, cells) for user in _USERS))
     else:
         ends = [await _run_notebook(stack, user, cells) for user in _USERS]
     errors = [end for end in ends if isinstance(end, str)]
-    return Run(
+    return OversubscriptionRun(
         seconds=time.monotonic() - begun,
         num_finished=len(ends) - len(errors),
         errors=errors,

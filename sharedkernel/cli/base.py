@@ -20,12 +20,19 @@ from sharedkernel._version import __version__
 
 
 def fail(sentence: str, *, status: int = 1) -> NoReturn:
-    """End this process with *sentence* on standard error.
+    """End this process with a sentence on standard error.
+
+    Parameters
+    ----------
+    sentence
+        What happened and what to do; the name of the program is put before it.
+    status
+        Exit code: 1 for what could not be done, 2 for wrong use.
 
     Raises
     ------
     SystemExit
-        With *status*: 1 for what could not be done, 2 for wrong use.
+        Always.
     """
     print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
     sys.exit(status)

@@ -13,7 +13,7 @@ from rich.live import Live
 from traitlets import Unicode
 
 from sharedkernel.cli.base import fail
-from sharedkernel.cli.stack_options import StackCommandApp
+from sharedkernel.cli.options import StackCommandApp
 from sharedkernel.demo.report import FairnessMeter, make_report
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
 from sharedkernel.demo.views import ended_line, progress_view, report_view

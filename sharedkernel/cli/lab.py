@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sharedkernel.cli.stack_options import StackCommandApp
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.cli.options import StackCommandApp
+from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.system import lifetime
 from sharedkernel.system.signals import ended_by_signals, left_to_child

@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
-from sharedkernel.cli.gateway_options import GatewayCommandApp
-from sharedkernel.gateway_client.requests import SHELVES_PATH, ask
+from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.gateway_client.connection import SHELVES_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import about, safe_text
 from sharedkernel.units import format_bytes
@@ -83,10 +83,7 @@ class ShelfApp(GatewayCommandApp):
             fail("--device goes with --remove or --remove-all.", status=2)
 
     def _ask(self, path: str, method: str = "GET") -> dict[str, Any]:
-        credentials = self.credentials()
-        return ask(
-            credentials.url, credentials.token, path, method=method, ca_file=credentials.ca_file, timeout=_PATIENCE
-        )
+        return fetch(self.credentials(), path, method=method, timeout=_PATIENCE)
 
     def _show(self) -> None:
         document = self._ask(f"{SHELVES_PATH}/{quote(self.user, safe='')}" if self.user else SHELVES_PATH)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from rich.console import Console
 from traitlets import Bool
 
-from sharedkernel.cli.gateway_options import GatewayCommandApp
-from sharedkernel.gateway_client.requests import fetch_status
+from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.gateway_client.connection import fetch_status
 from sharedkernel.status.tables import status_view
 
 
@@ -31,8 +31,7 @@ class StatusApp(GatewayCommandApp):
 
     def start(self) -> None:
         """Ask the gateway once and print its answer."""
-        credentials = self.credentials()
-        status = fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file)
+        status = fetch_status(self.credentials())
         if self.as_json:
             print(json.dumps(status))  # noqa: T201
         else:

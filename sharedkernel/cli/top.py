@@ -6,17 +6,20 @@ A gateway that goes away is said above the last figures; they move again when it
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from sharedkernel.cli.gateway_options import GatewayCommandApp
-from sharedkernel.cli.keys import key_presses
+from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.requests import fetch_status
+from sharedkernel.gateway_client.connection import fetch_status
 from sharedkernel.status.tables import status_view
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds
@@ -46,12 +49,12 @@ class TopApp(GatewayCommandApp):
             When the gateway does not answer at all: then its address or the token is likely wrong.
         """
         credentials = self.credentials()
-        status = fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file)
+        status = fetch_status(credentials)
         console = Console(highlight=False)
         answered_at, trouble = time.monotonic(), None
         with (
             contextlib.suppress(KeyboardInterrupt),
-            key_presses() as wait_for_key,
+            _key_presses() as wait_for_key,
             Live(console=console, screen=console.is_terminal, auto_refresh=False) as live,
         ):
             while True:
@@ -59,9 +62,7 @@ class TopApp(GatewayCommandApp):
                 if wait_for_key(_INTERVAL) in ("q", "Q"):
                     return
                 try:
-                    status = fetch_status(
-                        credentials.url, credentials.token, ca_file=credentials.ca_file, timeout=_ANSWER_TIMEOUT
-                    )
+                    status = fetch_status(credentials, timeout=_ANSWER_TIMEOUT)
                     answered_at, trouble = time.monotonic(), None
                 except SharedKernelError as error:
                     trouble = str(error)
@@ -86,3 +87,40 @@ def live_view(status: dict[str, Any], trouble: str | None, age: float, height: i
     else:
         line = Text(f"{safe_text(trouble)} The figures are {format_seconds(age)} old; trying again.", style="bold red")
     return Group(line, Text(), status_view(status, height - 2))
+
+
+@contextlib.contextmanager
+def _key_presses() -> Iterator[Callable[[float], str]]:
+    """Give ``wait(seconds) -> key``: the key pressed within that time, without Enter; empty if there was none.
+
+    Where standard input is no terminal (or the system has no termios) it only waits: Ctrl-C remains.
+    """
+    try:
+        import termios
+        import tty
+    except ImportError:
+        yield _only_wait
+        return
+    if not sys.stdin.isatty():
+        yield _only_wait
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield lambda seconds: _read_key(descriptor, seconds)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _only_wait(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _read_key(descriptor: int, seconds: float) -> str:
+    ready, _, _ = select.select([descriptor], [], [], seconds)
+    if not ready:
+        return ""
+    # A terminal that went away reads as its end, again and again: as good as asking to quit.
+    return os.read(descriptor, 1).decode(errors="replace") or "q"

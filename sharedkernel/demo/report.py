@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharedkernel.demo.runs import Run
+from sharedkernel.demo.runs import NotebookRun
 
 Document = Mapping[str, Any]
 
@@ -62,7 +62,9 @@ def jain_index(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-def make_report(runs: Sequence[Run], status: Document, *, wall_seconds: float, jain: float | None) -> dict[str, Any]:
+def make_report(
+    runs: Sequence[NotebookRun], status: Document, *, wall_seconds: float, jain: float | None
+) -> dict[str, Any]:
     """Return the report; its names are a contract with whoever reads the JSON.
 
     Parameters
@@ -89,7 +91,7 @@ def make_report(runs: Sequence[Run], status: Document, *, wall_seconds: float, j
     }
 
 
-def _user_report(name: str, runs: Sequence[Run], user: Document | None, total: float) -> dict[str, Any]:
+def _user_report(name: str, runs: Sequence[NotebookRun], user: Document | None, total: float) -> dict[str, Any]:
     # A user whose kernel never started is not in the document.
     figures: Document = user or {}
     device_seconds = figures.get("attained_service_seconds", 0.0)

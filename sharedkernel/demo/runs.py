@@ -25,7 +25,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
 
 #: longest time that one cell may take, waits included, in seconds
@@ -50,7 +50,7 @@ def examples_directory() -> Path:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class NotebookRun:
     """One person's notebook, and how far it has come. Written by the notebooks' thread, read by others."""
 
     user: str
@@ -88,7 +88,7 @@ class NotebookRuns:
     """
 
     def __init__(self, stack: LocalStack, notebooks: Sequence[tuple[str, Path]]) -> None:
-        self.runs = [Run(user=user, notebook=path) for user, path in notebooks]
+        self.runs = [NotebookRun(user=user, notebook=path) for user, path in notebooks]
         self._stack = stack
         self._specs = KernelSpecManager(kernel_dirs=[str(stack.kernels_directory)], ensure_native_kernel=False)
         self._managers: list[AsyncKernelManager] = []
@@ -129,7 +129,7 @@ class NotebookRuns:
             task.cancel()
         await asyncio.gather(*forgotten, return_exceptions=True)
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: NotebookRun) -> None:
         run.started_at = time.monotonic()
         try:
             notebook = nbformat.read(run.notebook, as_version=4)
@@ -156,7 +156,7 @@ class NotebookRuns:
         finally:
             run.ended_at = time.monotonic()
 
-    async def _start_kernel(self, run: Run) -> AsyncKernelManager:
+    async def _start_kernel(self, run: NotebookRun) -> AsyncKernelManager:
         clients = self._stack.directory / "clients"
         clients.mkdir(mode=0o700, exist_ok=True)
         # Unix sockets and a connection file inside the stack's directory: no port, and nothing left behind.
@@ -179,6 +179,6 @@ class NotebookRuns:
         return manager
 
     @staticmethod
-    def _cell_executed(run: Run, reply: Mapping[str, Any]) -> None:
+    def _cell_executed(run: NotebookRun, reply: Mapping[str, Any]) -> None:
         if reply["content"]["status"] == "ok":
             run.cells_done += 1

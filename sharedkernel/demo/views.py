@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sharedkernel.demo.runs import Run
+from sharedkernel.demo.runs import NotebookRun
 from sharedkernel.status.tables import (
     SESSION_COLUMNS,
     cell,
@@ -25,8 +25,16 @@ from sharedkernel.units import format_bytes, format_seconds
 Document = Mapping[str, Any]
 
 
-def progress_view(runs: Sequence[Run], status: Document) -> RenderableType:
-    """Return the live table: each notebook's progress, state, memory; the device and its lanes."""
+def progress_view(runs: Sequence[NotebookRun], status: Document) -> RenderableType:
+    """Return the live table: each notebook's progress, state, memory; the device and its lanes.
+
+    Parameters
+    ----------
+    runs
+        The notebooks.
+    status
+        The status document of this moment.
+    """
     table = new_table(text("user"), text("notebook", 2), number("cells", 5), *SESSION_COLUMNS)
     for run in runs:
         sessions = [session for session in status["sessions"] if session["user"] == run.user]
@@ -37,14 +45,22 @@ def progress_view(runs: Sequence[Run], status: Document) -> RenderableType:
     return Group(device_view(status), Text(), table, Text(), lanes_table(status))
 
 
-def ended_line(run: Run) -> str:
+def ended_line(run: NotebookRun) -> str:
     """Return one line that says how a notebook ended."""
     how = f"failed in {run.failure}" if run.failure else "done, every tensor as it was"
     return f"{safe_text(run.user)}: {safe_text(run.notebook.name)} {safe_text(how)} ({format_seconds(run.seconds)})"
 
 
 def report_view(report: Document, status: Document) -> RenderableType:
-    """Return the report: a row per user, how fair it was, what stayed resident."""
+    """Return the report: a row per user, how fair it was, what stayed resident.
+
+    Parameters
+    ----------
+    report
+        Made by :func:`.make_report`.
+    status
+        The status document that it was made from.
+    """
     widths = {"iterations": 10, "device time": 11, "of all": 6, "wait p50": 8, "wait p95": 8, "peak": 8, "resident": 8}
     table = new_table(text("user"), text("result"), *(number(name, width) for name, width in widths.items()))
     for user in report["users"]:

@@ -200,7 +200,15 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["allow_remote_access"] = True
 
     def record_groups(self, user: str, groups: Iterable[str]) -> None:
-        """Record *user*'s groups as JupyterHub has them; quotas by group hold at once."""
+        """Record a user's groups as JupyterHub has them; quotas by group hold at once.
+
+        Parameters
+        ----------
+        user
+            By name.
+        groups
+            Names of all of the user's groups.
+        """
         if self._memberships is not None and self._memberships.record(user, groups):
             self.kernel_manager.rules.replace_quotas(self.kernel_manager.rules.quotas)
 

@@ -1,14 +1,16 @@
-"""The gateway's side: a session asked for, ended, and reached over one websocket.
+"""Requests to a gateway, and the websocket to a session.
 
-Plain requests through tornado's client; every failure becomes one of two errors with a sentence for the notebook.
-Covers a single attempt each: when to try again is `relay.py`'s business.
+:class:`Gateway` is for programs with an event loop, :func:`fetch` for commands. Every failure becomes one of two errors
+with a sentence for the user. Each request is tried once: when to try again is the caller's business.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -19,10 +21,22 @@ from tornado.websocket import WebSocketClientConnection, WebSocketError, websock
 
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway_client.credentials import CA_VARIABLE, Credentials
-from sharedkernel.jupyter.wire import PROCESS_HEADER, SAME_PROCESS, SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.names import (
+    KERNEL_NAME,
+    PROCESS_HEADER,
+    SAME_PROCESS,
+    SEEN,
+    WEBSOCKET_PROTOCOL,
+    environment_of,
+    kernel_of,
+)
 
-#: what sessions are called on every gateway, whatever the local kernelspec's name
-KERNEL_NAME = "shared-gpu"
+#: the status document, see `executor/control/status_builder.py`
+STATUS_PATH = "/sharedkernel/api/status"
+#: what is on shelves, see `gateway/http/shelf_handlers.py`
+SHELVES_PATH = "/sharedkernel/api/shelves"
+#: where a gateway's routes are that no other server has
+_OWN_ROUTES = "/sharedkernel/"
 #: longest message that a session may send, in bytes: widgets carry images and arrays
 MAX_MESSAGE_BYTES = 512 * 1024**2
 #: seconds until a gateway that does not even accept a connection counts as unreachable
@@ -35,19 +49,6 @@ PING_INTERVAL = 30.0
 _CONNECTED_TIMEOUT = "Timeout during request"
 #: what a server that expects to be spoken to by TLS does with a request that is not
 _HUNG_UP = (ConnectionResetError, StreamClosedError, HTTPStreamClosedError)
-
-
-def kernel_of(environment: str) -> str:
-    """Return the name of the kernel whose sessions have the Python environment *environment*; empty: the usual one."""
-    return f"{KERNEL_NAME}-{environment}" if environment else KERNEL_NAME
-
-
-def environment_of(name: str) -> str | None:
-    """Return the Python environment of the kernel *name*; None if it is no kernel of ours."""
-    if name == KERNEL_NAME:
-        return ""
-    prefix = f"{KERNEL_NAME}-"
-    return name.removeprefix(prefix) if name.startswith(prefix) and name != prefix else None
 
 
 class GatewayRefused(Refused):
@@ -90,30 +91,72 @@ class Gateway:
         # A client of its own: the shared one may be configured to be something else.
         self._client = SimpleAsyncHTTPClient(force_instance=True)
 
+    async def fetch(
+        self, method: str, path: str, *, body: str | None = None, seconds: float = REQUEST_TIMEOUT
+    ) -> dict[str, Any]:
+        """Return the JSON object that the gateway answers to a request; empty if it answers nothing.
+
+        Parameters
+        ----------
+        method, path
+            The request.
+        body
+            JSON; None: no body.
+        seconds
+            To wait for the answer.
+        """
+        request = self._request(self.url + path, timeout=seconds, method=method, body=body)
+        try:
+            response = await self._client.fetch(request)
+        except (HTTPClientError, OSError) as error:
+            raise self._explain(error, path) from None
+        try:
+            answer = json.loads(response.body or b"{}")
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise no_gateway(self.url)
+        return answer
+
     async def check(self) -> list[str]:
         """See that this is a gateway which accepts the token; return the Python environments that it offers by name."""
-        answer = await self._fetch("GET", "/api/kernelspecs", body=None, seconds=CONNECT_TIMEOUT)
+        answer = await self.fetch("GET", "/api/kernelspecs", seconds=CONNECT_TIMEOUT)
         names = answer.get("kernelspecs", ())
         if KERNEL_NAME not in names:
-            raise self._no_gateway()
+            raise no_gateway(self.url)
         return sorted(environment for environment in map(environment_of, names) if environment)
 
     async def start(self, environment: dict[str, str], *, python: str = "") -> str:
-        """Ask for a session, in the Python environment *python* of the gateway, and return its kernel id.
+        """Request a session and return its kernel id.
 
         The session is a new one, or the live one of the same user and ``KERNEL_CLIENT_KEY``.
+
+        Parameters
+        ----------
+        environment
+            Variables whose names begin with ``KERNEL_``: the notebook, its directory and its key.
+        python
+            Name of a Python environment of the gateway; empty: its usual one.
         """
         body = json.dumps({"name": kernel_of(python), "env": environment})
-        model = await self._fetch("POST", "/api/kernels", body=body, seconds=REQUEST_TIMEOUT)
+        model = await self.fetch("POST", "/api/kernels", body=body)
         kernel_id = model.get("id")
         if not isinstance(kernel_id, str):
-            raise self._no_gateway()
+            raise no_gateway(self.url)
         return kernel_id
 
     async def end(self, kernel_id: str, *, at_once: bool) -> None:
-        """End a session: *at_once*, or after it has lingered for as long as the gateway lets it."""
+        """End a session.
+
+        Parameters
+        ----------
+        kernel_id
+            What :meth:`start` returned.
+        at_once
+            Whether it ends now; else it can be brought back for as long as its user's quota lets it linger.
+        """
         path = f"/api/kernels/{quote(kernel_id, safe='')}{'?linger=0' if at_once else ''}"
-        await self._fetch("DELETE", path, body=None, seconds=CONNECT_TIMEOUT)
+        await self.fetch("DELETE", path, seconds=CONNECT_TIMEOUT)
 
     async def open(
         self,
@@ -178,30 +221,8 @@ class Gateway:
             ca_certs=self._ca_file,
         )
 
-    async def _fetch(self, method: str, path: str, *, body: str | None, seconds: float) -> dict[str, Any]:
-        """Return the JSON object that the gateway answers; empty where it answers nothing."""
-        request = self._request(self.url + path, timeout=seconds, method=method, body=body)
-        try:
-            response = await self._client.fetch(request)
-        except (HTTPClientError, OSError) as error:
-            raise self._explain(error) from None
-        try:
-            answer = json.loads(response.body or b"{}")
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise self._no_gateway()
-        return answer
-
-    def _no_gateway(self) -> GatewayRefused:
-        return GatewayRefused(
-            f"what answers at {self.url} is not a gateway for shared devices; check the address.",
-            status=200,
-            reason="address",
-        )
-
-    def _explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:
-        """Turn what tornado raised into a sentence."""
+    def _explain(self, error: Exception, path: str = "") -> GatewayRefused | GatewayUnreachable:
+        """Return what tornado raised for a request of *path* as an error with a sentence."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return GatewayRefused(
                 f"the certificate of the gateway at {self.url} cannot be trusted ({error.verify_message}); if an "
@@ -230,9 +251,72 @@ class Gateway:
                 f"the gateway at {self.url} does not accept this token; ask its admin for one and run "
                 f"`sharedkernel install --gateway-url {self.url} --token TOKEN` with it."
             )
+        elif error.code == 404 and not message and path.startswith(_OWN_ROUTES):
+            route = path.partition("?")[0]
+            message = (
+                f"what answers at {self.url} is not a gateway for shared devices, or an older one: it has no {route}."
+            )
         elif not message:
             message = f"the gateway at {self.url} answered {error.code} {error.message}."
         return GatewayRefused(message, status=error.code, reason=reason)
+
+
+def fetch(credentials: Credentials, path: str, *, method: str = "GET", timeout: float = 5.0) -> dict[str, Any]:
+    """Return the JSON object that a gateway answers to one request; blocks until then.
+
+    Parameters
+    ----------
+    credentials
+        The gateway and the token.
+    path, method
+        The request.
+    timeout
+        Seconds to wait for the answer.
+
+    Raises
+    ------
+    GatewayRefused
+        When the gateway refuses, with its own sentence, or is none.
+    GatewayUnreachable
+        When it does not answer.
+    """
+
+    async def once() -> dict[str, Any]:
+        gateway = Gateway(credentials)
+        try:
+            return await gateway.fetch(method, path, seconds=timeout)
+        finally:
+            gateway.close()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(once())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, once()).result()
+
+
+def fetch_status(credentials: Credentials, *, timeout: float = 5.0) -> dict[str, Any]:
+    """Return the status document as the token's user may see it; errors are those of :func:`fetch`.
+
+    Parameters
+    ----------
+    credentials
+        The gateway and the token.
+    timeout
+        Seconds to wait for the answer.
+    """
+    status = fetch(credentials, STATUS_PATH, timeout=timeout)
+    if not isinstance(status.get("device"), dict):
+        raise no_gateway(credentials.url)
+    return status
+
+
+def no_gateway(url: str) -> GatewayRefused:
+    """Return the error for an answer that no gateway gives."""
+    return GatewayRefused(
+        f"what answers at {url} is not a gateway for shared devices; check the address.", status=200, reason="address"
+    )
 
 
 def _read_refusal(response: HTTPResponse | None) -> tuple[str | None, str | None]:

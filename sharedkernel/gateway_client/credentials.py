@@ -108,7 +108,14 @@ def find_kept(name: str) -> Path:
 
 
 def find_credentials(name: str, environment: Mapping[str, str] = os.environ) -> Credentials:
-    """Return the credentials for kernelspec *name*; the environment goes before the file, value by value.
+    """Return the gateway and the token to use; a variable overrides the stored value.
+
+    Parameters
+    ----------
+    name
+        Of the kernelspec that they belong to.
+    environment
+        The process's variables.
 
     Raises
     ------
@@ -145,7 +152,15 @@ def _hub_token(configured: str, url: str, environment: Mapping[str, str]) -> str
 
 
 def store_credentials(name: str, credentials: Credentials) -> Path:
-    """Write the credentials of kernelspec *name*, readable by this user only, and return where."""
+    """Write credentials to a file that only this user can read, and return its path.
+
+    Parameters
+    ----------
+    name
+        Of the kernelspec that they belong to.
+    credentials
+        The gateway and the token.
+    """
     path = credentials_path(name)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _store(path, {"gateway_url": credentials.url, "token": credentials.token}, credentials.ca_file, mode=0o600)

@@ -1,1 +1,1 @@
-"""Jupyter's messages as bytes on sockets."""
+"""What Jupyter's sockets carry: messages as bytes, and the names of kernels and headers."""

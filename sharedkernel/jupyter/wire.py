@@ -20,17 +20,6 @@ from typing import Any
 
 from sharedkernel.errors import ConfigError, ProtocolError
 
-#: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas
-SEEN = "seen"
-#: header of the answer to a websocket's request: names the session's process, so that a client notices another one. A
-#: client that sends it, too, means that one with all that it says there: nothing of it reaches the process after it
-PROCESS_HEADER = "X-SharedKernel-Process"
-#: what the client sends
-SAME_PROCESS = "same"
-#: in the content of a status "restarting": nothing has died, the user has an earlier session back
-ATTACHED = "attached"
-#: the gateway's framing of messages on the websocket
-WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
 #: version of Jupyter's messaging protocol that messages of our own follow
 MESSAGING_VERSION = "5.4"
 CHANNELS = ("shell", "control", "stdin", "iopub")
@@ -76,17 +65,42 @@ class Signer:
         return mac.hexdigest().encode("ascii")
 
     def is_valid(self, signature: bytes, parts: Sequence[bytes]) -> bool:
-        """Whether *signature* is this message's."""
+        """Return whether a message is signed with this key.
+
+        Parameters
+        ----------
+        signature
+            As it came with the message.
+        parts
+            The message's parts, from its header on.
+        """
         return self._mac is None or hmac.compare_digest(signature, self.sign(parts))
 
 
 def to_frames(identities: Sequence[bytes], parts: Sequence[bytes], signer: Signer) -> list[bytes]:
-    """Return a message as zmq frames."""
+    """Return a message as zmq frames.
+
+    Parameters
+    ----------
+    identities
+        Where it goes: the routing frames of the request it answers, or a topic.
+    parts
+        From its header on.
+    signer
+        Signs it.
+    """
     return [*identities, _DELIMITER, signer.sign(parts), *parts]
 
 
 def from_frames(frames: list[bytes], signer: Signer) -> tuple[list[bytes], list[bytes]]:
     """Split zmq frames into the identities that they came from and the message's parts.
+
+    Parameters
+    ----------
+    frames
+        As they were received.
+    signer
+        Checks the signature.
 
     Raises
     ------
@@ -111,6 +125,13 @@ def to_websocket(channel: str, parts: Sequence[bytes]) -> bytes:
 
     It is a table of offsets (8 bytes each, little-endian, preceded by their number), the channel's name, then the
     parts; the last offset is the frame's length.
+
+    Parameters
+    ----------
+    channel
+        One of :data:`CHANNELS`.
+    parts
+        From the message's header on.
     """
     name = channel.encode("ascii")
     offset = _WORD * (1 + len(parts) + 2)

@@ -24,12 +24,19 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message, *, most: int = MAX_MESSAGE_BYTES) -> bytes:
-    """Return *message* framed for the wire.
+    """Return a message framed for the wire.
+
+    Parameters
+    ----------
+    message
+        To send.
+    most
+        Bytes that it may have.
 
     Raises
     ------
     ProtocolError
-        When it is longer than *most* bytes.
+        When it is longer.
     """
     body = _encoder.encode(message)
     if len(body) > most:

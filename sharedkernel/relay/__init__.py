@@ -1,8 +1,8 @@
 """The kernel that a notebook client starts: it passes everything to a gateway.
 
-`app.py` joins the two sides: `sockets.py` is the client's (zmq), `connection.py` the gateway's (HTTP and a websocket);
-`wire.py` frames messages for both. `stand_in.py` answers the client while no session does. `install.py` puts the
-kernelspec in its place, `credentials.py` knows which gateway and which token.
+`relay.py` joins the two sides: `sockets.py` is the client's (zmq), `connection.py` the gateway's (a websocket).
+`local_responder.py` answers the client while no session does, with the errors of `problems.py`. `install.py` puts the
+kernelspec in its place.
 
 What is imported here decides how fast a notebook's kernel starts and what each costs: nothing but the standard
 library, zmq and tornado, and no more of them than needed.

@@ -5,34 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import logging
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME, client_key
 from sharedkernel.relay.relay import Relay
-from sharedkernel.relay.sockets import Connection
+from sharedkernel.relay.sockets import ConnectionInfo
 
 log = logging.getLogger(__name__)
 
 #: seconds between looks at whether the client lives
 PARENT_INTERVAL = 1.0
-
-
-def client_key(connection_file: Path, key: bytes) -> str:
-    """Return the name by which gateways know one notebook's place on this machine.
-
-    Whoever has the connection file can tell with it which session is behind a kernel; nobody can tell the secret by it.
-    """
-    place = f"{platform.node()}\0{connection_file.resolve()}".encode()
-    return hmac.new(key, place, hashlib.sha256).hexdigest()
 
 
 def session_environment(connection_file: Path, key: bytes, environment: Mapping[str, str]) -> dict[str, str]:
@@ -66,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     try:
-        connection = Connection.from_file(options.connection_file)
+        connection = ConnectionInfo.from_file(options.connection_file)
         environment = session_environment(options.connection_file, connection.key, os.environ)
         return asyncio.run(_run(connection, options, environment))
     except ConfigError as error:
@@ -74,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-async def _run(connection: Connection, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+async def _run(connection: ConnectionInfo, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     relay = Relay(connection, name=options.name, python=options.environment, environment=environment)
     loop = asyncio.get_running_loop()
     # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.

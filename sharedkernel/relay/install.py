@@ -10,7 +10,6 @@ import re
 import sys
 import tempfile
 from getpass import getpass
-from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -20,7 +19,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import KERNEL_NAME, Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.credentials import (
     CA_VARIABLE,
     TOKEN_VARIABLE,
@@ -32,8 +31,7 @@ from sharedkernel.gateway_client.credentials import (
     store_credentials,
     store_hub_gateway,
 )
-
-DISPLAY_NAME = "Shared GPU (PyTorch)"
+from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -76,7 +74,7 @@ def write_kernelspec(
         "metadata": {"debugger": False},
     }
     (directory / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
-    for logo in resources.files("sharedkernel.relay").joinpath("kernelspec").iterdir():
+    for logo in LOGOS.iterdir():
         (directory / logo.name).write_bytes(logo.read_bytes())
 
 

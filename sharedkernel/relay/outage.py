@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sharedkernel.relay.stand_in import StandIn
+from sharedkernel.relay.local_responder import LocalResponder
 
 #: seconds of an outage before a running cell is told of it
 OUTAGE_PATIENCE = 3.0
@@ -16,14 +16,14 @@ class Outage:
 
     Parameters
     ----------
-    stand_in
+    responder
         Says it in the notebook.
     running_cell
         Returns the header of the cell to tell; None if there is none.
     """
 
-    def __init__(self, stand_in: StandIn, running_cell: Callable[[], bytes | None]) -> None:
-        self._stand_in = stand_in
+    def __init__(self, responder: LocalResponder, running_cell: Callable[[], bytes | None]) -> None:
+        self._responder = responder
         self._running_cell = running_cell
         self._loop = asyncio.get_running_loop()
         self._began_at = 0.0
@@ -42,7 +42,7 @@ class Outage:
         self.forget()
         if told is not None:
             away = self._loop.time() - self._began_at
-            self._stand_in.say(f"[Shared GPU] the gateway is back after {away:.0f} s.", told)
+            self._responder.say(f"[Shared GPU] the gateway is back after {away:.0f} s.", told)
 
     def forget(self) -> None:
         """Say nothing more of this outage."""
@@ -53,7 +53,7 @@ class Outage:
     def _tell(self, url: str) -> None:
         self._told = self._running_cell()
         if self._told is not None:
-            self._stand_in.say(
+            self._responder.say(
                 f"[Shared GPU] the gateway at {url} is away; the session goes on there, and this notebook "
                 "waits for it.",
                 self._told,

@@ -19,26 +19,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
-import random
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
-from tornado.websocket import WebSocketClientConnection, WebSocketClosedError
-
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
-from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.connection import GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.credentials import find_credentials
 from sharedkernel.jupyter import wire
+from sharedkernel.jupyter.names import ATTACHED
+from sharedkernel.relay import problems
+from sharedkernel.relay.connection import SessionConnection
 from sharedkernel.relay.held import Held, HeldMessage
+from sharedkernel.relay.local_responder import LocalResponder, Request
 from sharedkernel.relay.outage import Outage
-from sharedkernel.relay.sockets import ClientSockets, Connection
-from sharedkernel.relay.stand_in import Problem, Request, StandIn
+from sharedkernel.relay.sockets import ClientSockets, ConnectionInfo
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +44,8 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 10_000
 #: published messages that are remembered, so that the gateway finds one of the session's own among them
 SEEN_KEPT = 16
-#: seconds between attempts to connect again: the first at once, then between these two, doubling
-RETRY_PAUSE = (0.2, 5.0)
-#: seconds that a connection has to last before its loss is met by an attempt at once
-STABLE_CONNECTION = 5.0
 #: seconds that ending the session may take when the client shuts the kernel down; Jupyter waits five
 SHUTDOWN_PATIENCE = 4.0
-
-_INTERRUPTED = Problem("KeyboardInterrupt", "interrupted while waiting for the gateway; the cell was not run.")
-_CROWDED = Problem(
-    "SharedGPUUnreachable", "too much waits for the gateway already; run the cell again when it is back."
-)
-_OUTCOME_LOST = Problem(
-    "SharedGPUOutcomeLost",
-    "the connection to the gateway broke while this ran, and its outcome with it. "
-    "The session and its variables are still there.",
-)
-_DIED = "the session's process ended; its variables are gone. Run the notebook from its first cell again."
-_REPLACED = Problem(
-    "SharedGPUSessionReplaced",
-    "the earlier session took the place of the one that was to run this; run the cell again, in the earlier one.",
-)
-_GONE = "the session is no longer on the gateway, and its variables are gone; a new one is started."
 
 #: channel and message id
 _Key = tuple[str, str]
@@ -98,19 +76,21 @@ class Relay:
         The gateway's Python environment that the session gets; empty: its usual one.
     """
 
-    def __init__(self, connection: Connection, *, name: str, environment: Mapping[str, str], python: str = "") -> None:
+    def __init__(
+        self, connection: ConnectionInfo, *, name: str, environment: Mapping[str, str], python: str = ""
+    ) -> None:
         self._name = name
         self._environment = dict(environment)
         self._python = python
         self._session = os.urandom(16).hex()
         self._sockets = ClientSockets(connection, self._on_client_message)
-        self._stand_in = StandIn(self._sockets, self._session)
+        self._responder = LocalResponder(self._sockets, self._session)
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
 
         self._state = State.JOINING
         #: why there is no session, while refused
-        self._problem = Problem("", "")
+        self._problem = problems.Problem("", "")
         #: requests without a reply, by channel and message id, oldest first. A client and the manager that interrupts
         #: for it may go by one name and count for themselves: ids are one client's own only on one channel
         self._pending: dict[_Key, Request] = {}
@@ -122,15 +102,10 @@ class Relay:
         #: names the session's process as the gateway does; None: it has not said so
         self._process: str | None = None
 
-        self._gateway: Gateway | None = None
-        self._kernel_id: str | None = None
-        self._websocket: WebSocketClientConnection | None = None
-        #: counts connections: what an older one still reports is not about this one
-        self._incarnations = itertools.count(1)
-        self._incarnation = 0
-        self._connected_at = 0.0
-        self._pause = 0.0
-        self._outage = Outage(self._stand_in, self._running_cell)
+        self._upstream = SessionConnection(
+            self._session, seen=self._seen_ids, on_message=self._on_gateway_message, on_lost=self._on_lost
+        )
+        self._outage = Outage(self._responder, self._running_cell)
         #: message id of the question that tells which outcomes were lost, and whom it is about
         self._probe: tuple[str, list[_Key]] | None = None
         #: joins or rejoins
@@ -146,10 +121,7 @@ class Relay:
             self._state = State.ENDED
             for task in self._tasks:
                 task.cancel()
-            if self._websocket is not None:
-                self._websocket.close()
-            if self._gateway is not None:
-                self._gateway.close()
+            self._upstream.close()
             self._sockets.flush()
             self._sockets.close()
 
@@ -182,24 +154,21 @@ class Relay:
                 parts=parts,
                 in_line=channel == "shell" and not header.get("subshell_id"),
             )
-            self._remember((channel, message_id), request)
+            self._pending[channel, message_id] = request
+            if len(self._pending) > MAX_PENDING:
+                del self._pending[next(iter(self._pending))]
             if message_type == "shutdown_request":
                 self._begin(self._shut_down(request))
                 return
             if message_type == "interrupt_request":
                 self._interrupt_held_cells()
                 if not self._admit_interrupt():
-                    self._settle([request], _INTERRUPTED)
+                    self._settle([request], problems.INTERRUPTED)
                     return
         if self._state is State.REFUSED:
             self._meet_refused(request)
         if self._state is not State.REFUSED:
             self._pass_on(HeldMessage(channel, parts, request))
-
-    def _remember(self, key: _Key, request: Request) -> None:
-        self._pending[key] = request
-        if len(self._pending) > MAX_PENDING:
-            del self._pending[next(iter(self._pending))]
 
     def _meet_refused(self, request: Request | None) -> None:
         """Answer without a session, or ask for one once more because there is a cell to run."""
@@ -218,25 +187,19 @@ class Relay:
             return
         log.warning("dropped a message on %s: too much waits for the gateway", message.channel)
         if message.request is not None:
-            self._settle([message.request], _CROWDED)
+            self._settle([message.request], problems.CROWDED)
 
     def _write(self, message: HeldMessage) -> bool:
-        """Hand *message* to the websocket; return whether that was possible."""
-        if self._websocket is None:
+        """Hand *message* to the websocket; return whether that was possible. The probe finds what gets lost there."""
+        if not self._upstream.write(wire.to_websocket(message.channel, message.parts)):
             return False
-        try:
-            written = self._websocket.write_message(wire.to_websocket(message.channel, message.parts), binary=True)
-        except WebSocketClosedError:
-            return False
-        # A connection that breaks here is met where its loss is reported; the probe finds what got lost with it.
-        written.add_done_callback(lambda done: done.cancelled() or done.exception())
         if message.request is not None:
             message.request.sent = True
         return True
 
     def _interrupt_held_cells(self) -> None:
         if self._state in (State.JOINING, State.AWAY):
-            self._settle(self._held.remove_cells(), _INTERRUPTED)
+            self._settle(self._held.remove_cells(), problems.INTERRUPTED)
 
     def _admit_interrupt(self) -> bool:
         """Return whether an interrupt is passed on to the session.
@@ -252,29 +215,13 @@ class Relay:
         self._interrupt_is_held = True
         return True
 
-    def _settle(self, requests: Sequence[Request], problem: Problem) -> None:
+    def _settle(self, requests: Sequence[Request], problem: problems.Problem) -> None:
         """Answer *requests* here, and forget them."""
         settled = {id(request) for request in requests}
         self._pending = {key: request for key, request in self._pending.items() if id(request) not in settled}
-        self._stand_in.answer(requests, problem)
+        self._responder.answer(requests, problem)
 
     # --- from the gateway -----------------------------------
-
-    def _on_frame(self, incarnation: int, frame: str | bytes | None) -> None:
-        if incarnation != self._incarnation:
-            return
-        if frame is None:
-            self._websocket = None
-            self._incarnation = 0
-            if self._state is State.JOINED:
-                self._lose()
-            return
-        try:
-            if isinstance(frame, str):
-                raise ProtocolError("a text frame.")
-            self._on_gateway_message(*wire.from_websocket(frame))
-        except ProtocolError as error:
-            log.warning("dropped what came from the gateway: %s", error)
 
     def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
         if channel == "iopub":
@@ -284,7 +231,7 @@ class Relay:
             return
         parent = wire.read_object(parts[1]).get("msg_id")
         if self._probe is not None and parent == self._probe[0]:
-            self._settle_lost(self._probe[1])
+            self._settle([self._pending[key] for key in self._probe[1] if key in self._pending], problems.OUTCOME_LOST)
             self._probe = None
             return
         # A question for input goes to whoever asked on the shell channel.
@@ -308,57 +255,62 @@ class Relay:
         state = content.get("execution_state")
         if state not in ("restarting", "dead"):
             return True
-        is_attached = content.get(wire.ATTACHED) is True
+        is_attached = content.get(ATTACHED) is True
         if self._state is not State.ENDED:
             sent = [request for request in self._pending.values() if request.sent]
-            died = Problem("SharedGPUSessionDied", str(content.get("message") or _DIED))
-            self._settle(sent, _REPLACED if is_attached else died)
+            died = problems.session_died(content.get("message"))
+            self._settle(sent, problems.REPLACED if is_attached else died)
             if state == "dead":
                 self._loop.call_soon(self.stop, 1)
-            elif self._websocket is not None:
+            else:
                 # The gateway connects to the new process's addresses only for a new websocket.
-                self._pause = 0.0
-                self._websocket.close()
+                self._upstream.drop()
         return state == "restarting" and not is_attached
-
-    def _settle_lost(self, keys: Sequence[_Key]) -> None:
-        lost = [self._pending[key] for key in keys if key in self._pending]
-        self._settle(lost, _OUTCOME_LOST)
 
     # --- the connection -----------------------------------
 
     async def _join(self) -> None:
         """Get a session and connect to it."""
         try:
-            if self._gateway is not None:
-                self._gateway.close()
-            self._gateway = Gateway(find_credentials(self._name))
-            self._kernel_id = await self._gateway.start(self._environment, python=self._python)
-            await self._open(self._gateway, self._kernel_id)
+            await self._upstream.start(find_credentials(self._name), self._environment, python=self._python)
         except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
             self._refuse(error)
+        else:
+            self._meet_connected()
 
-    async def _open(self, gateway: Gateway, kernel_id: str) -> None:
-        self._incarnation = incarnation = next(self._incarnations)
-        websocket = await gateway.open(
-            kernel_id, self._session, partial(self._on_frame, incarnation), seen=self._seen_ids()
-        )
-        if self._incarnation != incarnation:
-            raise GatewayUnreachable(f"the gateway at {gateway.url} closed the connection at once.")
+    async def _rejoin(self) -> None:
+        """Connect to the session again, for as long as it takes."""
+        try:
+            await self._upstream.reconnect()
+        except GatewayRefused as error:
+            if error.status == 404:
+                self._give_up()
+            else:
+                self._refuse(error)
+        else:
+            self._meet_connected()
+
+    def _meet_connected(self) -> None:
+        """Say what was held, and find out what was lost."""
         if self._state is State.ENDED:
-            websocket.close()
+            self._upstream.drop()
             return
-        self._websocket = websocket
         self._state = State.JOINED
-        self._connected_at = self._loop.time()
         self._outage.end()
-        self._meet_process(None if websocket.headers is None else websocket.headers.get(wire.PROCESS_HEADER))
+        self._meet_process(self._upstream.process)
         self._ask_what_was_lost()
         self._interrupt_is_held = False
         for message in self._held.take():
             if not self._write(message):
                 self._held.put_back(message)
                 break
+
+    def _on_lost(self) -> None:
+        """Meet the loss of the connection."""
+        if self._state is State.JOINED:
+            self._state = State.AWAY
+            self._outage.begin(self._upstream.url)
+            self._connecting = self._begin(self._rejoin())
 
     def _seen_ids(self) -> list[str]:
         return [str(wire.read_object(header).get("msg_id")) for header in self._seen]
@@ -371,7 +323,7 @@ class Relay:
         before, self._process = self._process, process
         sent = [request for request in self._pending.values() if request.sent]
         if before is not None and process != before:
-            self._settle(sent, Problem("SharedGPUSessionDied", _DIED))
+            self._settle(sent, problems.session_died())
         elif process is not None and process == before:
             for request in sent:
                 self._write(HeldMessage(request.channel, request.parts, request))
@@ -389,35 +341,6 @@ class Relay:
         self._probe = (wire.read_object(parts[0])["msg_id"], sent)
         self._write(HeldMessage("shell", parts, None))
 
-    def _lose(self) -> None:
-        """Meet the loss of the connection."""
-        self._state = State.AWAY
-        if self._loop.time() - self._connected_at >= STABLE_CONNECTION:
-            self._pause = 0.0
-        assert self._gateway is not None
-        self._outage.begin(self._gateway.url)
-        self._connecting = self._begin(self._rejoin())
-
-    async def _rejoin(self) -> None:
-        """Connect to the session again, for as long as it takes."""
-        assert self._gateway is not None
-        assert self._kernel_id is not None
-        shortest, longest = RETRY_PAUSE
-        while True:
-            # Spread: the relays of many notebooks lose one gateway at the same moment.
-            await asyncio.sleep(self._pause * random.uniform(0.7, 1.3))
-            self._pause = min(max(shortest, 2 * self._pause), longest)
-            try:
-                await self._open(self._gateway, self._kernel_id)
-                return
-            except GatewayUnreachable as error:
-                log.debug("still away: %s", error)
-            except GatewayRefused as error:
-                if error.status == 404:
-                    return self._give_up()
-                if not error.is_passing:
-                    return self._refuse(error)
-
     def _running_cell(self) -> bytes | None:
         """Return the header of the cell that runs, or is the first to; None if there is none."""
         return next((request.header for request in self._pending.values() if request.is_cell), None)
@@ -428,15 +351,15 @@ class Relay:
             return
         self._outage.forget()
         self._state = State.REFUSED
-        self._problem = Problem(_problem_name(error), str(error))
+        self._problem = problems.refusal(error)
         for _ in self._held.take():
             pass
         self._settle(list(self._pending.values()), self._problem)
 
     def _give_up(self) -> None:
         """Say that the session is gone and end, so that the client starts a relay with a new one."""
-        self._stand_in.say(f"[Shared GPU] {_GONE}", self._running_cell() or b"{}")
-        self._settle(list(self._pending.values()), Problem("SharedGPUSessionGone", _GONE))
+        self._responder.say(f"[Shared GPU] {problems.GONE.sentence}", self._running_cell() or b"{}")
+        self._settle(list(self._pending.values()), problems.GONE)
         self.stop(1)
 
     # --- the end -----------------------------------
@@ -453,24 +376,13 @@ class Relay:
             async with asyncio.timeout(SHUTDOWN_PATIENCE):
                 if asked_for_session is not None:
                     await asyncio.wait([asked_for_session])
-                await self._end_session(at_once=restarts)
+                await self._upstream.end(at_once=restarts)
         except TimeoutError:
             log.warning("the gateway did not end the session in time; it may run on there")
         content = {"status": "ok", "restart": restarts}
-        self._stand_in.reply(request, content)
-        self._stand_in.publish("shutdown_reply", content, request.header)
+        self._responder.reply(request, content)
+        self._responder.publish("shutdown_reply", content, request.header)
         self.stop(0)
-
-    async def _end_session(self, *, at_once: bool) -> None:
-        while self._gateway is not None and self._kernel_id is not None:
-            try:
-                return await self._gateway.end(self._kernel_id, at_once=at_once)
-            except GatewayRefused as error:
-                if error.status != 404:
-                    log.warning("the gateway did not end the session: %s", error)
-                return None
-            except GatewayUnreachable:
-                await asyncio.sleep(RETRY_PAUSE[0])
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -485,10 +397,3 @@ class Relay:
             log.error("unexpected %s", type(error).__name__, exc_info=error)
             with contextlib.suppress(asyncio.InvalidStateError):
                 self.stop(1)
-
-
-def _problem_name(error: SharedKernelError) -> str:
-    """Return what a notebook shows as the exception's name."""
-    if isinstance(error, GatewayUnreachable):
-        return "SharedGPUUnreachable"
-    return "SharedGPUNotSetUp" if isinstance(error, ConfigError) else "SharedGPURefused"

@@ -26,7 +26,7 @@ _LINGER = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ConnectionInfo:
     """What a connection file says."""
 
     #: "tcp" or "ipc"
@@ -38,7 +38,7 @@ class Connection:
     signature_scheme: str
 
     @classmethod
-    def from_file(cls, path: Path) -> Connection:
+    def from_file(cls, path: Path) -> ConnectionInfo:
         """Read a connection file.
 
         Raises
@@ -84,7 +84,7 @@ class ClientSockets:
         When an address cannot be bound.
     """
 
-    def __init__(self, connection: Connection, on_message: Callable[[str, list[bytes], list[bytes]], None]) -> None:
+    def __init__(self, connection: ConnectionInfo, on_message: Callable[[str, list[bytes], list[bytes]], None]) -> None:
         self._signer = wire.Signer(connection.key, connection.signature_scheme)
         self._on_message = on_message
         self._context = zmq.Context()
@@ -123,7 +123,7 @@ class ClientSockets:
             stream.close(linger=_LINGER)
         self._context.term()
 
-    def _bind(self, connection: Connection, name: str, kind: int) -> ZMQStream:
+    def _bind(self, connection: ConnectionInfo, name: str, kind: int) -> ZMQStream:
         socket = self._context.socket(kind)
         if name == "iopub":
             socket.set(zmq.SNDHWM, OUTPUT_QUEUE_MESSAGES)

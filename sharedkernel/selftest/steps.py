@@ -17,7 +17,7 @@ _UPWARDS = (DeviceMemoryMode.PLAIN, DeviceMemoryMode.PRIVATE, DeviceMemoryMode.S
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SelfTestStep:
     """One thing that is tried."""
 
     name: str
@@ -28,19 +28,19 @@ class Step:
 
 
 STEPS = (
-    Step("training", DeviceMemoryMode.PLAIN, "a model trains as on the processor"),
-    Step("memory-limit", DeviceMemoryMode.PLAIN, "a limit holds, and memory comes back"),
-    Step("two-processes", DeviceMemoryMode.PLAIN, "two processes compute by turns"),
-    Step("peaks", DeviceMemoryMode.PRIVATE, "peaks of memory are measured"),
-    Step("tensors-moved", DeviceMemoryMode.PRIVATE, "tensors move to the host and back"),
-    Step("shared-memory", DeviceMemoryMode.SHARED, "two processes see the same memory"),
-    Step("shared-lane", DeviceMemoryMode.SHARED, "two sessions train in one lane"),
-    Step("survivors", DeviceMemoryMode.SHARED, "what outlives an iteration stays whole and unseen"),
-    Step("hand-over", DeviceMemoryMode.SHARED, "an iteration is interrupted and goes on"),
-    Step("offload", DeviceMemoryMode.SHARED, "pages move to the host and back to their addresses"),
-    Step("side-stream", DeviceMemoryMode.SHARED, "memory in use by another stream is kept"),
-    Step("pools-dropped", DeviceMemoryMode.SHARED, "memory pools are destroyed in use"),
-    Step("killed-holder", DeviceMemoryMode.SHARED, "a lane outlives its holder"),
+    SelfTestStep("training", DeviceMemoryMode.PLAIN, "a model trains as on the processor"),
+    SelfTestStep("memory-limit", DeviceMemoryMode.PLAIN, "a limit holds, and memory comes back"),
+    SelfTestStep("two-processes", DeviceMemoryMode.PLAIN, "two processes compute by turns"),
+    SelfTestStep("peaks", DeviceMemoryMode.PRIVATE, "peaks of memory are measured"),
+    SelfTestStep("tensors-moved", DeviceMemoryMode.PRIVATE, "tensors move to the host and back"),
+    SelfTestStep("shared-memory", DeviceMemoryMode.SHARED, "two processes see the same memory"),
+    SelfTestStep("shared-lane", DeviceMemoryMode.SHARED, "two sessions train in one lane"),
+    SelfTestStep("survivors", DeviceMemoryMode.SHARED, "what outlives an iteration stays whole and unseen"),
+    SelfTestStep("hand-over", DeviceMemoryMode.SHARED, "an iteration is interrupted and goes on"),
+    SelfTestStep("offload", DeviceMemoryMode.SHARED, "pages move to the host and back to their addresses"),
+    SelfTestStep("side-stream", DeviceMemoryMode.SHARED, "memory in use by another stream is kept"),
+    SelfTestStep("pools-dropped", DeviceMemoryMode.SHARED, "memory pools are destroyed in use"),
+    SelfTestStep("killed-holder", DeviceMemoryMode.SHARED, "a lane outlives its holder"),
 )
 
 
@@ -95,7 +95,7 @@ class Verdict:
         return f"the self-test found nothing wrong; steps tried: {len(passed)} in {seconds:.1f} s, trusted: {trusted}."
 
 
-def steps_up_to(best: DeviceMemoryMode) -> tuple[Step, ...]:
+def steps_up_to(best: DeviceMemoryMode) -> tuple[SelfTestStep, ...]:
     """Return the steps that *best* and all plainer modes need."""
     modes = _UPWARDS[: _UPWARDS.index(best) + 1]
     return tuple(step for step in STEPS if step.mode in modes)

@@ -31,7 +31,15 @@ LANE_BYTES = 64 * MIB
 
 
 def fill(tensor: torch.Tensor, seed: int) -> int:
-    """Fill a tensor of bytes on the GPU with random ones; return their checksum."""
+    """Fill a tensor with random bytes; return their checksum.
+
+    Parameters
+    ----------
+    tensor
+        Of bytes, on the GPU.
+    seed
+        Of the random generator.
+    """
     generator = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, tensor.shape, dtype=torch.uint8, generator=generator)
     tensor.copy_(data)
@@ -107,7 +115,17 @@ class Tenant:
         return self._training.step()
 
     def keep(self, name: str, size: int, seed: int) -> None:
-        """Make a tensor that stays."""
+        """Make a tensor that stays.
+
+        Parameters
+        ----------
+        name
+            Names it for :meth:`forget`.
+        size
+            Bytes.
+        seed
+            Of its random content.
+        """
         tensor = empty(size)
         self._kept[name] = (tensor, fill(tensor, seed))
 
@@ -121,7 +139,17 @@ class Tenant:
             expect(checksum(tensor) == expected, f"{name} was overwritten")
 
     def occupy(self, size: int, mark: int, foreign: Sequence[int] = ()) -> None:
-        """Write a byte all over memory that is freed again; marks of other users must not be there before."""
+        """Write a byte all over memory that is freed again.
+
+        Parameters
+        ----------
+        size
+            Bytes of one tensor; there are eight of 1 MiB besides.
+        mark
+            The byte.
+        foreign
+            Marks of other users, which must not be there before.
+        """
         tensors = [empty(MIB) for _ in range(8)] + [empty(size)]
         for tensor in tensors:
             for other in foreign:
@@ -142,7 +170,7 @@ class Tenant:
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
 
-class Peer(StoreEnd):
+class TenantConnection(StoreEnd):
     """The store's end of one tenant.
 
     Parameters
@@ -197,7 +225,7 @@ class Peer(StoreEnd):
 
 
 @contextlib.contextmanager
-def tenants(*users: str) -> Iterator[list[Peer]]:
+def tenants(*users: str) -> Iterator[list[TenantConnection]]:
     """Yield session processes of these users, and a lane beside them."""
     processes: list[tuple[int, socket.socket]] = []
     for _ in users:
@@ -205,7 +233,7 @@ def tenants(*users: str) -> Iterator[list[Peer]]:
     store = LaneStore(CudaDriver(0))
     store.create_lane(LANE, LANE_BYTES)
     peers = [
-        Peer(store, f"{number} of {user}", user, connection, pid)
+        TenantConnection(store, f"{number} of {user}", user, connection, pid)
         for number, (user, (pid, connection)) in enumerate(zip(users, processes, strict=True))
     ]
     for peer in peers:

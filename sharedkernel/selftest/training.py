@@ -47,6 +47,13 @@ class Training:
 def check_losses(losses: list[float], seed: int) -> None:
     """Compare losses with the processor's.
 
+    Parameters
+    ----------
+    losses
+        One for each pass, on the GPU.
+    seed
+        Of the training.
+
     Raises
     ------
     RuntimeError

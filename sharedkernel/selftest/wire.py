@@ -23,7 +23,17 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a message; copies of the descriptors travel with it."""
+    """Send a message.
+
+    Parameters
+    ----------
+    connection
+        One end of :func:`socket_pair`.
+    message
+        Anything that JSON has.
+    descriptors
+        Copies of them travel with it.
+    """
     socket.send_fds(connection, [json.dumps(message).encode()], list(descriptors))
 
 
@@ -39,7 +49,20 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def receive_units(connection: socket.socket, count: int) -> list[GivenUnit]:
-    """Return so many units, which come in batches."""
+    """Receive units of device memory, which come in batches.
+
+    Parameters
+    ----------
+    connection
+        One end of :func:`socket_pair`.
+    count
+        How many.
+
+    Raises
+    ------
+    PeerEnded
+        When the other end refuses, or has ended.
+    """
     given: list[GivenUnit] = []
     while len(given) < count:
         message, descriptors = receive(connection)

@@ -19,7 +19,7 @@ _DROPPED = "[Earlier outputs were too much to keep while no page showed them.]\n
 
 
 @dataclass(slots=True)
-class Kept:
+class RecordedOutput:
     """One output of a cell."""
 
     output: Output
@@ -37,7 +37,7 @@ class CellRecord:
     id: str
     code: str
     execution_count: int | None
-    outputs: list[Kept] = field(default_factory=list)
+    outputs: list[RecordedOutput] = field(default_factory=list)
     #: whether it still runs
     is_open: bool = True
     #: number of the last change, over all cells
@@ -151,7 +151,7 @@ class CellRecords:
         if output["output_type"] == "stream" and last.get("name") == output["name"]:
             last["text"] += output["text"]
         else:
-            cell.outputs.append(Kept(output, display_id))
+            cell.outputs.append(RecordedOutput(output, display_id))
         self._measure(cell.outputs[-1])
         self._touch(cell)
         self._shrink()
@@ -168,7 +168,7 @@ class CellRecords:
                     self._touch(cell)
         self._shrink()
 
-    def _measure(self, kept: Kept) -> None:
+    def _measure(self, kept: RecordedOutput) -> None:
         text = kept.output.get("text")
         size = len(json.dumps(kept.output, default=str)) if text is None else len(text)
         self._num_bytes += size - kept.size

@@ -8,7 +8,7 @@ from typing import Any
 from jupyter_server.extension.application import ExtensionApp
 from traitlets import Unicode
 
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.serverextension.follower import Follower
 from sharedkernel.serverextension.handlers import CellsHandler, EventsHandler, SessionHandler, SettingsHandler
 from sharedkernel.serverextension.local_kernels import LocalKernels

@@ -14,7 +14,7 @@ from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 from jupyter_server.utils import ensure_async
 
-from sharedkernel.relay.app import client_key
+from sharedkernel.jupyter.names import client_key
 
 
 class LocalKernels:

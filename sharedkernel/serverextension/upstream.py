@@ -15,9 +15,8 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
 
-from sharedkernel.gateway_client.connection import CONNECT_TIMEOUT, PING_INTERVAL, REQUEST_TIMEOUT, Gateway
+from sharedkernel.gateway_client.connection import CONNECT_TIMEOUT, PING_INTERVAL, STATUS_PATH, Gateway, no_gateway
 from sharedkernel.gateway_client.credentials import Credentials, check_url, find_credentials
-from sharedkernel.gateway_client.requests import STATUS_PATH
 
 _EVENTS_PATH = "/sharedkernel/api/events"
 
@@ -27,35 +26,47 @@ class Upstream(Gateway):
 
     async def user(self) -> dict[str, Any]:
         """Return who the token's user is: ``name``, and whether they are ``admin``."""
-        identity = (await self.ask("GET", "/api/me")).get("identity")
+        identity = (await self.fetch("GET", "/api/me")).get("identity")
         if not isinstance(identity, dict):
-            raise self._no_gateway()
+            raise no_gateway(self.url)
         return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
 
     async def status(self) -> dict[str, Any]:
         """Return the status document."""
-        return await self.ask("GET", STATUS_PATH)
+        return await self.fetch("GET", STATUS_PATH)
 
     async def settings(self, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return what is set as ``"quotas"`` or ``"policy"``, after *changes* where some are given."""
+        """Return what is set at the gateway, after changing it if there are changes.
+
+        Parameters
+        ----------
+        name
+            ``"quotas"`` or ``"policy"``.
+        changes
+            As the gateway's API takes them; None: no changes.
+        """
         path = f"/sharedkernel/api/{name}"
         if changes is None:
-            return await self.ask("GET", path)
-        return await self.ask("PUT", path, body=json.dumps(changes))
+            return await self.fetch("GET", path)
+        return await self.fetch("PUT", path, body=json.dumps(changes))
 
     async def act(self, session: str, action: str) -> None:
-        """Offload, interrupt or end (``"delete"``) a session, named by its kernel id (by its own, if it lingers)."""
+        """Do something to a session.
+
+        Parameters
+        ----------
+        session
+            Its kernel id; its own id, if it lingers.
+        action
+            ``"offload"``, ``"interrupt"`` or ``"delete"``.
+        """
         name = quote(session, safe="")
         if action == "offload":
-            await self.ask("POST", f"/sharedkernel/api/sessions/{name}/offload", body="{}")
+            await self.fetch("POST", f"/sharedkernel/api/sessions/{name}/offload", body="{}")
         elif action == "interrupt":
-            await self.ask("POST", f"/api/kernels/{name}/interrupt", body="{}")
+            await self.fetch("POST", f"/api/kernels/{name}/interrupt", body="{}")
         else:
             await self.end(session, at_once=True)
-
-    async def ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
-        """Return the JSON object that the gateway answers."""
-        return await self._fetch(method, path, body=body, seconds=REQUEST_TIMEOUT)
 
     async def events(self) -> WebSocketClientConnection:
         """Open the websocket on which the gateway sends the status document whenever it has changed."""

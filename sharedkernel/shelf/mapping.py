@@ -76,9 +76,9 @@ class Shelf(MutableMapping[str, Any]):
         client = self._connected()
         from sharedkernel import protocol
         from sharedkernel.ipc.fd_client import Descriptor
-        from sharedkernel.shelf import layout, memory
+        from sharedkernel.shelf import memory, planning
 
-        plan = layout.plan(value)
+        plan = planning.plan(value)
         reservation = client.number()
         try:
             client.request(protocol.ReserveShelf(request=reservation, name=name, bytes=plan.size))

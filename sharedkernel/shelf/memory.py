@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from sharedkernel.shelf.layout import Piece, Plan
+from sharedkernel.shelf.planning import Piece, Plan
 
 #: names the memory in `/proc/PID/maps`
 MEMORY_NAME = "sharedkernel-shelf"

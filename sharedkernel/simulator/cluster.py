@@ -23,7 +23,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Run:
+class JobRun:
     """One job's way through the cluster. Times are seconds."""
 
     job: TraceJob
@@ -74,18 +74,18 @@ class Cluster:
         self.policy = policy
         self.now = 0.0
         #: one for each job of the trace, in its order
-        self.runs = [Run(job=job) for job in jobs]
+        self.runs = [JobRun(job=job) for job in jobs]
         self._on_finished = on_finished
         self._on_progress = on_progress
         fitting = [run for run in self.runs if run.job.devices <= devices]
         fitting.sort(key=lambda run: run.job.submitted)
         self._coming = [(run.job.submitted, number, run) for number, run in enumerate(fitting)]
         heapq.heapify(self._coming)
-        self._active: dict[Job, Run] = {}
+        self._active: dict[Job, JobRun] = {}
         self._running: list[Job] = []
         self._done = 0
 
-    def run(self) -> list[Run]:
+    def run(self) -> list[JobRun]:
         """Let time pass until every job that can run is done; return all runs, in the order of the trace."""
         while self._coming or self._active:
             self._pass_time(self._next_moment())
@@ -134,7 +134,7 @@ class Cluster:
             if not job.is_running and self.policy.promoted_at(job) <= self.now + _ROUNDING:
                 job.recent = 0.0
 
-    def _come(self, number: int, run: Run) -> None:
+    def _come(self, number: int, run: JobRun) -> None:
         job = Job(
             id=JobId(run.job.id),
             devices=run.job.devices,
@@ -158,7 +158,7 @@ class Cluster:
                 self._active[job].stretches.append((self.now, math.inf))
         self._running = chosen
 
-    def _stop(self, job: Job, run: Run) -> None:
+    def _stop(self, job: Job, run: JobRun) -> None:
         job.is_running = False
         started = run.stretches[-1][0]
         run.stretches[-1] = (started, self.now)

@@ -22,8 +22,8 @@ from sharedkernel.scheduling.policies.whole_jobs import (
     LasJobs,
     SrtfJobs,
 )
-from sharedkernel.simulator.cluster import Cluster, Run
-from sharedkernel.simulator.report import Outcome, Span
+from sharedkernel.simulator.cluster import Cluster, JobRun
+from sharedkernel.simulator.report import JobSpan, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
 #: least ratio of successive stages' ends: finer ones preempt more and gain next to nothing
@@ -67,7 +67,7 @@ def simulate_cluster(
     options: ClusterOptions,
     *,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Outcome:
+) -> SimulationResult:
     """Run *jobs* under a policy and return what it came to.
 
     Parameters
@@ -93,15 +93,25 @@ def simulate_cluster(
     return outcome_of(cluster.run(), label, devices=options.devices)
 
 
-def outcome_of(runs: Sequence[Run], policy: str, *, devices: int) -> Outcome:
-    """Return what *runs* came to."""
+def outcome_of(runs: Sequence[JobRun], policy: str, *, devices: int) -> SimulationResult:
+    """Return the result of a simulated cluster.
+
+    Parameters
+    ----------
+    runs
+        Of all jobs, in the order in which they came.
+    policy
+        What the result is called.
+    devices
+        Of the cluster.
+    """
     finished = [run for run in runs if run.ended < math.inf]
     spans = [
-        Span(job=number, started=started, ended=ended, devices=run.job.devices)
+        JobSpan(job=number, started=started, ended=ended, devices=run.job.devices)
         for number, run in enumerate(runs)
         for started, ended in run.stretches
     ]
-    return Outcome(
+    return SimulationResult(
         policy=policy,
         jobs=len(runs),
         completion_times=[run.jct for run in finished],

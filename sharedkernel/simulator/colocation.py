@@ -32,7 +32,7 @@ from sharedkernel.scheduling.placement import (
     PlacementName,
     PlacementRule,
 )
-from sharedkernel.simulator.report import Outcome, Span
+from sharedkernel.simulator.report import JobSpan, SimulationResult
 
 #: the rule that knows nothing
 RANDOM = "random"
@@ -69,6 +69,13 @@ class Fit:
 def read_pairs(path: Path | str, device: str) -> PairTable:
     """Read a table of Gavel's layout: device -> kind of job -> other kind, or "null" for alone -> steps a second.
 
+    Parameters
+    ----------
+    path
+        Of a JSON file.
+    device
+        Kind of device, such as ``"v100"``.
+
     Raises
     ------
     TraceError
@@ -91,7 +98,17 @@ def predicted_speed(total: float | numpy.ndarray) -> numpy.ndarray:
 
 
 def fit(table: PairTable, *, part: float = 0.5, seed: int = 0) -> Fit:
-    """Fit utilisations to a random *part* of the pairs, and check them on the rest."""
+    """Fit utilisations to a random part of a table's pairs, and check them on the rest.
+
+    Parameters
+    ----------
+    table
+        Measured speeds.
+    part
+        Of the pairs, 0 to 1.
+    seed
+        Which pairs these are.
+    """
     pairs = table.pairs()
     random.Random(seed).shuffle(pairs)
     cut = max(len(table.kinds), round(part * len(pairs)))
@@ -180,9 +197,9 @@ class Colocation:
         self._devices = [_Device(id=DeviceId(str(number))) for number in range(devices)]
         self.now = 0.0
 
-    def run(self, jobs: Sequence[PairJob]) -> list[Span]:
+    def run(self, jobs: Sequence[PairJob]) -> list[JobSpan]:
         """Return when each of *jobs* ran, all of them there from the start."""
-        spans: dict[int, Span] = {}
+        spans: dict[int, JobSpan] = {}
         line = list(enumerate(jobs))
         while line or any(device.running for device in self._devices):
             while line and self._place_first_able(line):
@@ -190,7 +207,7 @@ class Colocation:
             self._pass_time()
             for device in self._devices:
                 for done in [running for running in device.running if running.left <= _ROUNDING]:
-                    spans[done.number] = Span(job=done.number, started=done.started, ended=self.now)
+                    spans[done.number] = JobSpan(job=done.number, started=done.started, ended=self.now)
                 device.running = [running for running in device.running if running.number not in spans]
         return [spans[number] for number in sorted(spans)]
 
@@ -251,7 +268,7 @@ def simulate_colocation(
     tolerance: float = math.inf,
     window: int = 1,
     seed: int = 0,
-) -> Outcome:
+) -> SimulationResult:
     """Place *jobs* by *rule* and return what it came to.
 
     Parameters
@@ -286,7 +303,7 @@ def simulate_colocation(
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)),
         "avg_slowdown": float(numpy.mean(slowdowns)),
     }
-    return Outcome(
+    return SimulationResult(
         policy=rule,
         jobs=len(jobs),
         completion_times=[span.ended for span in spans],

@@ -23,10 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
+from sharedkernel.simulator.device import SimulatedDevice
 from sharedkernel.simulator.packing import RULES, devices_needed
-from sharedkernel.simulator.report import Figure, Outcome, Span
+from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING, ModelProfile
+from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 
 #: seconds after which an iteration is interrupted: none is, as in Salus
 PATIENCE = 3600.0
@@ -94,7 +95,7 @@ def simulate_device(
     config: SchedulerConfig,
     *,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Outcome:
+) -> SimulationResult:
     """Run *sessions* on one device and return what it came to.
 
     Parameters
@@ -112,15 +113,25 @@ def simulate_device(
     return outcome_of(runs, label, added=_devices_needed(sessions, config.capacity - config.reserve))
 
 
-def outcome_of(runs: Sequence[CellRun], policy: str, *, added: Mapping[str, Figure] | None = None) -> Outcome:
-    """Return what the cells *runs* of one device came to."""
+def outcome_of(runs: Sequence[CellRun], policy: str, *, added: Mapping[str, Figure] | None = None) -> SimulationResult:
+    """Return the result of one simulated device.
+
+    Parameters
+    ----------
+    runs
+        Of all cells, in the order in which they were sent.
+    policy
+        What the result is called.
+    added
+        More figures to report.
+    """
     ended = [run for run in runs if run.ended < math.inf]
     spans = [
-        Span(job=number, started=started, ended=until)
+        JobSpan(job=number, started=started, ended=until)
         for number, run in enumerate(runs)
         for started, until in run.stretches
     ]
-    return Outcome(
+    return SimulationResult(
         policy=policy,
         jobs=len(runs),
         completion_times=[run.ended - run.sent for run in ended],
@@ -176,7 +187,7 @@ def _devices_needed(sessions: Sequence[SimulatedSession], capacity: int) -> dict
     return needed
 
 
-def _busy(spans: Sequence[Span]) -> float:
+def _busy(spans: Sequence[JobSpan]) -> float:
     """Return for how long at least one of *spans* lasted, seconds."""
     busy, until = 0.0, -math.inf
     for span in sorted(spans, key=lambda span: span.started):

@@ -27,7 +27,7 @@ import numpy
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.matching import AlloX, MatchedDevice, MatchedJob
-from sharedkernel.simulator.report import Outcome, Span
+from sharedkernel.simulator.report import JobSpan, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
 #: which jobs the idle devices start now: (waiting, devices, attained by user, now) -> device id -> job
@@ -62,7 +62,7 @@ def simulate_heterogeneous(
     *,
     alpha: float = 1.0,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Outcome:
+) -> SimulationResult:
     """Run *jobs* on devices of several kinds and return what it came to.
 
     Parameters
@@ -195,7 +195,7 @@ def _oldest(job: MatchedJob, device: MatchedDevice) -> tuple[float, ...]:
     return (job.arrived, float(job.id), job.seconds[device.kind])
 
 
-def _outcome(policy: str, started: Sequence[_Started], devices: int) -> Outcome:
+def _outcome(policy: str, started: Sequence[_Started], devices: int) -> SimulationResult:
     in_order = sorted(started, key=lambda start: int(start.job.id))
     times = [start.ended - start.job.arrived for start in in_order]
     by_user: dict[str, list[tuple[float, float]]] = {}
@@ -203,7 +203,7 @@ def _outcome(policy: str, started: Sequence[_Started], devices: int) -> Outcome:
         by_user.setdefault(start.job.user, []).append((time, time / start.job.best))
     means = [numpy.mean(values, axis=0) for values in by_user.values()]
     durations = [start.ended - start.at for start in in_order]
-    return Outcome(
+    return SimulationResult(
         policy=policy,
         jobs=len(started),
         completion_times=times,
@@ -220,5 +220,5 @@ def _outcome(policy: str, started: Sequence[_Started], devices: int) -> Outcome:
             "worst_user_jct_seconds": max((float(mean) for mean, _ in means), default=None),
             "worst_user_slowdown": max((float(slowdown) for _, slowdown in means), default=None),
         },
-        spans=[Span(job=number, started=start.at, ended=start.ended) for number, start in enumerate(in_order)],
+        spans=[JobSpan(job=number, started=start.at, ended=start.ended) for number, start in enumerate(in_order)],
     )

@@ -29,9 +29,10 @@ import numpy
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import PolicyName, SchedulerConfig
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
-from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
-from sharedkernel.simulator.report import Figure, Outcome, Span
+from sharedkernel.simulator.device import SimulatedDevice
+from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult
 from sharedkernel.simulator.salus_models import TRAINING
+from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds of an iteration of a notebook's cell
@@ -134,7 +135,7 @@ def simulate_notebooks(
     options: SharedOptions,
     *,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Outcome:
+) -> SimulationResult:
     """Share devices among *notebooks* and return what it came to; jobs are cells.
 
     Parameters
@@ -162,7 +163,7 @@ def fewest_devices(
     *,
     wait: float,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Outcome:
+) -> SimulationResult:
     """Return the outcome on the fewest devices on which 95 % of the cells begin within *wait* seconds.
 
     See :class:`Fewest`.
@@ -196,11 +197,11 @@ class Fewest:
         self._options = options
         self._on_progress = on_progress
         #: by devices
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, SimulationResult] = {}
         #: by devices the time within which fewer than 95 % of the cells begin, seconds
         self._missed: dict[int, float] = {}
 
-    def within(self, wait: float) -> Outcome:
+    def within(self, wait: float) -> SimulationResult:
         """Return the outcome on the fewest devices on which 95 % of the cells begin within *wait* seconds."""
         busy = bound_devices(_single(self._notebooks))
         guess, low = math.ceil(busy.p95), max(1, math.ceil(busy.mean))
@@ -230,7 +231,7 @@ class Fewest:
             self._outcomes[devices] = outcome
 
 
-def _p95_wait(outcome: Outcome) -> float:
+def _p95_wait(outcome: SimulationResult) -> float:
     p95 = outcome.added["p95_start_wait_seconds"]
     assert isinstance(p95, float), "there are cells"
     return p95
@@ -250,7 +251,7 @@ def _simulate(
     *,
     most_wait: float = math.inf,
     on_progress: Callable[[int], None],
-) -> Outcome | None:
+) -> SimulationResult | None:
     """Return what sharing comes to; None as soon as fewer than 95 % of the cells can begin within *most_wait* s."""
     single = _single(notebooks)
     total, last = sum(map(len, single)), max(cells[-1].submitted for cells in single)
@@ -347,7 +348,7 @@ def _outcome(
     notebooks: Sequence[Sequence[TraceJob]],
     single: Sequence[Sequence[TraceJob]],
     options: SharedOptions,
-) -> Outcome:
+) -> SimulationResult:
     ended = [run for run in runs if run.ended < math.inf]
     began, last = min(run.sent for run in runs), max((run.ended for run in ended), default=0.0)
     bound, reserved = bound_devices(notebooks), reserved_devices(notebooks)
@@ -369,11 +370,11 @@ def _outcome(
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)) if ended else None,
     }
     spans = [
-        Span(job=number, started=started, ended=until)
+        JobSpan(job=number, started=started, ended=until)
         for number, run in enumerate(runs)
         for started, until in run.stretches
     ]
-    return Outcome(
+    return SimulationResult(
         policy=options.policy,
         jobs=len(runs),
         completion_times=[run.ended - run.sent for run in ended],

@@ -21,17 +21,41 @@ from sharedkernel.simulator.salus_models import ModelProfile
 
 
 def fits_in_lanes(models: Sequence[ModelProfile], capacity: int) -> bool:
-    """Return whether *models* can take turns in one lane on a device of *capacity* bytes."""
+    """Return whether models can take turns in one lane of a device.
+
+    Parameters
+    ----------
+    models
+        All on the same device.
+    capacity
+        Memory of the device, bytes.
+    """
     return sum(model.persistent for model in models) + max(model.ephemeral for model in models) <= capacity
 
 
 def fits_peaks(models: Sequence[ModelProfile], capacity: int) -> bool:
-    """Return whether the peaks of *models* fit side by side on a device of *capacity* bytes."""
+    """Return whether the peaks of models fit side by side on a device.
+
+    Parameters
+    ----------
+    models
+        All on the same device.
+    capacity
+        Memory of the device, bytes.
+    """
     return sum(model.peak for model in models) <= capacity
 
 
 def fits_exclusively(models: Sequence[ModelProfile], capacity: int) -> bool:
-    """Return whether *models* is one model, and fits a device of *capacity* bytes."""
+    """Return whether it is one model, and fits a device.
+
+    Parameters
+    ----------
+    models
+        All on the same device.
+    capacity
+        Memory of the device, bytes.
+    """
     return len(models) == 1 and models[0].peak <= capacity
 
 
@@ -74,7 +98,17 @@ def devices_needed(models: Sequence[ModelProfile], capacity: int, rule: str) -> 
 
 
 def devices_needed_at_least(models: Sequence[ModelProfile], capacity: int, rule: str) -> int:
-    """Return how many devices no packing by *rule* can do without: what adds up in any case, over the capacity."""
+    """Return how many devices no packing can do without: what adds up in any case, over the capacity.
+
+    Parameters
+    ----------
+    models
+        All of them.
+    capacity
+        Memory of each device, bytes.
+    rule
+        One of :data:`RULES`.
+    """
     match rule:
         case "lanes":
             return math.ceil((sum(m.persistent for m in models) + max(m.ephemeral for m in models)) / capacity)
@@ -85,7 +119,17 @@ def devices_needed_at_least(models: Sequence[ModelProfile], capacity: int, rule:
 
 
 def share_of_pairs(models: Sequence[ModelProfile], capacity: int, rule: str) -> float:
-    """Return the share of all pairs of *models*, of a model with itself too, that fit one device by *rule*."""
+    """Return the share of all pairs of models, of a model with itself too, that fit one device.
+
+    Parameters
+    ----------
+    models
+        All of them.
+    capacity
+        Memory of each device, bytes.
+    rule
+        One of :data:`RULES`.
+    """
     fits = RULES[rule]
     pairs = [(a, b) for number, a in enumerate(models) for b in models[number:]]
     return sum(fits(pair, capacity) for pair in pairs) / len(pairs)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
-from sharedkernel.simulator.report import Outcome
+from sharedkernel.simulator.report import SimulationResult
 
 #: kinds of picture by the ending of the file's name
 PICTURES = (".png", ".svg", ".pdf")
@@ -34,16 +34,15 @@ def check_plot(path: Path) -> None:
         raise ConfigError(f"a picture needs matplotlib; install it with {install_hint('plot')}.")
 
 
-def plot(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw *outcomes* side by side and write the picture to *path*.
+def plot(outcomes: Sequence[SimulationResult], path: Path) -> None:
+    """Draw results side by side.
 
-    Above, for each policy: a row for each job with the stretches in which it ran, or, for many jobs, how many devices
-    were used over time. Below: the share of the jobs that were done within a time.
-
-    Raises
-    ------
-    ConfigError
-        When the file cannot be written.
+    Parameters
+    ----------
+    outcomes
+        One for each policy.
+    path
+        Of the picture; its ending decides the format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,7 +63,7 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
         raise ConfigError(f"the picture cannot be written to {path}: {error.strerror}.") from None
 
 
-def _draw_rows(panel: Any, outcome: Outcome) -> None:
+def _draw_rows(panel: Any, outcome: SimulationResult) -> None:
     rows: dict[int, list[tuple[float, float]]] = {}
     for span in outcome.spans:
         rows.setdefault(span.job, []).append((span.started, span.ended - span.started))
@@ -75,7 +74,7 @@ def _draw_rows(panel: Any, outcome: Outcome) -> None:
     panel.invert_yaxis()
 
 
-def _draw_use(panel: Any, outcome: Outcome) -> None:
+def _draw_use(panel: Any, outcome: SimulationResult) -> None:
     changes = [(span.started, span.devices) for span in outcome.spans]
     changes += [(span.ended, -span.devices) for span in outcome.spans]
     times, levels, level = [outcome.began], [0.0], 0.0
@@ -87,7 +86,7 @@ def _draw_use(panel: Any, outcome: Outcome) -> None:
     panel.set_ylabel("devices used")
 
 
-def _draw_distribution(panel: Any, outcomes: Sequence[Outcome]) -> None:
+def _draw_distribution(panel: Any, outcomes: Sequence[SimulationResult]) -> None:
     for outcome in outcomes:
         times = sorted(outcome.completion_times)
         shares = [number / len(times) for number in range(len(times) + 1)] if times else []

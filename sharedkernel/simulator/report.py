@@ -16,7 +16,7 @@ Figure = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class JobSpan:
     """A stretch in which one job ran."""
 
     #: number of the job, in the order in which they came
@@ -29,7 +29,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationResult:
     """One policy's run. Times are seconds; the finished jobs' come in the same order in every list."""
 
     policy: str
@@ -54,7 +54,7 @@ class Outcome:
     #: what the scenario adds to the figures
     added: Mapping[str, Figure] = field(default_factory=dict)
     #: who ran when
-    spans: Sequence[Span] = ()
+    spans: Sequence[JobSpan] = ()
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures under the names that are a contract with whoever reads the JSON.
@@ -98,7 +98,7 @@ def _percentile(values: numpy.ndarray, percent: float) -> float | None:
     return float(numpy.percentile(values, percent)) if len(values) else None
 
 
-def figures_table(outcomes: Sequence[Outcome]) -> Table:
+def figures_table(outcomes: Sequence[SimulationResult]) -> Table:
     """Return a table with a row for each figure and a column for each policy, readable at 80 columns."""
     columns = [outcome.figures() for outcome in outcomes]
     table = Table(

@@ -33,7 +33,19 @@ _DAY = 86400.0
 
 
 def heavy_tailed(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tuple[TraceJob, ...]:
-    """Return jobs that keep *devices* devices busy for *load* of the time; see the top of this module."""
+    """Return jobs of very different sizes; see the top of this module.
+
+    Parameters
+    ----------
+    jobs
+        How many.
+    devices
+        Of the cluster.
+    seed
+        Of the random generator.
+    load
+        Part of the time for which the jobs keep the devices busy, 0 to 1.
+    """
     rng = random.Random(seed)
     wanted = [size for size in (1, 2, 4, 8) if size <= devices]
     sizes = rng.choices(wanted, weights=(8, 2, 1, 1)[: len(wanted)], k=jobs)
@@ -42,14 +54,38 @@ def heavy_tailed(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tu
 
 
 def alike(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tuple[TraceJob, ...]:
-    """Return jobs of nearly one size that keep *devices* devices busy for *load* of the time."""
+    """Return jobs of nearly one size.
+
+    Parameters
+    ----------
+    jobs
+        How many.
+    devices
+        Of the cluster.
+    seed
+        Of the random generator.
+    load
+        Part of the time for which the jobs keep the devices busy, 0 to 1.
+    """
     rng = random.Random(seed)
     durations = [rng.uniform(120.0, 180.0) for _ in range(jobs)]
     return _arriving(rng, [1] * jobs, durations, devices=devices, load=load)
 
 
 def two_kinds(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tuple[TraceJob, ...]:
-    """Return jobs of ten users for *devices* devices, half of which are `fast` and half `slow`."""
+    """Return jobs of ten users for devices of which half are `fast` and half `slow`.
+
+    Parameters
+    ----------
+    jobs
+        How many.
+    devices
+        Of the cluster.
+    seed
+        Of the random generator.
+    load
+        Part of the time for which the jobs keep the devices busy, 0 to 1.
+    """
     rng = random.Random(seed)
     users = rng.choices(range(1, 11), weights=[1.6**-n for n in range(1, 11)], k=jobs)
     fast = [_lognormal(rng, median=20.0 * 1.6**user, ninetieth=60.0 * 1.6**user) for user in users]

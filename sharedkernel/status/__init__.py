@@ -1,1 +1,1 @@
-"""The status document as text and tables."""
+"""The status document: its parts, and how it reads as text and in tables."""

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from sharedkernel.status.by_device import by_device
+from sharedkernel.status.document import by_device
 from sharedkernel.status.text import (
     NOTHING,
     about,
@@ -111,13 +111,29 @@ def device_view(status: Document) -> RenderableType:
 
 
 def memory_bar(used: float, whole: float, width: int = _BAR_WIDTH) -> Text:
-    """Return a bar of *width* characters, as full as *used* of *whole*."""
+    """Return a bar that is as full as a memory.
+
+    Parameters
+    ----------
+    used, whole
+        Bytes; an empty *whole* gives an empty bar.
+    width
+        Characters.
+    """
     filled = round(width * min(max(used / whole, 0.0), 1.0)) if whole else 0
     return Text.assemble(("█" * filled, "cyan"), ("░" * (width - filled), "dim"))
 
 
 def lanes_table(status: Document, rows: int | None = None) -> RenderableType:
-    """Return one row per lane: its size, who runs in it, who is next; at most *rows*, those in use first."""
+    """Return one row per lane: its size, who runs in it, who is next.
+
+    Parameters
+    ----------
+    status
+        The status document of one device.
+    rows
+        At most so many lanes, those in use first; None: all.
+    """
     if not status["lanes"]:
         return Text("No lanes: nobody is using the device.", style="dim")
     names = {session["id"]: f"{session['user']} {session_name(session)}" for session in status["sessions"]}
@@ -137,7 +153,12 @@ def lanes_table(status: Document, rows: int | None = None) -> RenderableType:
 def users_table(status: Document, rows: int | None = None) -> RenderableType:
     """Return one row per user: share, memory by kind against the quota, device time and waits.
 
-    At most *rows* of them, those with most memory first then.
+    Parameters
+    ----------
+    status
+        The status document of one device.
+    rows
+        At most so many users, those with most memory first; None: all.
     """
     headings = {"persistent": 10, "ephemeral": 9, "framework": 9, "quota": 8, "service": 9, "wait p95": 8}
     table = new_table(text("user"), number("share", 5), *(number(name, width) for name, width in headings.items()))
@@ -159,7 +180,12 @@ def users_table(status: Document, rows: int | None = None) -> RenderableType:
 def sessions_table(status: Document, rows: int | None = None) -> RenderableType:
     """Return one row per session: what it does, its memory, how far it has come, and how long it needs if known.
 
-    At most *rows* of them, and then no notes.
+    Parameters
+    ----------
+    status
+        The status document of one device.
+    rows
+        At most so many sessions, and no notes below them; None: all.
     """
     if not status["sessions"]:
         return Text("No sessions.", style="dim")

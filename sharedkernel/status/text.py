@@ -85,7 +85,15 @@ def lingering_words(session: Mapping[str, Any]) -> str | None:
 
 
 def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """Return one sentence about where *session* stands: what it waits for, its place, and who is running."""
+    """Return one sentence about where a session stands: what it waits for, its place, and who is running.
+
+    Parameters
+    ----------
+    session
+        Its entry of *status*.
+    status
+        The status document of its device.
+    """
     position, reason = session["queue_position"], session["waiting_for"]
     amount = format_bytes(session.get("offloaded_bytes") or 0)
     if session["state"] == "offloaded":
@@ -106,12 +114,24 @@ def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str
 
 
 def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
-    """Return how many seconds *session*'s wait will likely last; None when it does not wait or nobody can tell.
+    """Return how long a session's wait will likely last.
 
     Where everybody gets turns, those before it get one each, of a quantum or an iteration, whichever is longer. Where
     cells run to their end, it is what those before it still need, if that was declared or is known from earlier runs.
     Those that run side by side share the wait. For memory it is what the executor foresees: when those that keep it
     have had it for long enough, and how long moving takes.
+
+    Parameters
+    ----------
+    session
+        Its entry of *status*.
+    status
+        The status document of its device.
+
+    Returns
+    -------
+    float or None
+        Seconds; None when it does not wait, or nobody can tell.
     """
     if session["waiting_for"] in ("memory", "restore"):
         return session.get("memory_wait_seconds")
@@ -137,9 +157,19 @@ def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> floa
 
 
 def usual_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
-    """Return what half of *session*'s, or else of its user's, waits until now did not exceed, in seconds.
+    """Return the median of a session's waits until now; of its user's, if it has not waited yet.
 
-    None where that is so little that it says nothing about a wait that somebody notices.
+    Parameters
+    ----------
+    session
+        Its entry of *status*.
+    status
+        The status document of its device.
+
+    Returns
+    -------
+    float or None
+        Seconds; None where that is too little to say anything about a wait that somebody notices.
     """
     users = [record for record in status["users"] if record["name"] == session["user"]]
     usual = next((found for record in (session, *users) if (found := record.get("wait_p50_seconds"))), None)
@@ -147,7 +177,20 @@ def usual_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float |
 
 
 def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str | None:
-    """Return a sentence about how long *session* will likely wait; None when it does not wait or nobody can tell."""
+    """Return a sentence about how long a session will likely wait.
+
+    Parameters
+    ----------
+    session
+        Its entry of *status*.
+    status
+        The status document of its device.
+
+    Returns
+    -------
+    str or None
+        None when it does not wait, or nobody can tell.
+    """
     if session["waiting_for"] is None and session["queue_position"] is None:
         return None
     if (expected := expected_wait(session, status)) is not None:

@@ -18,7 +18,13 @@ from sharedkernel.system.slow_imports import skip_address_grammar
 
 
 def command(module: str, arguments: Sequence[str]) -> list[str]:
-    """Return the command line of *module* with *arguments*, as a process that ends when the present one does."""
+    """Return the command line of a process that ends when the present one does.
+
+    Parameters
+    ----------
+    module, arguments
+        What it runs.
+    """
     return [sys.executable, "-m", "sharedkernel.system.lifetime", str(os.getpid()), module, *arguments]
 
 

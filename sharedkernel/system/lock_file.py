@@ -37,7 +37,15 @@ def lock_directory(directory: Path) -> int:
 
 
 def lend_gateway_lock(directory: Path, uid: int, gid: int) -> None:
-    """Make the file that a gateway locks for the account *uid*, which may make none in *directory*."""
+    """Make the file that a gateway locks, for an account that may not make files there.
+
+    Parameters
+    ----------
+    directory
+        The runtime directory.
+    uid, gid
+        The gateway's account.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(directory / GATEWAY_LOCK, flags, 0o600)
     try:

@@ -32,7 +32,7 @@ class NvmlUnavailable(SharedKernelError):
     reason = "nvml"
 
 
-class DeviceLost(NvmlUnavailable):
+class GpuLost(NvmlUnavailable):
     """The device was there and is no more."""
 
     reason = "device_lost"
@@ -118,7 +118,7 @@ class Gpu:
 
         Raises
         ------
-        DeviceLost
+        GpuLost
             When it is gone.
         NvmlUnavailable
             When it does not answer this time.
@@ -260,7 +260,7 @@ class Gpu:
         nvml = self._nvml
         code = getattr(error, "value", None)
         if code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND, nvml.NVML_ERROR_RESET_REQUIRED):
-            return DeviceLost(
+            return GpuLost(
                 "the GPU does not answer any more; `dmesg` names the cause, and a reset or a restart of the machine "
                 "brings it back."
             )

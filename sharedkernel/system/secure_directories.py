@@ -20,13 +20,19 @@ def directory_name(user: str) -> str:
 
 
 def make_shared_directory(path: Path, *, named_by: str) -> Path:
-    """Make *path* (0711), in which only this process's user makes entries; others may pass through, not list it.
+    """Make a directory (0711) in which only this process's user makes entries; others may pass through, not list it.
+
+    Parameters
+    ----------
+    path
+        Of the directory; its parents are made, too.
+    named_by
+        The option that names it, for the sentence of an error.
 
     Raises
     ------
     ConfigError
-        When it is a link, no directory, another user's, or others may write to it. *named_by* is the option that the
-        sentence tells to name another with.
+        When it is a link, no directory, another user's, or others may write to it.
     """
     for missing in [folder for folder in reversed(path.parents) if not folder.exists()]:
         missing.mkdir()
@@ -52,10 +58,17 @@ def make_shared_directory(path: Path, *, named_by: str) -> Path:
 
 
 def make_directory_of(parent: Path, name: str, uid: int, gid: int) -> Path:
-    """Make the directory *name* (0700) in *parent* for the user id *uid*, if it is not there.
+    """Make a user's own directory (0700), if it is not there.
 
-    *parent* is one that :func:`make_shared_directory` made, so nobody else can put a link there; one that is there all
-    the same is not followed.
+    Parameters
+    ----------
+    parent
+        Made by :func:`make_shared_directory`, so nobody else can put a link there; one that is there all the same is
+        not followed.
+    name
+        Of the directory.
+    uid, gid
+        Its owner.
 
     Raises
     ------

@@ -46,7 +46,15 @@ _OWN_ACTIVITIES = {
 
 
 def lanes_text(status: Document, session_id: str) -> str:
-    """Return a line for each lane: this notebook's part of the last minutes as blocks, and who ran how long."""
+    """Return a line for each lane: this notebook's part of the last minutes as blocks, and who ran how long.
+
+    Parameters
+    ----------
+    status
+        The status document.
+    session_id
+        Whose notebook this is.
+    """
     session, timeline = find(status["sessions"], "id", session_id), status.get("timeline")
     if session is None:
         return GONE
@@ -65,7 +73,15 @@ def lanes_text(status: Document, session_id: str) -> str:
 
 
 def lanes_html(status: Document, session_id: str) -> str:
-    """Return the picture, what its colours mean, and the figures as a table."""
+    """Return the picture, what its colours mean, and the figures as a table.
+
+    Parameters
+    ----------
+    status
+        The status document.
+    session_id
+        Whose notebook this is.
+    """
     session, timeline = find(status["sessions"], "id", session_id), status.get("timeline")
     if session is None:
         return paragraph(GONE)

@@ -60,7 +60,13 @@ def usage_text(status: Document, session_id: str, history: Sequence[int] = ()) -
 
 
 def usage_html(status: Document, session_id: str, history: Sequence[int] = ()) -> str:
-    """Return the memory of a session and its user as a bar, a line for each kind, and a curve; see `usage_text`."""
+    """Return the memory of a session and its user as a bar, a line for each kind, and a curve.
+
+    Parameters
+    ----------
+    status, session_id, history
+        See :func:`usage_text`.
+    """
     session = find(status["sessions"], "id", session_id)
     user = find(status["users"], "name", session["user"]) if session else None
     if session is None or user is None:
@@ -95,7 +101,15 @@ def usage_html(status: Document, session_id: str, history: Sequence[int] = ()) -
 
 
 def queue_text(status: Document, session_id: str) -> str:
-    """Return where a session stands, what wait to expect, and the lanes."""
+    """Return where a session stands, what wait to expect, and the lanes.
+
+    Parameters
+    ----------
+    status
+        The status document.
+    session_id
+        Whose notebook this is.
+    """
     session = find(status["sessions"], "id", session_id)
     if session is None:
         return GONE
@@ -112,7 +126,15 @@ def queue_text(status: Document, session_id: str) -> str:
 
 
 def queue_html(status: Document, session_id: str) -> str:
-    """Return where a session stands, each lane with who runs and who is next, and who waits for memory."""
+    """Return where a session stands, each lane with who runs and who is next, and who waits for memory.
+
+    Parameters
+    ----------
+    status
+        The status document.
+    session_id
+        Whose notebook this is.
+    """
     session = find(status["sessions"], "id", session_id)
     if session is None:
         return paragraph(GONE)
@@ -146,12 +168,28 @@ def paragraph(sentence: str) -> str:
 
 
 def find(records: list[Document], field: str, value: str) -> Document | None:
-    """Return the record whose *field* is *value*, None if there is none."""
+    """Return the first record with a value in a field; None if there is none.
+
+    Parameters
+    ----------
+    records
+        Such as the sessions of a status document.
+    field, value
+        What to find.
+    """
     return next((record for record in records if record[field] == value), None)
 
 
 def held_bytes(status: Document, session_id: str) -> int:
-    """Return what a session holds at this moment besides its framework, bytes."""
+    """Return the memory that a session holds at this moment besides its framework, bytes.
+
+    Parameters
+    ----------
+    status
+        The status document.
+    session_id
+        Whose notebook this is.
+    """
     session = find(status["sessions"], "id", session_id)
     if session is None:
         return 0

@@ -42,7 +42,15 @@ def panel(label: str, *parts: str) -> str:
 
 
 def line(text: str, *, faint: bool = False, bold: bool = False) -> str:
-    """Return *text* as a line of its own."""
+    """Return text as a line of its own.
+
+    Parameters
+    ----------
+    text
+        Is escaped.
+    faint, bold
+        How it looks; a faint line is not bold.
+    """
     style = f"color: {_FAINT}" if faint else "font-weight: 600" if bold else ""
     return f'<div style="{style}">{escape(text)}</div>' if style else f"<div>{escape(text)}</div>"
 
@@ -69,7 +77,17 @@ def bar(parts: Iterable[tuple[str, float, str]], label: str) -> str:
 
 
 def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; the cells of *rows* are HTML, *caption* is for screen readers."""
+    """Return a table.
+
+    Parameters
+    ----------
+    caption
+        For screen readers.
+    headings
+        Of the columns.
+    rows
+        Their cells, as HTML.
+    """
     head = "".join(f'<th scope="col" style="{_CELL}">{escape(heading)}</th>' for heading in headings)
     head = f"<tr>{head}</tr>" if any(headings) else ""
     body = "".join(
@@ -79,7 +97,15 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 
 def key(colour: str, word: str) -> str:
-    """Return *word* behind a square of *colour*, as in a legend."""
+    """Return an entry of a legend.
+
+    Parameters
+    ----------
+    colour
+        Of the square before the word.
+    word
+        Is escaped.
+    """
     return f'<span aria-hidden="true" style="color: {colour}">■</span> {escape(word)}'
 
 
@@ -89,7 +115,17 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def sparkline(values: Sequence[float], top: float, label: str) -> str:
-    """Return a small curve of *values*, oldest first; *top* is the height of the picture."""
+    """Return a small curve.
+
+    Parameters
+    ----------
+    values
+        Oldest first.
+    top
+        The value at the upper edge.
+    label
+        What the curve says, for screen readers.
+    """
     width, height = 240.0, 32.0
     step = width / max(len(values) - 1, 1)
     points = [
@@ -106,7 +142,15 @@ def sparkline(values: Sequence[float], top: float, label: str) -> str:
 
 
 def blocks(values: Sequence[float], top: float) -> str:
-    """Return *values* as a line of block characters, one each; what is more than nothing is seen."""
+    """Return values as a line of block characters; every value above zero is visible.
+
+    Parameters
+    ----------
+    values
+        One character each.
+    top
+        The value of a full block.
+    """
     if not top:
         return _BLOCKS[0] * len(values)
     places = (0 if value <= 0 else max(1, round(8 * min(value / top, 1.0))) for value in values)
@@ -114,11 +158,29 @@ def blocks(values: Sequence[float], top: float) -> str:
 
 
 def strip_ground(width: float, height: float, y: float) -> str:
-    """Return the ground of a row of a picture, as SVG."""
+    """Return the ground of a row of a picture, as SVG.
+
+    Parameters
+    ----------
+    width, height
+        Of the row, in the picture's units.
+    y
+        Its upper edge.
+    """
     return f'<rect x="0" y="{y:g}" width="{width:g}" height="{height:g}" style="fill: {_GROUND}"></rect>'
 
 
 def caption(x: float, y: float, text: str, *, anchor: str = "start") -> str:
-    """Return a word in a picture, as SVG."""
+    """Return a word in a picture, as SVG.
+
+    Parameters
+    ----------
+    x, y
+        Where it stands, in the picture's units.
+    text
+        Is escaped.
+    anchor
+        Which part of it is at *x*: ``start``, ``middle`` or ``end``.
+    """
     style = "fill: currentColor; font-size: 11px"
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" style="{style}">{escape(text)}</text>'

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.bench.app import BENCHMARKS
-from tests.commands.support import COMMAND, processes_of, wait_until
+from tests.cli.support import COMMAND, processes_of, wait_until
 
 
 def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

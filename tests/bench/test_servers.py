@@ -14,7 +14,7 @@ from sharedkernel.bench.stack.results import BenchmarkFailed
 from sharedkernel.bench.stack.servers import StockServer, gateway_route
 from sharedkernel.bench.stack.trainings import process_id
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import processes_of, wait_until
+from tests.cli.support import processes_of, wait_until
 from tests.warm_stack import WarmStack
 
 

@@ -15,7 +15,7 @@ from jupyter_core.paths import jupyter_path
 
 from sharedkernel.bench.ui import CHROMIUM_ARGUMENTS, find_chromium
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import end_sessions
+from tests.cli.support import end_sessions
 from tests.serverextension.server import JupyterServer
 from tests.warm_stack import WarmStack
 

@@ -28,6 +28,7 @@ from sharedkernel.local_stack import LocalStack
 from tests.warm_stack import WarmStack
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -73,7 +74,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     assert "preempt_patience" in (tmp_path / "html" / "reference" / "configuration.html").read_text()
 
 
-@pytest.mark.parametrize("document", [ROOT / "ARCHITECTURE.md", *DOCUMENTS], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*PAGES, *DOCUMENTS], ids=lambda path: path.name)
 def test_links_to_files_lead_somewhere(document: Path) -> None:
     """Sphinx checks the links within docs; this test also checks those of the pages beside it."""
     links = re.findall(r"\]\((?!\w+:)([^)#]+)", document.read_text())

@@ -19,8 +19,8 @@ from typing import Any
 
 from jupyter_core.utils import ensure_event_loop
 
-from sharedkernel.relay.app import client_key
-from sharedkernel.relay.sockets import Connection
+from sharedkernel.jupyter.names import client_key
+from sharedkernel.relay.sockets import ConnectionInfo
 from tests.faults.server import ServerNotebook
 from tests.relay.support import Notebook
 
@@ -202,7 +202,7 @@ class Worker(threading.Thread):
     @property
     def client_key(self) -> str:
         """The name by which the gateway knows this notebook's place."""
-        connection = Connection.from_file(Path(self.notebook.manager.connection_file))
+        connection = ConnectionInfo.from_file(Path(self.notebook.manager.connection_file))
         return client_key(Path(self.notebook.manager.connection_file), connection.key)
 
     # --- training -----------------------------------

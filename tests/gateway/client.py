@@ -12,14 +12,8 @@ from typing import Any, Self
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from sharedkernel.jupyter.wire import (
-    PROCESS_HEADER,
-    SAME_PROCESS,
-    WEBSOCKET_PROTOCOL,
-    from_websocket,
-    new_message,
-    to_websocket,
-)
+from sharedkernel.jupyter.names import PROCESS_HEADER, SAME_PROCESS, WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.wire import from_websocket, new_message, to_websocket
 
 #: seconds that anything may take; far more than it does
 PATIENCE = 60.0

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import free_port
 from sharedkernel.relay.install import write_kernelspec
 from sharedkernel.system import lifetime

@@ -17,9 +17,8 @@ import trustme
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
-from sharedkernel.gateway_client.connection import Gateway, GatewayRefused
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable, fetch_status
 from sharedkernel.gateway_client.credentials import Credentials
-from sharedkernel.gateway_client.requests import GatewayUnavailable, fetch_status
 from sharedkernel.local_stack import Service, free_port
 from tests.gateway.conftest import run
 from tests.gateway.test_command import in_process
@@ -134,14 +133,15 @@ def test_the_notebooks_side_trusts_the_authority_that_it_was_told(encrypted: Enc
     with pytest.raises(GatewayRefused, match="--ca FILE") as refused:
         encrypted.check(None)
     assert not refused.value.is_passing
-    with pytest.raises(GatewayUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        fetch_status(encrypted.url, encrypted.token)
+    with pytest.raises(GatewayRefused, match="--ca FILE"):
+        fetch_status(Credentials(url=encrypted.url, token=encrypted.token))
 
 
 def test_who_speaks_without_encryption_is_told_of_https(encrypted: Encrypted) -> None:
     """The network's word for it, a reset connection, would not say so."""
-    with pytest.raises(GatewayUnavailable, match=r"hung up .*; if the gateway encrypts, its address begins with https"):
-        fetch_status(encrypted.url.replace("https:", "http:"), encrypted.token)
+    plain = Credentials(url=encrypted.url.replace("https:", "http:"), token=encrypted.token)
+    with pytest.raises(GatewayUnreachable, match=r"hung up .*; if the gateway encrypts, its address begins with https"):
+        fetch_status(plain)
 
 
 def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,11 @@ def test_a_wheel_has_this_projects_name_and_extras(python: Path) -> None:
     assert not [wanted for wanted in found["requires_dist"] if wanted.startswith("sharedkernel")]
     extension = python.parents[1] / "share" / "jupyter" / "labextensions" / "sharedkernel"
     assert json.loads((extension / "install.json").read_text())["packageName"] == DISTRIBUTION
+
+
+def test_a_wheel_says_that_it_is_typed(wheel: Path) -> None:
+    """Type checkers read the package's annotations only then (PEP 561)."""
+    assert "sharedkernel/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
 def test_a_wheel_is_small(wheel: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sharedkernel.relay.held import Held, HeldMessage
-from sharedkernel.relay.stand_in import Request
+from sharedkernel.relay.local_responder import Request
 
 
 def message(content: bytes, message_type: str = "complete_request") -> HeldMessage:

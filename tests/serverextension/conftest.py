@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import end_sessions
+from tests.cli.support import end_sessions
 from tests.serverextension.server import JupyterServer
 from tests.warm_stack import WarmStack
 

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import wait_until
+from tests.cli.support import wait_until
 from tests.serverextension.server import JupyterServer, is_connected
 
 ROOT = "/sharedkernel/api"

@@ -7,11 +7,12 @@ import os
 from typing import Any
 
 from sharedkernel.shelf import layout, memory
+from sharedkernel.shelf.planning import plan
 
 
 def written(value: Any) -> mmap.mmap:
     """Return memory with *value* in it, mapped."""
-    descriptor = memory.write(layout.plan(value))
+    descriptor = memory.write(plan(value))
     try:
         return memory.map_shared(descriptor)
     finally:

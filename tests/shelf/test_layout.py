@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.memory.host_meter import private_bytes
-from sharedkernel.shelf import layout, memory
+from sharedkernel.shelf import layout, memory, planning
 from sharedkernel.shelf.memory import bytes_mapped_alone
 from tests.shelf.support import round_trip, written
 
@@ -106,7 +106,7 @@ def test_what_shared_memory_shares_it_again(windows: list[tuple[int, int, int]],
 
 def test_a_small_view_takes_little_of_the_shelf() -> None:
     """Only what lies between its first and its last element is written."""
-    assert layout.plan(torch.zeros(1 << 20)[5:10]).size <= 4096
+    assert planning.plan(torch.zeros(1 << 20)[5:10]).size <= 4096
 
 
 def test_views_of_other_types_and_odd_addresses_come_back() -> None:
@@ -170,7 +170,7 @@ class Strange(torch.Tensor):
 def test_what_a_shelf_does_not_hold_is_said_with_its_place(value: Any, expected: str) -> None:
     """One sentence: where it is, what it is, and what to do."""
     with pytest.raises(TypeError) as raised:
-        layout.plan(value)
+        planning.plan(value)
     assert expected in str(raised.value)
     assert str(raised.value).endswith(".")
 
@@ -179,9 +179,9 @@ def test_what_a_shelf_does_not_hold_is_said_with_its_place(value: Any, expected:
 def test_quantized_and_nested_tensors_are_refused() -> None:
     """With what to shelve in their place."""
     with pytest.raises(TypeError, match=r"is quantized; shelve `tensor\.dequantize"):
-        layout.plan(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+        planning.plan(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
     with pytest.raises(TypeError, match=r"is nested; shelve the list `tensor.unbind\(\)`"):
-        layout.plan(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+        planning.plan(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
 def test_what_has_no_end_is_refused() -> None:
@@ -189,12 +189,12 @@ def test_what_has_no_end_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(ValueError, match="contains itself"):
-        layout.plan(endless)
+        planning.plan(endless)
     deep: list[Any] = []
     for _ in range(1000):
         deep = [deep]
     with pytest.raises(ValueError, match="nested more than 100 deep"):
-        layout.plan(deep)
+        planning.plan(deep)
 
 
 @settings(max_examples=200, deadline=None)
@@ -225,7 +225,7 @@ def test_memory_of_a_shelf_is_not_the_process_own() -> None:
 
 def test_an_interrupted_write_leaves_nothing_behind() -> None:
     """A descriptor that cannot be written to the end is closed."""
-    plan = layout.plan(torch.ones(100))
+    plan = planning.plan(torch.ones(100))
     plan.pieces[0].end = plan.pieces[0].begin + (1 << 62)
     plan.pieces[0].begin = 8  # an address where nothing is
     before = os.listdir("/proc/self/fd")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.levels import Levels, Promotion
 from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName, LasJobs, SrtfJobs
-from sharedkernel.simulator.cluster import Cluster, Run
+from sharedkernel.simulator.cluster import Cluster, JobRun
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.traces import TraceJob
 from sharedkernel.simulator.workloads import alike, heavy_tailed
@@ -25,7 +25,7 @@ def jobs_of(*described: tuple[float, float, int]) -> list[TraceJob]:
     ]
 
 
-def ends(runs: list[Run]) -> list[float]:
+def ends(runs: list[JobRun]) -> list[float]:
     return [pytest.approx(run.ended, abs=1e-4) for run in runs]
 
 

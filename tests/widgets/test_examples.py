@@ -15,7 +15,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
-from tests.commands.support import wait_until
+from tests.cli.support import wait_until
 from tests.warm_stack import WarmStack
 
 NAMES = ["cnn_training", "interactive", "sweep"]

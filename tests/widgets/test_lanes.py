@@ -12,8 +12,8 @@ from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.spans import Activity
 from sharedkernel.widgets import theme
 from sharedkernel.widgets.lanes import NOTHING_YET, lanes_html, lanes_text
-from tests.commands.documents import document, session
 from tests.scheduling.desk import Desk
+from tests.status.documents import document, session
 from tests.widgets.test_render import visible_text
 from tests.widgets.timelines import strip, timeline, track, wait
 

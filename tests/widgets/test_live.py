@@ -13,7 +13,7 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import shared_kernel, wait_until
+from tests.cli.support import shared_kernel, wait_until
 from tests.warm_stack import WarmStack
 
 SETUP = """

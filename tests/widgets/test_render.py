@@ -8,7 +8,7 @@ import pytest
 
 from sharedkernel.widgets import render
 from sharedkernel.widgets.lanes import lanes_html, lanes_text
-from tests.commands.documents import GIB, MIB, busy_document, document, session, user
+from tests.status.documents import GIB, MIB, busy_document, document, session, user
 from tests.widgets.timelines import strip, timeline, track, wait
 
 

@@ -21,7 +21,8 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from sharedkernel.bench.stack.results import BenchmarkFailed
-from sharedkernel.jupyter.wire import WEBSOCKET_PROTOCOL, from_websocket, new_message, to_websocket
+from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.wire import from_websocket, new_message, to_websocket
 
 #: seconds that a kernel's start, or any cell, may take; far more than they do
 PATIENCE = 300.0
@@ -253,7 +254,15 @@ class Notebook:
 
 @contextlib.asynccontextmanager
 async def open_notebook(route: Route, *, patience: float = PATIENCE) -> AsyncIterator[Notebook]:
-    """Give a notebook whose kernel is gone afterwards, and whose cells may take *patience* seconds each."""
+    """Give a notebook whose kernel is gone afterwards.
+
+    Parameters
+    ----------
+    route
+        The way to its kernel.
+    patience
+        Seconds that its start, and each of its cells, may take.
+    """
     notebook = Notebook(route, patience)
     try:
         await notebook.start()

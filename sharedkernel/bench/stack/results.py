@@ -109,7 +109,15 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return what *percent* of the *values* lie below, interpolated."""
+    """Return a percentile, interpolated.
+
+    Parameters
+    ----------
+    values
+        In any order.
+    percent
+        Of them that lie below it, 0 to 100.
+    """
     return float(numpy.percentile(values, percent))
 
 

@@ -22,7 +22,7 @@ import psutil
 from ipykernel.kernelspec import write_kernel_spec
 
 from sharedkernel.bench.stack.client import Route
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack, Service, free_port
 from sharedkernel.system.signals import uninterrupted
 
@@ -139,7 +139,15 @@ class StockServer:
 
 
 def gateway_route(stack: LocalStack, user: str | None = None) -> Route:
-    """Return the way to a session of *user* (default: the first) straight through the stack's gateway."""
+    """Return the way to a session straight through the stack's gateway.
+
+    Parameters
+    ----------
+    stack
+        Has the gateway.
+    user
+        Whose session it is; None: the first user's.
+    """
     return Route(
         name="the gateway", url=stack.gateway_url, token=stack.token(user or stack.users[0]), kernel=KERNEL_NAME
     )

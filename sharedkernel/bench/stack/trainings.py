@@ -105,14 +105,34 @@ while True:
 
 
 async def prepare(notebook: Notebook, model: Model, *, iteration_seconds: float) -> float:
-    """Make ``training`` in *notebook*, sized while nobody else computes; return the seconds of its iterations."""
+    """Make ``training`` in a notebook while nobody else computes; return the seconds of its iterations.
+
+    Parameters
+    ----------
+    notebook
+        A fresh one.
+    model
+        What is trained.
+    iteration_seconds
+        How long an iteration is to take; it is sized for that.
+    """
     await notebook.run(PREPARE)
     rows = await notebook.value(f"rows = sized({model}, {iteration_seconds})\nprint(json.dumps(rows))")
     return await prepare_sized(notebook, model, rows=rows)
 
 
 async def prepare_sized(notebook: Notebook, model: Model, *, rows: int) -> float:
-    """Make ``training`` of *rows* rows in a notebook where :data:`PREPARE` has run; return its iterations' seconds."""
+    """Make ``training`` of a given size; return the seconds of its iterations.
+
+    Parameters
+    ----------
+    notebook
+        In which :data:`PREPARE` has run.
+    model
+        What is trained.
+    rows
+        Of each batch.
+    """
     code = f"training = Training({model}, {rows})\nprint(json.dumps([time_iterations(training, 10) for _ in range(2)]))"
     seconds: float = (await notebook.value(code))[-1]
     return seconds
@@ -135,7 +155,14 @@ def service_by_user(status: Mapping[str, Any]) -> dict[str, float]:
 
 
 async def until_under_way(stack: LocalStack, users: Iterable[str]) -> None:
-    """Return once every one of *users* has been served some more.
+    """Return once every user has been served some more.
+
+    Parameters
+    ----------
+    stack
+        Serves them.
+    users
+        Their names.
 
     Raises
     ------

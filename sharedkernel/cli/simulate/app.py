@@ -20,7 +20,7 @@ from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.heterogeneous import HeterogeneousPolicyName, simulate_heterogeneous
 from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks
-from sharedkernel.simulator.report import Outcome
+from sharedkernel.simulator.report import SimulationResult
 from sharedkernel.simulator.traces import TraceJob, read_samples
 from sharedkernel.simulator.workloads import CLUSTER_WORKLOADS, notebooks
 from sharedkernel.units import parse_bytes
@@ -132,7 +132,7 @@ class ClusterApp(TraceScenarioApp):
                 devices = "devices of several kinds" if self._is_heterogeneous else "like devices"
                 raise ConfigError(f"{name} is no policy for {devices}; there are {', '.join(able)}.")
 
-    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
+    def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
         total = len(self._jobs)
 
@@ -210,7 +210,7 @@ class NotebooksApp(TraceScenarioApp):
             seed=self.seed,
         )
 
-    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
+    def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
         options = self._options[policy]
 
@@ -278,7 +278,7 @@ class DeviceApp(ScenarioApp):
             backfill=self.backfill and policy == PolicyName.FIFO,
         )
 
-    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
+    def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
         total = sum(len(session.cells) for session in self._sessions)
         config = self._configs[policy]

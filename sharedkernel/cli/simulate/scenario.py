@@ -14,7 +14,7 @@ from traitlets import Bool, Int, TraitError, Unicode, validate
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
 from sharedkernel.simulator.plot import check_plot, plot
-from sharedkernel.simulator.report import Outcome, figures_table
+from sharedkernel.simulator.report import SimulationResult, figures_table
 from sharedkernel.simulator.traces import TIME_UNITS, Trace, read_trace
 
 #: called with how many jobs are done, and how many there are
@@ -57,8 +57,16 @@ class ScenarioApp(CommandApp):
             When an option cannot be used; it is wrong use.
         """
 
-    def simulate(self, policy: str, on_progress: OnProgress) -> Outcome:
-        """Run one policy. Called for each that was asked for."""
+    def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
+        """Run one policy. Called once for each policy that was asked for, after :meth:`prepare`.
+
+        Parameters
+        ----------
+        policy
+            Its name.
+        on_progress
+            Called with the number of jobs that are done, and the number of all, whenever one is done.
+        """
         raise NotImplementedError
 
     def start(self) -> None:
@@ -105,7 +113,7 @@ class ScenarioApp(CommandApp):
         """Tell people something on standard error, which the figures do not need."""
         Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
 
-    def _run(self, names: Sequence[str]) -> list[Outcome]:
+    def _run(self, names: Sequence[str]) -> list[SimulationResult]:
         # Standard output belongs to the figures alone; the bar is for people who wait at a terminal.
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

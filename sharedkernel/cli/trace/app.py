@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 from traitlets import Bool, TraitError, Unicode, validate
 
 from sharedkernel.cli.base import fail
-from sharedkernel.cli.gateway_options import GatewayCommandApp
+from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.cli.trace.document import Recording, trace_document
 from sharedkernel.cli.trace.live import record_live
 from sharedkernel.cli.trace.log import record_from_log, recorded_directories
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.requests import fetch_status
+from sharedkernel.gateway_client.connection import fetch_status
 from sharedkernel.paths import default_runtime_directory
 from sharedkernel.system.atomic_file import replace_file
 from sharedkernel.units import format_seconds, parse_duration
@@ -110,7 +110,7 @@ class TraceApp(GatewayCommandApp):
         if self.seconds:
             credentials = self.credentials()
             return record_live(
-                lambda: fetch_status(credentials.url, credentials.token, ca_file=credentials.ca_file),
+                lambda: fetch_status(credentials),
                 _parse(self.seconds),
                 device=self.device,
             )

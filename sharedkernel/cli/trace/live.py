@@ -14,7 +14,7 @@ from sharedkernel.cli.trace.document import Recording
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.scheduling.model.types import LaneId
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
-from sharedkernel.status.by_device import only_device
+from sharedkernel.status.document import only_device
 from sharedkernel.status.text import session_name
 
 #: seconds between two documents
@@ -43,7 +43,15 @@ class LiveRecorder:
         self._times: list[float] = []
 
     def take(self, now: float, status: Mapping[str, Any]) -> None:
-        """Take one document, received at *now*, seconds."""
+        """Record one document.
+
+        Parameters
+        ----------
+        now
+            When it was received, seconds on any monotonic clock.
+        status
+            The status document of one device.
+        """
         self._times.append(now)
         self._memory.append((now, status["device"]["used_bytes"]))
         lanes = {LaneId(lane["id"]) for lane in status["lanes"]}

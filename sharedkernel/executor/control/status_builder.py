@@ -125,10 +125,3 @@ def _percentiles(waits: Sequence[float]) -> dict[str, float | None]:
     # numpy's import would be waited for at every start; a single wait is all there is to tell, twice
     marks = statistics.quantiles(waits if len(waits) > 1 else 2 * list(waits), n=20, method="inclusive")
     return {"wait_p50_seconds": marks[9], "wait_p95_seconds": marks[18]}
-
-
-def visible_to(status: dict[str, Any], user: str) -> dict[str, Any]:
-    """Return *status* as *user*, who is no admin, may see it: other users' sessions without notebook and kernel."""
-    hidden = {"notebook": None, "kernel_id": None, "client_key": None}
-    sessions = [session if session["user"] == user else {**session, **hidden} for session in status["sessions"]]
-    return {**status, "sessions": sessions}

@@ -14,7 +14,7 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKernelError
 from sharedkernel.executor.control.requests import user_configured
-from sharedkernel.executor.control.status_builder import build_status, visible_to
+from sharedkernel.executor.control.status_builder import build_status
 from sharedkernel.executor.control.status_stream import Views
 from sharedkernel.executor.control.wait_notifier import WaitTeller
 from sharedkernel.executor.devices import ServedDevice
@@ -30,6 +30,7 @@ from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
+from sharedkernel.status.document import visible_to
 from sharedkernel.system.tasks import Tasks
 from sharedkernel.units import format_bytes
 

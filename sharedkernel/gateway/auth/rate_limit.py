@@ -141,7 +141,15 @@ class LoginLimit:
         return is_new
 
     def succeeded(self, address: str, token: str) -> None:
-        """Record that *token*, sent from *address*, is right."""
+        """Record that a token is right.
+
+        Parameters
+        ----------
+        address
+            Where it came from.
+        token
+            As it was sent.
+        """
         self.withdraw(address, token)
         shown = self._fingerprint(token)
         self._right[shown] = None
@@ -154,7 +162,15 @@ class LoginLimit:
         self._right.pop(self._fingerprint(token), None)
 
     def withdraw(self, address: str, token: str) -> None:
-        """Forget that *token* was sent from *address*, since it could not be checked."""
+        """Forget that a token was sent, since it could not be checked.
+
+        Parameters
+        ----------
+        address
+            Where it came from.
+        token
+            As it was sent.
+        """
         self._failures.get(_network(address), {}).pop(self._fingerprint(token), None)
 
     def _fingerprint(self, token: str) -> bytes:

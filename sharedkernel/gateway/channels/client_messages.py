@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.jupyter.wire import WEBSOCKET_PROTOCOL, from_websocket, read_object
+from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.wire import from_websocket, read_object
 
 #: channels on which clients send
 CLIENT_CHANNELS = ("shell", "control", "stdin")

@@ -30,7 +30,7 @@ from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse
 from sharedkernel.gateway.channels.flow_control import UnreadCounter
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
-from sharedkernel.jupyter.wire import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.names import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
 from sharedkernel.session.kernel.message_log import Missed
 from sharedkernel.units import format_bytes
 

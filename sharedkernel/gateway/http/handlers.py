@@ -21,7 +21,6 @@ from jupyter_server.utils import url_escape, url_path_join
 from tornado import web
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.control.status_builder import visible_to
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health, shelf_handlers
@@ -30,6 +29,7 @@ from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.status.document import visible_to
 from sharedkernel.units import parse_duration
 
 

@@ -19,10 +19,10 @@ from jupyter_server.base.websocket import WebSocketMixin
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.control.status_builder import visible_to
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
+from sharedkernel.status.document import visible_to
 
 log = logging.getLogger(__name__)
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 from jupyter_server.services.contents.manager import AsyncContentsManager
 
-from sharedkernel import relay
-from sharedkernel.gateway_client.connection import environment_of, kernel_of
-from sharedkernel.relay.install import DISPLAY_NAME
-
-#: the kernel's logos, shared with what `sharedkernel install` writes
-_RESOURCES = Path(relay.__path__[0]) / "kernelspec"
+from sharedkernel.jupyter.names import DISPLAY_NAME, LOGOS, environment_of, kernel_of
 
 
 class SharedKernelSpecs(KernelSpecManager):
@@ -23,7 +17,7 @@ class SharedKernelSpecs(KernelSpecManager):
         """Return the directory of logos for each kernel's name."""
         gateway: Any = self.parent
         environments = gateway.kernel_manager.executors.environments()
-        return {kernel_of(environment): str(_RESOURCES) for environment in ("", *environments)}
+        return {kernel_of(environment): str(LOGOS) for environment in ("", *environments)}
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         """Return a kernelspec.
@@ -42,7 +36,7 @@ class SharedKernelSpecs(KernelSpecManager):
             display_name=f"Shared GPU ({environment})" if environment else DISPLAY_NAME,
             language="python",
             interrupt_mode="signal",
-            resource_dir=str(_RESOURCES),
+            resource_dir=str(LOGOS),
             metadata={},
         )
 

@@ -37,8 +37,8 @@ from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.gateway.tasks import BackgroundTasks
-from sharedkernel.gateway_client.connection import KERNEL_NAME, kernel_of
 from sharedkernel.ipc.executor_client import ExecutorClient
+from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
 from sharedkernel.protocol import Limits
 
 #: seconds after which a client that was refused while draining should ask again

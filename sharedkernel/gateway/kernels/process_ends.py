@@ -39,7 +39,15 @@ class ProcessEnds:
         self._early: dict[tuple[str, str, int], SessionDied] = {}
 
     def on_died(self, device: str, report: SessionDied) -> None:
-        """Handle a report of the executor of *device*; unless the end was asked for, another process is started."""
+        """Handle the end of a session's process; unless the end was asked for, another process is started.
+
+        Parameters
+        ----------
+        device
+            Of the executor that reports it.
+        report
+            Which process, and how it ended.
+        """
         self._detached.forget(report.session)
         kernel = self._registry.of_session(report.session, device)
         if kernel is None or report.incarnation > kernel.incarnation:

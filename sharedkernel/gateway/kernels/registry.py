@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway_client.connection import KERNEL_NAME
+from sharedkernel.jupyter.names import KERNEL_NAME
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
-from sharedkernel.gateway_client.connection import environment_of, kernel_of
+from sharedkernel.jupyter.names import environment_of, kernel_of
 
 log = logging.getLogger(__name__)
 

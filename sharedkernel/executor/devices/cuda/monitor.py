@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from sharedkernel.system.nvml import DeviceLost, GpuSample, NvmlUnavailable
+from sharedkernel.system.nvml import GpuLost, GpuSample, NvmlUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Watch:
                 result = self._gpu.sample()
                 lost = False
             except NvmlUnavailable as error:
-                lost = lost or isinstance(error, DeviceLost)
+                lost = lost or isinstance(error, GpuLost)
                 result = error
             # RuntimeError: the loop ended meanwhile
             with contextlib.suppress(RuntimeError):

@@ -19,15 +19,15 @@ from sharedkernel.cli.trace.live import LiveRecorder, record_live
 from sharedkernel.cli.trace.log import record_from_log
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
-from sharedkernel.gateway_client.requests import GatewayUnavailable
+from sharedkernel.gateway_client.connection import GatewayUnreachable
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict
 from sharedkernel.scheduling.spans import Activity, Span
-from tests.commands.documents import document, session
-from tests.commands.support import COMMAND, shared_kernel, wait_until
+from tests.cli.support import COMMAND, shared_kernel, wait_until
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Device, endless
+from tests.status.documents import document, session
 
 Event = dict[str, Any]
 
@@ -264,7 +264,7 @@ def test_several_devices_are_recorded_live() -> None:
 
 def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
     """Documents that cannot be had are left out; a gateway that never answers is an error."""
-    away = GatewayUnavailable("no gateway answers.")
+    away = GatewayUnreachable("no gateway answers.")
     answers: Iterator[dict[str, Any] | BaseException] = iter([document(), away, document(), KeyboardInterrupt(), away])
 
     def fetch() -> dict[str, Any]:
@@ -275,7 +275,7 @@ def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
 
     (recording,) = record_live(fetch, 1000.0)  # until Ctrl-C
     assert recording.notes["documents"] == 2
-    with pytest.raises(GatewayUnavailable):
+    with pytest.raises(GatewayUnreachable):
         record_live(fetch, 1000.0)
 
 

@@ -1,4 +1,4 @@
-"""A status document of several devices as one document for each, for whoever shows one device at a time."""
+"""Parts of a status document: for one device, or for one user. `executor/control/status_builder.py` builds it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,14 @@ def by_device(status: Document) -> dict[str, Document]:
 
 
 def only_device(status: Document, name: str) -> dict[str, Document]:
-    """Return what :func:`by_device` has for *name* alone; for an empty name, everything.
+    """Return what :func:`by_device` has for one device.
+
+    Parameters
+    ----------
+    status
+        A status document.
+    name
+        Of the device; empty: all devices.
 
     Raises
     ------
@@ -47,3 +54,18 @@ def only_device(status: Document, name: str) -> dict[str, Document]:
     if name and name not in documents:
         raise ConfigError(f"there is no device {name!r} here; name one of {', '.join(documents)}.")
     return {name: documents[name]} if name else documents
+
+
+def visible_to(status: dict[str, Any], user: str) -> dict[str, Any]:
+    """Return a status document without what only an admin and a session's owner may see.
+
+    Parameters
+    ----------
+    status
+        The whole document.
+    user
+        Who is no admin. Other users' sessions are shown without notebook and kernel.
+    """
+    hidden = {"notebook": None, "kernel_id": None, "client_key": None}
+    sessions = [session if session["user"] == user else {**session, **hidden} for session in status["sessions"]]
+    return {**status, "sessions": sessions}

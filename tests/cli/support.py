@@ -1,4 +1,4 @@
-"""Processes and kernels for the tests of the commands."""
+"""Processes and kernels for the tests of what people start."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""The options by which a command finds its gateway: ``--gateway-url`` and ``--token``."""
+"""Options that several commands have: of those that ask a gateway, and of those that start services of their own."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, ClassVar
 
-from traitlets import Unicode
+from traitlets import TraitError, Unicode, validate
 
 from sharedkernel.cli.base import CommandApp
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import KERNEL_NAME
 from sharedkernel.gateway_client.credentials import (
     TOKEN_VARIABLE,
     URL_VARIABLE,
@@ -17,6 +16,8 @@ from sharedkernel.gateway_client.credentials import (
     find_credentials,
     find_kept,
 )
+from sharedkernel.jupyter.names import KERNEL_NAME
+from sharedkernel.units import parse_bytes
 
 
 class GatewayCommandApp(CommandApp):
@@ -53,3 +54,31 @@ class GatewayCommandApp(CommandApp):
             raise ConfigError(
                 f"{error} Beside `sharedkernel lab` it works in a terminal of that JupyterLab (File, New, Terminal)."
             ) from None
+
+
+class StackCommandApp(CommandApp):
+    """Base of the commands that stand on a :class:`~sharedkernel.local_stack.LocalStack`."""
+
+    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "device": "StackCommandApp.device",
+        "capacity": "StackCommandApp.capacity",
+    }
+
+    device = Unicode("host", help="The device to share: `host`, the processor.").tag(config=True)
+    capacity = Unicode(
+        "4GiB", help='How much of the device\'s memory to share, such as "8GiB"; empty: what the device has.'
+    ).tag(config=True)
+
+    @validate("capacity")
+    def _check_capacity(self, proposal: Any) -> str:
+        capacity: str = proposal["value"]
+        try:
+            if capacity:
+                parse_bytes(capacity)
+        except ConfigError as error:
+            raise TraitError(f"--capacity: {error}") from None
+        return capacity
+
+    def stack_options(self) -> dict[str, Any]:
+        """Return the options as :class:`~sharedkernel.local_stack.LocalStack` takes them."""
+        return {"device": self.device, "capacity": self.capacity or None}

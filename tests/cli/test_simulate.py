@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.cli.simulate.app import SimulateApp
-from tests.commands.test_cli import sharedkernel
+from tests.cli.test_main import sharedkernel
 
 TRACE = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval
 0,1,0,10,vgg19,10,0

@@ -13,6 +13,7 @@ from typing import Any
 
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
+from sharedkernel.relay.problems import Problem
 from sharedkernel.relay.sockets import ClientSockets
 
 
@@ -47,17 +48,7 @@ class Request:
         return self.message_type == "execute_request"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a request was not carried out, as a notebook shows it."""
-
-    #: shown like an exception's name
-    name: str
-    #: one sentence, or a few: what was wrong and what to do
-    sentence: str
-
-
-class StandIn:
+class LocalResponder:
     """Speaks to the client in the session's place.
 
     Parameters
@@ -73,9 +64,16 @@ class StandIn:
         self._session = session
 
     def answer(self, requests: Iterable[Request], problem: Problem) -> None:
-        """Answer *requests*, in their order: the first cell shows the problem, those behind it are aborted.
+        """Answer requests in their order: the first cell shows the problem, those behind it are aborted.
 
         So it is when a cell fails in any kernel; a notebook that runs as a whole says what is wrong once.
+
+        Parameters
+        ----------
+        requests
+            Without a reply until now.
+        problem
+            Why they were not carried out.
         """
         failed = False
         for request in requests:
@@ -93,7 +91,15 @@ class StandIn:
         self._sockets.send(request.channel, request.identities, parts)
 
     def publish(self, message_type: str, content: dict[str, Any], parent: bytes = b"{}") -> None:
-        """Publish a message on iopub."""
+        """Publish a message on iopub.
+
+        Parameters
+        ----------
+        message_type, content
+            Of the message.
+        parent
+            Header of the request that it belongs to, in JSON.
+        """
         self._sockets.publish(wire.new_message(message_type, content, session=self._session, parent=parent))
 
     def say(self, text: str, parent: bytes = b"{}") -> None:

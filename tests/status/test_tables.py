@@ -22,7 +22,7 @@ from sharedkernel.status.text import (
     session_state,
     wait_outlook,
 )
-from tests.commands.documents import GIB, MIB, busy_document, document, session, user
+from tests.status.documents import GIB, MIB, busy_document, document, session, user
 
 
 def shown(status: dict[str, Any], width: int = 80, **options: Any) -> str:

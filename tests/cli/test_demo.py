@@ -14,8 +14,8 @@ import pytest
 from sharedkernel.demo.report import FairnessMeter, jain_index, make_report
 from sharedkernel.demo.runs import NotebookRuns
 from sharedkernel.local_stack import LocalStack
-from tests.commands.documents import document, session, user
-from tests.commands.support import COMMAND, PATIENCE, processes_of, wait_until
+from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
+from tests.status.documents import document, session, user
 
 TRAINING = """
 import torch

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import COMMAND, shared_kernel, wait_until
+from tests.cli.support import COMMAND, shared_kernel, wait_until
 
 SHELVE = (
     "import torch; from sharedkernel import shelf; shelf['model'] = torch.ones(1 << 18); shelf['loss'] = torch.ones(1)"

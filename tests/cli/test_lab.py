@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sharedkernel.local_stack import free_port
-from tests.commands.support import COMMAND, PATIENCE, processes_of, wait_until
+from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.commands.support import COMMAND, PATIENCE, shared_kernel, wait_until
+from tests.cli.support import COMMAND, PATIENCE, shared_kernel, wait_until
 
 
 def status(stack: LocalStack, user: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.requests import GatewayUnavailable, fetch_status
+from sharedkernel.gateway_client.connection import GatewayUnreachable, fetch_status
+from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.local_stack import LocalStack, free_port
-from tests.commands.support import PATIENCE, processes_of, wait_until
+from tests.cli.support import PATIENCE, processes_of, wait_until
 
 
 def test_it_answers_and_goes_without_a_trace() -> None:
@@ -31,8 +32,8 @@ def test_it_answers_and_goes_without_a_trace() -> None:
         assert "sharedkernel.relay" in spec["argv"]
     assert not directory.exists()
     wait_until(lambda: not processes_of(directory), "the last process's exit")
-    with pytest.raises(GatewayUnavailable):
-        fetch_status(url, token)
+    with pytest.raises(GatewayUnreachable):
+        fetch_status(Credentials(url=url, token=token))
 
 
 def test_a_service_that_cannot_start_shows_its_log() -> None:

@@ -8,7 +8,7 @@ import time
 import pynvml
 import pytest
 
-from sharedkernel.system.nvml import DeviceLost, Gpu, NvmlUnavailable
+from sharedkernel.system.nvml import Gpu, GpuLost, NvmlUnavailable
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 
@@ -95,9 +95,9 @@ def test_a_lost_gpu_says_so_and_is_found_again() -> None:
     library = FakeNvml(fake)
     gpu = Gpu("cuda:0", library=library)
     fake.lost = True
-    with pytest.raises(DeviceLost):
+    with pytest.raises(GpuLost):
         gpu.sample()
-    with pytest.raises(DeviceLost):
+    with pytest.raises(GpuLost):
         gpu.reopen()
     library.gpus = [FakeGpu(uuid="GPU-9"), FakeGpu(used=GIB)]
     gpu.reopen()

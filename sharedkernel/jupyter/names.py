@@ -1,0 +1,53 @@
+"""Names that the gateway, the relay and the Jupyter server agree on: of kernels, clients, headers and parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import platform
+from pathlib import Path
+
+#: what sessions are called on every gateway, whatever the local kernelspec's name
+KERNEL_NAME = "shared-gpu"
+#: what launchers show
+DISPLAY_NAME = "Shared GPU (PyTorch)"
+#: folder of the kernel's logos
+LOGOS = Path(__file__).parent / "kernelspec"
+#: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas
+SEEN = "seen"
+#: header of the answer to a websocket's request: names the session's process, so that a client notices another one. A
+#: client that sends it, too, means that one with all that it says there: nothing of it reaches the process after it
+PROCESS_HEADER = "X-SharedKernel-Process"
+#: what the client sends
+SAME_PROCESS = "same"
+#: in the content of a status "restarting": nothing has died, the user has an earlier session back
+ATTACHED = "attached"
+#: the gateway's framing of messages on the websocket
+WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
+
+
+def kernel_of(environment: str) -> str:
+    """Return the name of the kernel whose sessions have the Python environment *environment*; empty: the usual one."""
+    return f"{KERNEL_NAME}-{environment}" if environment else KERNEL_NAME
+
+
+def environment_of(name: str) -> str | None:
+    """Return the Python environment of the kernel *name*; None if it is no kernel of ours."""
+    if name == KERNEL_NAME:
+        return ""
+    prefix = f"{KERNEL_NAME}-"
+    return name.removeprefix(prefix) if name.startswith(prefix) and name != prefix else None
+
+
+def client_key(connection_file: Path, key: bytes) -> str:
+    """Return the name by which gateways know one notebook's place on this machine.
+
+    Whoever has the connection file can tell with it which session is behind a kernel; nobody can tell the secret by it.
+
+    Parameters
+    ----------
+    connection_file, key
+        Path and secret of the client's connection file.
+    """
+    place = f"{platform.node()}\0{connection_file.resolve()}".encode()
+    return hmac.new(key, place, hashlib.sha256).hexdigest()

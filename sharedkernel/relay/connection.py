@@ -1,0 +1,182 @@
+"""The relay's connection to its session: a kernel of the gateway, and one websocket to it at a time.
+
+It knows nothing of requests and clients. Its owner learns of messages and of the loss of a websocket by callbacks, and
+decides whether to connect again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from tornado.websocket import WebSocketClientConnection, WebSocketClosedError
+
+from sharedkernel.errors import ProtocolError
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.jupyter import wire
+from sharedkernel.jupyter.names import PROCESS_HEADER
+
+log = logging.getLogger(__name__)
+
+#: seconds between attempts to connect again: the first at once, then between these two, doubling
+RETRY_PAUSE = (0.2, 5.0)
+#: seconds that a connection has to last before its loss is met by an attempt at once
+STABLE_CONNECTION = 5.0
+
+
+class SessionConnection:
+    """A session behind a gateway; needs a running event loop.
+
+    Parameters
+    ----------
+    name
+        Names this end of the websocket; the gateway keeps for it what it could not send.
+    seen
+        Returns the ids of the last published messages that this end has seen.
+    on_message
+        Called with the channel and the parts of each message.
+    on_lost
+        Called when the websocket is lost.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        seen: Callable[[], Sequence[str]],
+        on_message: Callable[[str, list[bytes]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._seen = seen
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._gateway: Gateway | None = None
+        self._kernel_id: str | None = None
+        self._websocket: WebSocketClientConnection | None = None
+        #: counts websockets: what an older one still reports is not about this one
+        self._incarnations = itertools.count(1)
+        self._incarnation = 0
+        self._connected_at = 0.0
+        self._pause = 0.0
+
+    @property
+    def url(self) -> str:
+        """The gateway's address; empty before :meth:`start`."""
+        return "" if self._gateway is None else self._gateway.url
+
+    @property
+    def process(self) -> str | None:
+        """What the gateway calls the session's process at the other end of the websocket; None: it does not say."""
+        headers = None if self._websocket is None else self._websocket.headers
+        return None if headers is None else headers.get(PROCESS_HEADER)
+
+    async def start(self, credentials: Credentials, environment: Mapping[str, str], *, python: str) -> None:
+        """Request a session and connect to it; errors are those of :meth:`.Gateway.start`.
+
+        Parameters
+        ----------
+        credentials
+            The gateway and the token.
+        environment, python
+            See :meth:`.Gateway.start`.
+        """
+        if self._gateway is not None:
+            self._gateway.close()
+        self._gateway = Gateway(credentials)
+        self._kernel_id = await self._gateway.start(dict(environment), python=python)
+        await self._open()
+
+    async def reconnect(self) -> None:
+        """Connect to the same session again, for as long as it takes.
+
+        Raises
+        ------
+        GatewayRefused
+            When trying again is of no use; with the status 404, the session is gone.
+        """
+        shortest, longest = RETRY_PAUSE
+        while True:
+            # Spread: the relays of many notebooks lose one gateway at the same moment.
+            await asyncio.sleep(self._pause * random.uniform(0.7, 1.3))
+            self._pause = min(max(shortest, 2 * self._pause), longest)
+            try:
+                return await self._open()
+            except GatewayUnreachable as error:
+                log.debug("still away: %s", error)
+            except GatewayRefused as error:
+                if not error.is_passing:
+                    raise
+
+    def write(self, data: bytes) -> bool:
+        """Hand *data* to the websocket; return whether that was possible."""
+        if self._websocket is None:
+            return False
+        try:
+            written = self._websocket.write_message(data, binary=True)
+        except WebSocketClosedError:
+            return False
+        # A connection that breaks here is met where its loss is reported.
+        written.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return True
+
+    def drop(self) -> None:
+        """Close the websocket, as if it were lost; the next attempt to connect again is made at once."""
+        if self._websocket is not None:
+            self._pause = 0.0
+            self._websocket.close()
+
+    def close(self) -> None:
+        """Close everything; the session lives on."""
+        if self._websocket is not None:
+            self._websocket.close()
+        if self._gateway is not None:
+            self._gateway.close()
+
+    async def end(self, *, at_once: bool) -> None:
+        """End the session, if there is one: *at_once*, or after it has lingered."""
+        while self._gateway is not None and self._kernel_id is not None:
+            try:
+                return await self._gateway.end(self._kernel_id, at_once=at_once)
+            except GatewayRefused as error:
+                if error.status != 404:
+                    log.warning("the gateway did not end the session: %s", error)
+                return None
+            except GatewayUnreachable:
+                await asyncio.sleep(RETRY_PAUSE[0])
+
+    async def _open(self) -> None:
+        assert self._gateway is not None
+        assert self._kernel_id is not None
+        self._incarnation = incarnation = next(self._incarnations)
+        websocket = await self._gateway.open(
+            self._kernel_id, self._name, partial(self._on_frame, incarnation), seen=self._seen()
+        )
+        if self._incarnation != incarnation:
+            raise GatewayUnreachable(f"the gateway at {self._gateway.url} closed the connection at once.")
+        self._websocket = websocket
+        self._connected_at = self._loop.time()
+
+    def _on_frame(self, incarnation: int, frame: str | bytes | None) -> None:
+        if incarnation != self._incarnation:
+            return
+        if frame is None:
+            was_open, self._websocket = self._websocket is not None, None
+            self._incarnation = 0
+            if was_open:
+                if self._loop.time() - self._connected_at >= STABLE_CONNECTION:
+                    self._pause = 0.0
+                self._on_lost()
+            return
+        try:
+            if isinstance(frame, str):
+                raise ProtocolError("a text frame.")
+            self._on_message(*wire.from_websocket(frame))
+        except ProtocolError as error:
+            log.warning("dropped what came from the gateway: %s", error)

@@ -1,0 +1,77 @@
+"""The sentences for a gateway that does not answer, or is none."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable, fetch_status
+from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.local_stack import free_port
+
+
+def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
+    """Where a connection was made, nobody is sent to look for the address or the network."""
+
+    async def asked(port: int) -> str:
+        gateway = Gateway(Credentials(url=f"http://127.0.0.1:{port}", token="a-token"))
+        try:
+            with pytest.raises(GatewayUnreachable) as unreachable:
+                await gateway.fetch("POST", "/api/kernels", body="{}", seconds=1.0)
+        finally:
+            gateway.close()
+        return str(unreachable.value)
+
+    async def main() -> None:
+        requests: list[asyncio.StreamWriter] = []  # a connection lasts as long as somebody has it
+        server = await asyncio.start_server(lambda reader, writer: requests.append(writer), "127.0.0.1", 0)
+        try:
+            slow = await asked(server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+        assert requests
+        assert "is there but took too long to answer" in slow
+        assert "no gateway answers" in await asked(free_port())
+        for writer in requests:
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"{}", "is not a gateway for shared devices; check the address."),
+        (b"<html>", "is not a gateway for shared devices; check the address."),
+        (None, "or an older one: it has no /sharedkernel/api/status."),
+    ],
+)
+def test_a_server_that_is_no_gateway_is_called_so(body: bytes | None, sentence: str) -> None:
+    """Also from inside an event loop, as a test's or a notebook's."""
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    async def inside() -> None:
+        fetch_status(credentials)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        credentials = Credentials(url=f"http://127.0.0.1:{server.server_port}", token="a-token")
+        Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(GatewayRefused, match=re.escape(sentence)):
+                fetch_status(credentials)
+            with pytest.raises(GatewayRefused, match=re.escape(sentence)):
+                asyncio.run(inside())
+        finally:
+            server.shutdown()
