@@ -33,11 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 UPWARD: frozenset[str] = frozenset()
 
 #: rooms of one layer, or of two, that import each other
-MUTUAL = frozenset(
-    {
-        "session <-> widgets",
-    }
-)
+MUTUAL: frozenset[str] = frozenset()
 
 #: modules that import each other in a circle
 CIRCULAR = frozenset(

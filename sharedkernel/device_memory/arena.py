@@ -24,9 +24,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from sharedkernel.device_memory.drivers.base import Driver, Handle
-from sharedkernel.device_memory.drivers.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
+from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
 from sharedkernel.device_memory.ranges import FreeRanges
 from sharedkernel.system.deferred_signals import signals_held
 

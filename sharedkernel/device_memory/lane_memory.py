@@ -36,9 +36,9 @@ from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import Slot, SlotState
 from sharedkernel.device_memory.errors import HandOverPostponed, InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
+from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.offload import Absence, Leaving, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier

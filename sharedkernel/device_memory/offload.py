@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB, HostBuffer
-from sharedkernel.device_memory.drivers.mapper import Slot, SlotState
 from sharedkernel.device_memory.errors import InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit
+from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Segments
 from sharedkernel.device_memory.shelter import Shelter

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.mapper import Area, Slot, SlotState
 from sharedkernel.device_memory.layout import (
     LARGE_SEGMENT,
     SMALL_UNIT,
@@ -28,6 +27,7 @@ from sharedkernel.device_memory.layout import (
     plan_private,
     small_bytes,
 )
+from sharedkernel.device_memory.mapper import Area, Slot, SlotState
 from sharedkernel.device_memory.ranges import FreeRanges, LiveRanges
 from sharedkernel.device_memory.torch_pool import Pool, TorchPools
 from sharedkernel.system.deferred_signals import signals_held

@@ -12,11 +12,11 @@ import torch
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import SlotState
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit
+from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import copy_out
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Supplier

@@ -11,7 +11,6 @@ import pytest
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
-from sharedkernel.device_memory.drivers.mapper import SlotState
 from sharedkernel.device_memory.errors import (
     DeviceLost,
     DeviceMemoryError,
@@ -19,6 +18,7 @@ from sharedkernel.device_memory.errors import (
     InvalidMapping,
     OutOfDeviceMemory,
 )
+from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.shelter import MemoryShelter

@@ -8,8 +8,8 @@ import pytest
 
 from sharedkernel.device_memory import lane_memory
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import SlotState
 from sharedkernel.device_memory.errors import DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
+from sharedkernel.device_memory.mapper import SlotState
 from tests.device_memory import traces
 from tests.device_memory.pool_model import OutOfMemoryError
 from tests.device_memory.support import LANE, Replay, Session, tensor_at

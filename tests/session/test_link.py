@@ -8,7 +8,7 @@ import sys
 _FORK_WHILE_LOCKED = """if True:
     import os, threading
     from sharedkernel import protocol
-    from sharedkernel.session.gate.connection import Link
+    from sharedkernel.session.connection import Link
 
     link = Link("nowhere", lambda: None, print)
     locked, done = threading.Event(), threading.Event()

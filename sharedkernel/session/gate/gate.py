@@ -40,8 +40,9 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Page, Turn, Word
-from sharedkernel.session.gate.connection import Link
+from sharedkernel.session.connection import Link
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
+from sharedkernel.session.gate.eviction import Departure
 from sharedkernel.session.gate.grant import Grant
 from sharedkernel.session.gate.grant_request import Wish
 from sharedkernel.session.gate.transforms import is_transform_under_way
@@ -49,7 +50,6 @@ from sharedkernel.session.gate.uncompiled import uncompiled
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, Growth
 from sharedkernel.session.memory.host_meter import free_heap_bytes
 from sharedkernel.session.memory.meters import Lanes, Meter, OperationFilter, ReleasePoint
-from sharedkernel.session.offload.eviction import Departure
 from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.session.offload.residency import Reclaim
 from sharedkernel.session.progress.forecast import Forecast

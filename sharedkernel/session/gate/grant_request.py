@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
-from sharedkernel.session.gate.connection import Link
+from sharedkernel.session.connection import Link
 from sharedkernel.session.gate.grant import Grant
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.progress.forecast import Forecast

@@ -22,11 +22,12 @@ from tornado.ioloop import IOLoop
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.ipc import current_session
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
+from sharedkernel.session.connection import Link
 from sharedkernel.session.gate import onlookers
 from sharedkernel.session.gate.boundaries import Boundaries
-from sharedkernel.session.gate.connection import Link
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.kernel import likeness, own_log, packages, user_account, working_directory
 from sharedkernel.session.kernel.backpressure import Pace, SessionApp
@@ -42,7 +43,6 @@ from sharedkernel.session.offload.residency import Reclaim
 from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.session.progress.iteration_cost import SoloCost
 from sharedkernel.session.progress.progress import Progress
-from sharedkernel.session.ui import device_status
 from sharedkernel.session.ui.wait_display import WaitNotice, show_sentence
 from sharedkernel.system import processes
 
@@ -157,14 +157,14 @@ class SessionProcess:
             self._quota.allowance = message
             self._meter.allow(message)
         elif isinstance(message, protocol.Notice):
-            if not device_status.on_answer(message.question, message.text):
+            if not current_session.on_answer(message.question, message.text):
                 show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             self._refused_since = self._refusal = None
             if isinstance(message, protocol.Welcome) and self._awaited is not None:
                 self._loop.add_callback(self._assign, self._awaited)
                 self._awaited = None
-            device_status.on_message(message)
+            current_session.on_message(message)
         elif isinstance(message, protocol.Offload):
             if self._gate.ask_offload():
                 self._loop.add_callback(self._gate.offload)
@@ -211,7 +211,7 @@ class SessionProcess:
         self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
         likeness.start_here(self._kernel.shell, message.notebook)
         packages.use_environment(message.environment)
-        device_status.connect(self._link, message.session, self._channel)
+        current_session.connect(self._link, message.session, self._channel)
         if self._lanes is not None and message.shares_lanes:
             self._lanes.enable(check_lanes=message.check_lanes)
         self._meter.start_over()

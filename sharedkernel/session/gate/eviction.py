@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.session.gate.connection import Link
+from sharedkernel.session.connection import Link
 from sharedkernel.session.gate.grant_request import Wish, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
 from sharedkernel.session.offload.residency import Reclaim

@@ -1,6 +1,7 @@
-"""What a session can see of the device it shares: the status document, as its user may see it.
+"""The session that this process serves, for code in its notebook: its id, its connections and the status document.
 
-For the widgets and for notebooks; see :mod:`sharedkernel.widgets`.
+The session's process registers itself with :func:`connect`. Widgets, magics and shelves ask here, so that none of them
+imports the session's own code. In every other process nothing is registered.
 """
 
 from __future__ import annotations
@@ -10,20 +11,31 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from sharedkernel import protocol
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
-from sharedkernel.session.gate.connection import Link
 
 Callback = Callable[[dict[str, Any]], None]
+
+
+class ControlConnection(Protocol):
+    """A session's connection to its executor's control socket."""
+
+    #: of the socket
+    path: str
+    #: an executor is connected
+    is_connected: bool
+
+    def send(self, *messages: protocol.Message) -> None:
+        """Send *messages* in one piece (any thread)."""
 
 
 class _View:
     """Shares one stream of views among its subscribers."""
 
-    def __init__(self, link: Link, session: str, channel: DescriptorClient) -> None:
+    def __init__(self, link: ControlConnection, session: str, channel: DescriptorClient) -> None:
         self.session = session
         self.channel = channel
         self.executor_socket = link.path
@@ -86,7 +98,7 @@ class _View:
 _view: _View | None = None
 
 
-def connect(link: Link, session: str, channel: DescriptorClient) -> None:
+def connect(link: ControlConnection, session: str, channel: DescriptorClient) -> None:
     """Make this process a session that can be looked at from within."""
     global _view
     _view = _View(link, session, channel)
