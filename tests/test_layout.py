@@ -36,15 +36,10 @@ UPWARD: frozenset[str] = frozenset()
 MUTUAL: frozenset[str] = frozenset()
 
 #: modules that import each other in a circle
-CIRCULAR = frozenset(
-    {
-        "session.kernel.restart",
-        "session.kernel.app",
-    }
-)
+CIRCULAR: frozenset[str] = frozenset()
 
 #: processes whose folders are in layers, too
-LAYERED = ("gateway", "scheduling")
+LAYERED = ("gateway", "scheduling", "session", "device_memory")
 
 MAX_MODULES = 14
 #: folders with more modules

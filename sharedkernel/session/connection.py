@@ -33,31 +33,31 @@ class Link:
     Parameters
     ----------
     path
-        Of the executor's socket.
-    say_hello
-        Builds the greeting; called on the link's thread with `lock` held, so that it matches what is sent after it.
-    on_message
-        Called with each message, on the link's thread; must not block.
+        Path of the executor's socket.
     """
 
-    def __init__(
-        self, path: str, say_hello: Callable[[], protocol.SessionHello], on_message: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         #: held while the session's standing changes together with what is sent about it
         self.lock = threading.RLock()
         #: an executor is connected
         self.is_connected = False
-        self._say_hello = say_hello
-        self._on_message = on_message
         self._socket: socket.socket | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sharedkernel-link", daemon=True)
         self._pid = os.getpid()
 
-    def start(self) -> None:
-        """Connect in the background, for good."""
-        self._thread.start()
+    def start(self, make_hello: Callable[[], protocol.SessionHello], on_message: Callable[[Any], None]) -> None:
+        """Connect in the background, and reconnect until :meth:`close`.
+
+        Parameters
+        ----------
+        make_hello
+            Returns the first message of a connection. Called on the link's thread with `lock` held, so that it matches
+            what is sent after it.
+        on_message
+            Called with each message on the link's thread; must not block.
+        """
+        threading.Thread(target=self._run, args=(make_hello, on_message), name="sharedkernel-link", daemon=True).start()
 
     def send(self, *messages: protocol.Message) -> None:
         """Send *messages* in one piece; forgotten while no executor is there, since the next greeting covers them."""
@@ -74,7 +74,7 @@ class Link:
                 self._drop()
 
     def forget_in_child(self) -> None:
-        """Let go of the connection in a forked child, where it is not this process's own."""
+        """Close the socket in a forked child, which is not the session."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -93,28 +93,28 @@ class Link:
             self._socket.close()
             self._socket = None
 
-    def _run(self) -> None:
+    def _run(self, make_hello: Callable[[], protocol.SessionHello], on_message: Callable[[Any], None]) -> None:
         interval = RETRY_INTERVAL
         while not self._stop.is_set():
-            connection = self._connect()
-            is_refused = connection is not None and not self._read(connection)
+            connection = self._connect(make_hello)
+            is_refused = connection is not None and not self._read(connection, on_message)
             interval = min(2 * interval, _MOST_INTERVAL) if is_refused else RETRY_INTERVAL
             self._stop.wait(interval)
 
-    def _connect(self) -> socket.socket | None:
+    def _connect(self, make_hello: Callable[[], protocol.SessionHello]) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self.path)
             with self.lock:
-                connection.sendall(protocol.encode(self._say_hello()))
+                connection.sendall(protocol.encode(make_hello()))
                 self._socket = connection
         except OSError:
             connection.close()
             return None
         return connection
 
-    def _read(self, connection: socket.socket) -> bool:
-        """Hear an executor until it goes away; return whether it has welcomed this session."""
+    def _read(self, connection: socket.socket, on_message: Callable[[Any], None]) -> bool:
+        """Handle an executor's messages until it goes away; return whether it has welcomed this session."""
         is_welcome = False
         decoder = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES)
         try:
@@ -122,7 +122,7 @@ class Link:
                 for message in decoder.feed(data):
                     if isinstance(message, protocol.Welcome):
                         self.is_connected = is_welcome = True
-                    self._on_message(message)
+                    on_message(message)
         except (OSError, ProtocolError) as error:
             log.info("lost the executor: %s", error)
         finally:

@@ -35,7 +35,9 @@ class Session:
 
         self.cuda = TorchCuda(self.torch)
         self.meter = CudaMeter(self.page, self.cuda, find, **options)
-        self.meter.start()
+        #: set at each tick of the meter's clock
+        self.ticked = threading.Event()
+        self.meter.start(self.ticked.set)
 
     def word(self, word: Word) -> int:
         return self.page.words[word]
@@ -325,8 +327,7 @@ def test_an_nvml_that_fails_later_changes_nothing(session: Session) -> None:
 
 def test_while_a_grant_is_held_the_clock_ticks_and_shows_live_bytes(session: Session) -> None:
     """On the meter's thread; it is how boundaries are found, and what people see of a running cell."""
-    ticked = threading.Event()
-    session.meter.on_clock = ticked.set
+    ticked = session.ticked
     session.meter.grant_began()
     session.torch.allocate(GIB)
     assert ticked.wait(60)

@@ -10,9 +10,9 @@ import pytest
 
 _ENTER = """if True:
     import os, sys
-    from sharedkernel.session.kernel import working_directory
+    from sharedkernel.session.kernel import user_account
     cwd, notebook, own_home = eval(sys.argv[1])
-    said = working_directory.enter(cwd, notebook, own_home=own_home)
+    said = user_account.enter_directory(cwd, notebook, own_home=own_home)
     print(os.getcwd(), said or "", sep="\\n")
 """
 

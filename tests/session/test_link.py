@@ -10,7 +10,7 @@ _FORK_WHILE_LOCKED = """if True:
     from sharedkernel import protocol
     from sharedkernel.session.connection import Link
 
-    link = Link("nowhere", lambda: None, print)
+    link = Link("nowhere")
     locked, done = threading.Event(), threading.Event()
 
     def hold():

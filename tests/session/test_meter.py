@@ -20,10 +20,16 @@ def page() -> Page:
 
 
 @pytest.fixture
-def meter(page: Page) -> HostMeter:
+def samples() -> list[int]:
+    """Return the bytes in use at each sample, the latest last."""
+    return []
+
+
+@pytest.fixture
+def meter(page: Page, samples: list[int]) -> HostMeter:
     gc.collect()
     meter = HostMeter(page)
-    meter.start()
+    meter.start(on_sample=samples.append)
     return meter
 
 
@@ -70,30 +76,23 @@ def test_in_the_middle_of_an_iteration_live_bytes_are_not_persistent(meter: Host
     assert len(activations) == 16 * MIB
 
 
-def test_a_source_measured_before_is_sampled_closely_for_a_moment_only(meter: HostMeter) -> None:
+def test_a_source_measured_before_is_sampled_closely_for_a_moment_only(meter: HostMeter, samples: list[int]) -> None:
     """And again for as long as ever once its peak rises."""
-    samples = 0
-
-    def count(used: int) -> None:
-        nonlocal samples
-        samples += 1
 
     def until_stable(source: str) -> int:
-        nonlocal samples
         meter.look_closely()
         meter.source_read(source)
         meter.source_read("what it runs itself")
-        samples = 0
+        samples.clear()
         meter.grant_began()
         while not meter.is_stable:
             threading.Event().wait(0.001)
-        taken = samples
+        taken = len(samples)
         meter.grant_ended(at_boundary=True)
         return taken
 
     kept = torch.empty(8 * MIB, dtype=torch.uint8)
     meter.measure_idle()
-    meter.on_sample = count
     assert until_stable("training") >= STABLE_AFTER - 1
     assert until_stable("another") >= STABLE_AFTER - 1
     assert until_stable("training") < STABLE_AFTER // 2

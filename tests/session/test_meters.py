@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.session.gate.dispatch_mode import DeviceMode
+from sharedkernel.session.device_parts import make_meter, operation_filter
+from sharedkernel.session.gate.dispatch_mode import DeviceMode, touches_cuda
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.host_meter import HostMeter
-from sharedkernel.session.memory.meters import make_meter, operation_filter, touches_cuda
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("host", HostMeter), ("cuda", CudaMeter)])

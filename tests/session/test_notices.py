@@ -242,7 +242,7 @@ class Published:
             ident="a-kernel",
             get_parent=lambda: {"header": {"msg_id": "a cell"}},
         )
-        self.notice = WaitNotice(self._kernel)
+        self.notice = WaitNotice(self._kernel, contextlib.nullcontext)
         self.notice.attend(SimpleNamespace(iopub_thread=self._thread))
 
     def publish(self, kind: str, content: dict[str, Any], cell: str = "a cell") -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.memory.quota import Quota
+from sharedkernel.session.memory.quota import ErrorTranslator, Quota
 
 GIB = 1 << 30
 
@@ -37,7 +37,7 @@ def test_a_real_failed_allocation_is_translated(quota: Quota) -> None:
     """What torch's own allocator raises becomes the quota's error, with the original as its context."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    translated = quota.translate(caught.value)
+    translated = ErrorTranslator(quota).translate(caught.value)
     assert isinstance(translated, torch.OutOfMemoryError)
     assert translated.__context__ is caught.value
     assert "your quota is 2.0 GiB" in str(translated)
@@ -47,7 +47,7 @@ def test_a_real_failed_allocation_is_translated(quota: Quota) -> None:
 def test_other_errors_pass_unchanged(quota: Quota) -> None:
     """An error that is not about memory stays what it is."""
     error = RuntimeError("shapes do not match")
-    assert quota.translate(error) is error
+    assert ErrorTranslator(quota).translate(error) is error
 
 
 def test_a_gpus_failed_allocation_gets_the_figures_too(quota: Quota) -> None:
@@ -58,20 +58,20 @@ def test_a_gpus_failed_allocation_gets_the_figures_too(quota: Quota) -> None:
     )
     assert quota.is_allocation_failure(error)
     assert quota.asked_bytes(error) == int(20.5 * (1 << 20))
-    translated = quota.translate(error)
+    translated = ErrorTranslator(quota).translate(error)
     assert translated is not error
     assert "Tried to allocate 20.50 MiB" in str(translated)
     assert "your quota is 2.0 GiB" in str(translated)
-    assert quota.translate(translated) is translated
+    assert ErrorTranslator(quota).translate(translated) is translated
 
 
 def test_an_interrupted_wait_for_memory_is_told_as_an_interrupt(quota: Quota) -> None:
     """Torch's allocator can only fail when its user interrupts the wait for more; too little memory stays that."""
     refusals: list[BaseException] = [KeyboardInterrupt(), ValueError()]
-    quota.take_refusal = lambda: refusals.pop(0)
+    translator = ErrorTranslator(quota, take_refusal=lambda: refusals.pop(0))
     failed = RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …")
-    assert isinstance(quota.translate(failed), KeyboardInterrupt)
-    assert isinstance(quota.translate(failed), torch.OutOfMemoryError)
+    assert isinstance(translator.translate(failed), KeyboardInterrupt)
+    assert isinstance(translator.translate(failed), torch.OutOfMemoryError)
 
 
 def test_a_cell_is_blamed_for_what_it_added_only(quota: Quota) -> None:

@@ -32,7 +32,7 @@ class Departure:
 
     Parameters
     ----------
-    reclaim, notice, wish
+    reclaim, link, notice, wish
         The session's.
     one_at_a_time
         Waits until no other thread asks for the device or brings memory back, open to interrupts.
@@ -41,24 +41,25 @@ class Departure:
     def __init__(
         self,
         reclaim: Reclaim,
+        link: Link,
         notice: Notice,
         wish: Wish,
         one_at_a_time: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._reclaim = reclaim
+        self._link = link
         self._notice = notice
         self._wish = wish
         self._one_at_a_time = one_at_a_time
         #: the executor asked for it, and has no answer yet
         self.is_asked = False
-        self.link: Link
 
     def decline(self, reason: str, message: str) -> None:
         """Answer the executor, unless that was done."""
-        with self.link.lock:
+        with self._link.lock:
             if self.is_asked:
                 self.is_asked = False
-                self.link.send(protocol.OffloadDeclined(reason=reason, message=message))
+                self._link.send(protocol.OffloadDeclined(reason=reason, message=message))
 
     async def leave(self, why_busy: Callable[[], str | None]) -> None:
         """Move the memory away if that can be done and is still asked for, and answer the executor.
@@ -70,8 +71,8 @@ class Departure:
         """
         try:
             async with self._reclaim.departure(why_busy) as leave:
-                with signals_held(), self.link.lock:
-                    self.link.send(leave())
+                with signals_held(), self._link.lock:
+                    self._link.send(leave())
                     self.is_asked = False
         except CannotOffload as error:
             self.decline(error.reason, str(error))
@@ -85,7 +86,7 @@ class Departure:
             if not self._reclaim.is_away:  # another thread has
                 return
             try:
-                wait_for_answer(self._reclaim.answer.came, self._notice, self.link)
+                wait_for_answer(self._reclaim.answer.came, self._notice, self._link)
                 self._reclaim.answer.check()
                 progress = Progress(self._notice)
 
@@ -97,8 +98,8 @@ class Departure:
                 note = self._reclaim.restore(pause)
             finally:
                 self._notice.end()
-            with self.link.lock:
-                self.link.send(note())
+            with self._link.lock:
+                self._link.send(note())
 
     def give_way(self) -> bool:
         """Move the memory away while the main thread waits for the device; return whether it was, and is back.
@@ -110,15 +111,15 @@ class Departure:
         KeyboardInterrupt
             When the user interrupted meanwhile; the memory is back then, too.
         """
-        with self.link.lock:
+        with self._link.lock:
             if not self._wish.is_open:
                 return False
             self._wish.answered.clear()
         try:
-            with self._reclaim.departure_at_once() as leave, self.link.lock:
+            with self._reclaim.departure_at_once() as leave, self._link.lock:
                 if not self._wish.is_open:
                     raise CannotOffload("Its turn has come.", reason="busy")
-                self.link.send(leave())
+                self._link.send(leave())
                 self.is_asked = False
                 self._wish.drop()
                 self._reclaim.answer.clear()
@@ -136,8 +137,8 @@ class Departure:
                 self.bring_back()
             except KeyboardInterrupt as error:
                 if interrupt is None:
-                    with self.link.lock:
-                        self.link.send(protocol.Interrupted())
+                    with self._link.lock:
+                        self._link.send(protocol.Interrupted())
                 interrupt = error
             except (torch.OutOfMemoryError, RestoreFailed) as error:
                 log.warning("memory of a running cell is not back yet: %s", error)

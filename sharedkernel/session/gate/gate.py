@@ -34,22 +34,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.connection import Link
-from sharedkernel.session.gate.dispatch_mode import DeviceMode
+from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
 from sharedkernel.session.gate.eviction import Departure
-from sharedkernel.session.gate.grant import Grant
+from sharedkernel.session.gate.grant import Grant, Lanes, ReleasePoint
 from sharedkernel.session.gate.grant_request import Wish
 from sharedkernel.session.gate.transforms import is_transform_under_way
 from sharedkernel.session.gate.uncompiled import uncompiled
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, Growth
 from sharedkernel.session.memory.host_meter import free_heap_bytes
-from sharedkernel.session.memory.meters import Lanes, Meter, OperationFilter, ReleasePoint
+from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.session.offload.residency import Reclaim
 from sharedkernel.session.progress.forecast import Forecast
@@ -63,19 +63,36 @@ log = logging.getLogger(__name__)
 _ITERATIONS, _PREEMPT = int(Word.ITERATIONS), int(Word.PREEMPT)
 
 
+class GateObserver(Protocol):
+    """Learns what happens at a gate: the session's boundaries."""
+
+    def turn_changed(self, begins: bool) -> None:
+        """Handle the begin or the end of a grant (any thread)."""
+
+    def force_signalled(self) -> None:
+        """Handle a force signal that finds the main thread with a grant, between two bytecodes."""
+
+    def look_began(self) -> None:
+        """Handle the begin of something that looks at dispatch, such as a profiler."""
+
+
 class Gate:
     """One session's gate.
 
     Parameters
     ----------
-    page, meter
-        The session's shared page and meter.
+    page, meter, link
+        The session's shared page, its meter, and its connection to the executor.
     notice
         Shows waits in the notebook.
     reclaim, growth
         Move the session's memory away and back, and say when it needs more of it.
     forecast
         Foresees the session's work.
+    check_memory
+        Called with the figures whenever memory was measured; may raise torch.OutOfMemoryError.
+    why_busy
+        Returns why user code may run although no section is open, if it may.
     concerns
         Tells the device's operations by their arguments; None: all are.
     lanes
@@ -88,25 +105,32 @@ class Gate:
         self,
         page: Page,
         meter: Meter,
+        link: Link,
         notice: Notice,
         reclaim: Reclaim,
         growth: Growth,
         forecast: Forecast,
         *,
+        check_memory: Callable[[protocol.Memory], None],
+        why_busy: Callable[[], str | None],
         concerns: OperationFilter | None = None,
         lanes: Lanes | None = None,
         run_ahead: Callable[[], None] | None = None,
     ) -> None:
         self._words = page.words
         self._meter = meter
+        self._link = link
         self._notice = notice
         self._reclaim = reclaim
         self._growth = growth
         self._forecast = forecast
         self._lanes = lanes
         self._run_ahead = run_ahead
-        self.grant = Grant(page, meter, forecast)
-        self._wish = Wish(page, meter, notice, forecast, self.grant)
+        self._check_memory = check_memory
+        self._why_kernel_busy = why_busy
+        self._observer: GateObserver | None = None
+        self.grant = Grant(page, meter, forecast, self._turn_changed)
+        self._wish = Wish(page, meter, link, notice, forecast, self.grant)
         self._main = threading.get_ident()
         self._concerns = concerns
         self._mode = DeviceMode(
@@ -118,7 +142,7 @@ class Gate:
         self._modes = threading.local()
         #: one thread at a time asks for the device, or brings memory back
         self._asking = threading.RLock()
-        self._departure = Departure(reclaim, notice, self._wish, self._one_at_a_time)
+        self._departure = Departure(reclaim, link, notice, self._wish, self._one_at_a_time)
         #: the main thread waits for the device
         self._main_waits = False
         #: until when boundaries only count, unless the executor asks: all else costs microseconds each time
@@ -127,25 +151,19 @@ class Gate:
         self._is_guard_due = False
         self._sections = 0
         self._disabled = False
-        #: tells why user code may run although no section is open, if it may (the kernel sets it)
-        self.why_busy: Callable[[], str | None] = lambda: None
-        #: called when a force signal finds the main thread with a grant, between two bytecodes
-        self.on_force_signal: Callable[[], None] = lambda: None
-        #: called where something begins that looks at dispatch
-        self.on_look: Callable[[], None] = lambda: None
-        #: called with the figures whenever memory was measured; may raise torch.OutOfMemoryError
-        self.on_measured: Callable[[protocol.Memory], None] = lambda memory: None
-        self.link: Link
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def connect(self, link: Link) -> None:
+    def enforce(self, observer: GateObserver) -> None:
         """Put the gate in force: from now on no operation of the main thread passes without a grant."""
-        self.link = self._wish.link = self._departure.link = link
-        self._meter.on_sample = self.watch_memory
+        self._observer = observer
         signal.signal(FORCE_SIGNAL, uncompiled(holdable(self._on_force_signal)))
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
+
+    def _turn_changed(self, begins: bool) -> None:
+        if self._observer is not None:
+            self._observer.turn_changed(begins)
 
     def standing(self) -> dict[str, Any]:
         """Return what a new executor must know (with `link.lock` held)."""
@@ -165,7 +183,7 @@ class Gate:
         # A forked child (a DataLoader's worker) has the mode, the page and the socket, and is not the session.
         self._disabled = True
         self._lanes = None
-        self.link.forget_in_child()
+        self._link.forget_in_child()
         self.grant.threads.forget_in_child()
         signal.signal(FORCE_SIGNAL, signal.SIG_DFL)
 
@@ -227,7 +245,7 @@ class Gate:
         with signals_held():
             if self._reclaim.is_away:
                 self._notice.wait_begins()
-            with self.link.lock:
+            with self._link.lock:
                 self._sections += 1
                 if self._sections == 1:
                     self._words[Word.TURN] = Turn.READY
@@ -236,7 +254,7 @@ class Gate:
                     self._forecast.section_began()
                     if self._lanes is not None:
                         self._lanes.section_began()
-                    self.link.send(protocol.CellOpened())
+                    self._link.send(protocol.CellOpened())
                     self._reclaim.section_opened()
                     self._departure.decline("busy", "Its code runs.")
             if self._reclaim.is_away:
@@ -252,7 +270,7 @@ class Gate:
         with signals_held():
             if self._lanes is not None and threading.get_ident() == self._main and self.grant.is_held:
                 self._hand_over(self._lanes, "cell")  # what stays in the lane keeps that, but not the grant
-            with self.link.lock:
+            with self._link.lock:
                 self._sections -= 1
                 keeps = self._sections > 0 and self._is_main_in_lane()
                 released = self.grant.end("cell") if self.grant.is_held and not keeps else None
@@ -263,7 +281,7 @@ class Gate:
                     self._reclaim.answer.clear()
                     self._words[Word.TURN] = Turn.IDLE
                     closed = protocol.CellClosed(memory=self._meter.memory)
-                self.link.send(*(message for message in (released, closed) if message))
+                self._link.send(*(message for message in (released, closed) if message))
             if threading.get_ident() == self._main and not self._mode.is_in:
                 self._mode.put_in()
 
@@ -285,7 +303,7 @@ class Gate:
         Whether :meth:`offload` should be called, on the kernel's event loop; else the answer was given, or will be by
         the main thread.
         """
-        with self.link.lock:
+        with self._link.lock:
             self._departure.is_asked = True
             if self._wish.is_open and self._main_waits and self._sections == 1 and self._reclaim.keeps_addresses:
                 self._wish.answered.set()
@@ -305,9 +323,9 @@ class Gate:
     def _why_busy(self) -> str | None:
         if self._sections or self._disabled:
             return "Its code runs."
-        if not self.link.is_connected:
+        if not self._link.is_connected:
             return "Its executor has just gone away."
-        return self.why_busy()
+        return self._why_kernel_busy()
 
     # --- acquire ------------------------------------------------------------------------------------------------------
 
@@ -407,7 +425,7 @@ class Gate:
         if isinstance(message, protocol.Restore) or (
             isinstance(message, protocol.RefusedGrant) and self._reclaim.is_away
         ):
-            with self.link.lock:
+            with self._link.lock:
                 if self._sections and self._reclaim.is_away:  # else it crossed with the section's end
                     self._reclaim.answer.give(None if isinstance(message, protocol.Restore) else message)
             return
@@ -542,7 +560,8 @@ class Gate:
         """
         if self._disabled or threading.get_ident() != self._main:
             return
-        self.on_look()
+        if self._observer is not None:
+            self._observer.look_began()
         self._onlookers.add(onlooker)
         self._quiet_until = 0.0
         if is_firm:
@@ -580,14 +599,14 @@ class Gate:
         with signals_held():
             if self._lanes is not None and main and self.grant.is_held and not self._hand_over(self._lanes, at):
                 return False
-            with self.link.lock:
+            with self._link.lock:
                 if not self.grant.is_held:
                     return True
-                self.link.send(self.grant.end(at))
+                self._link.send(self.grant.end(at))
             if main and not self._mode.is_in:
                 self._mode.put_in()
         if at == "boundary":
-            self.on_measured(self._meter.memory)
+            self._check_memory(self._meter.memory)
         return True
 
     def _hand_over(self, lanes: Lanes, at: ReleasePoint) -> bool:
@@ -602,7 +621,7 @@ class Gate:
         self.grant.measure_due = False
         self._meter.boundary_measured()
         self._growth.boundary_passed()
-        self.on_measured(self._meter.memory)
+        self._check_memory(self._meter.memory)
 
     def _count_cost(self, *, is_known: bool) -> None:
         """Take note of what the iteration cost, while its operations were counted."""
@@ -618,15 +637,15 @@ class Gate:
     def _look_ahead(self, *, is_known: bool) -> None:
         """Take note of how far the cell is."""
         if is_known:
-            with signals_held(), self.link.lock:
+            with signals_held(), self._link.lock:
                 self._forecast.look(self._words[Word.ITERATIONS])
 
     def _tell_news(self) -> None:
         """Tell the executor what it does not expect."""
-        with signals_held(), self.link.lock:
+        with signals_held(), self._link.lock:
             news = (self._forecast.news(self._words[Word.ITERATIONS]), self.grant.news())
             if any(news):
-                self.link.send(*(message for message in news if message))
+                self._link.send(*(message for message in news if message))
 
     def _come_if_summoned(self) -> None:
         """Ask for the device although nothing needs it: meanwhile the memory can be moved out for others."""
@@ -655,7 +674,8 @@ class Gate:
         if is_leaving:  # the mode's own signal asks for no more; the executor repeats its own
             self._take_mode_out()
             return
-        self.on_force_signal()
+        if self._observer is not None:
+            self._observer.force_signalled()
         if is_transform_under_way():
             return  # the mode may neither come nor go
         if self._words[Word.PREEMPT]:

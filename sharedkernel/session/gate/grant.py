@@ -7,15 +7,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal, Protocol
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
 from sharedkernel.session.gate.thread_bound import ThreadBound
-from sharedkernel.session.memory.meters import Meter, ReleasePoint
+from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.progress.forecast import Forecast
 
 #: seconds between two measurements of a grant that is kept
 GRANT_INTERVAL = 1.0
+
+#: where a grant is released
+ReleasePoint = Literal["boundary", "cell", "yield"]
+
+
+class Lanes(Protocol):
+    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lanes.client.LaneTurns`."""
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether something of this session's iteration may be in its lane."""
+
+    def is_called_back(self) -> bool:
+        """Whether torch's allocator is calling back in this thread."""
+
+    def section_began(self) -> None:
+        """Take note that other code begins to run than before."""
+
+    def turn_began(self, *, has_lane: bool) -> None:
+        """Take the lane that a grant is for, if there is one."""
+
+    def boundary_passed(self) -> None:
+        """Take note of a boundary at which the grant is kept."""
+
+    def hand_over(self, at: ReleasePoint) -> bool:
+        """Hand the lane over; return whether the grant may go."""
 
 
 class Grant:
@@ -25,12 +52,15 @@ class Grant:
     ----------
     page, meter, forecast
         The session's.
+    on_turn
+        Called with True when it begins and with False when it ends, on any thread.
     """
 
-    def __init__(self, page: Page, meter: Meter, forecast: Forecast) -> None:
+    def __init__(self, page: Page, meter: Meter, forecast: Forecast, on_turn: Callable[[bool], None]) -> None:
         self._words = page.words
         self._meter = meter
         self._forecast = forecast
+        self._on_turn = on_turn
         self.is_held = False
         #: there is a lane for it
         self.has_lane = True
@@ -40,8 +70,6 @@ class Grant:
         self.release_due = False
         #: how many threads the session's operations may use
         self.threads = ThreadBound()
-        #: called when it begins (True) and ends (False), on any thread
-        self.on_turn: Callable[[bool], None] = lambda begins: None
         #: boundaries passed when it began or was measured last, and when that was
         self._boundaries_before = 0
         self._measured_at = 0.0
@@ -54,14 +82,14 @@ class Grant:
         self._forecast.grant_began(self._boundaries_before)
         self._measured_at = time.monotonic()
         self._meter.grant_began()
-        self.on_turn(True)
+        self._on_turn(True)
 
     def end(self, at: ReleasePoint) -> protocol.GrantReleased:
         """End it; return what to say of it."""
         utilisation = self._meter.utilisation()
         live = self._meter.grant_ended(at_boundary=at != "yield")
         self.is_held = False
-        self.on_turn(False)
+        self._on_turn(False)
         self._words[Word.TURN] = Turn.READY
         return protocol.GrantReleased(
             at=at,

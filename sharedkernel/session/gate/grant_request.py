@@ -59,13 +59,14 @@ class Wish:
 
     Parameters
     ----------
-    page, meter, notice, forecast, grant
+    page, meter, link, notice, forecast, grant
         The session's.
     """
 
-    def __init__(self, page: Page, meter: Meter, notice: Notice, forecast: Forecast, grant: Grant) -> None:
+    def __init__(self, page: Page, meter: Meter, link: Link, notice: Notice, forecast: Forecast, grant: Grant) -> None:
         self._words = page.words
         self._meter = meter
+        self._link = link
         self._notice = notice
         self._forecast = forecast
         self._grant = grant
@@ -75,25 +76,24 @@ class Wish:
         self.answered = Latch()
         #: the answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
-        self.link: Link
 
     def say(self, growth: int, spare: int) -> None:
         """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing."""
         memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
         self._notice.wait_begins()
-        with self.link.lock:
+        with self._link.lock:
             self.answered.clear()
             self.refusal = None
             self.is_open = True
             self._words[Word.TURN] = Turn.WANTING
             foreseen = self._forecast.news(self._words[Word.ITERATIONS])
             wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
-            self.link.send(*(message for message in (foreseen, wanted) if message))
+            self._link.send(*(message for message in (foreseen, wanted) if message))
 
     def wait(self, check: Callable[[], None] | None = None) -> None:
         """Wait until there is something to do, open to interrupts; *check* as in :func:`wait_for_answer`."""
         try:
-            wait_for_answer(self.answered, self._notice, self.link, check)
+            wait_for_answer(self.answered, self._notice, self._link, check)
         finally:
             self._notice.end()
 
@@ -105,22 +105,22 @@ class Wish:
     def withdraw(self) -> None:
         """Take it back. A grant may already be under way: wait for the answer, and give it back."""
         with signals_held():  # also where the interrupt that ended the wait left them let through
-            self.link.send(protocol.DeviceWantWithdrawn())
+            self._link.send(protocol.DeviceWantWithdrawn())
             # The executor answers at once; if it is gone, the greeting to the next one says what holds.
-            while not self.answered.wait(0.1) and self.link.is_connected:
+            while not self.answered.wait(0.1) and self._link.is_connected:
                 pass
-            with self.link.lock:
+            with self._link.lock:
                 self.drop()
                 if self._grant.is_held:
-                    self.link.send(self._grant.end("boundary"))
+                    self._link.send(self._grant.end("boundary"))
 
     def hear(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
         """Take the executor's answer (on the link's thread)."""
-        with self.link.lock:
+        with self._link.lock:
             granted = isinstance(message, protocol.Granted)
             if not self.is_open:
                 if granted and not self._grant.is_held:  # crossed with a withdrawal that nobody heard
-                    self.link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
+                    self._link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
                 return
             self.drop()
             if isinstance(message, protocol.RefusedGrant):

@@ -26,19 +26,18 @@ from sharedkernel.ipc import current_session
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.session.connection import Link
+from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
 from sharedkernel.session.gate.boundaries import Boundaries
 from sharedkernel.session.gate.gate import Gate
-from sharedkernel.session.kernel import likeness, own_log, packages, user_account, working_directory
-from sharedkernel.session.kernel.backpressure import Pace, SessionApp
+from sharedkernel.session.kernel import likeness, own_log, packages, user_account
+from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn
 from sharedkernel.session.kernel.kernel import SessionKernel
 from sharedkernel.session.kernel.message_log import Outbox
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
-from sharedkernel.session.memory.meters import make_lanes, make_meter, make_run_ahead, operation_filter
-from sharedkernel.session.memory.quota import Quota
-from sharedkernel.session.offload.movers import make_mover
+from sharedkernel.session.memory.quota import ErrorTranslator, Quota
 from sharedkernel.session.offload.residency import Reclaim
 from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.session.progress.iteration_cost import SoloCost
@@ -90,10 +89,10 @@ class SessionProcess:
         self._refusal: str | None = None
         self._app = app
         self._kernel: SessionKernel = self._app.kernel
-        self._kernel.outbox = Outbox()
-        self._kernel.outbox.attend(self._app)
+        outbox = Outbox()
+        outbox.attend(self._app)
         Pace().attend(self._app)
-        notice = self._kernel.notice = WaitNotice(self._kernel)
+        notice = WaitNotice(self._kernel, out_of_turn)
         notice.attend(self._app)
         device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
@@ -101,38 +100,42 @@ class SessionProcess:
         self._channel = DescriptorClient(launch.executor_socket)
         self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
         self._quota = Quota()
-        if self._lanes is not None:
-            self._quota.take_refusal = self._lanes.take_refusal
         reclaim = Reclaim(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
         growth = Growth(self._meter, self._quota)
         self._forecast = forecast = Forecast(Progress(), SoloCost())
+        self._link = Link(launch.executor_socket)
         self._gate = Gate(
             page,
             self._meter,
+            self._link,
             notice,
             reclaim,
             growth,
             forecast,
+            check_memory=self._quota.check,
+            why_busy=self._kernel.why_busy,
             concerns=operation_filter(device_kind),
             lanes=self._lanes,
             run_ahead=make_run_ahead(device_kind),
         )
-        self._gate.on_measured = self._quota.check
-        self._quota.on_failure = self._gate.allocation_failed
-        self._link = Link(launch.executor_socket, self._hello, self._on_message)
-        boundaries = Boundaries(self._gate, self._meter, forecast.progress)
+        boundaries = self._boundaries = Boundaries(self._gate, self._meter, forecast.progress)
         boundaries.install()
         onlookers.install(self._gate)
         forecast.progress.install()
-        self._kernel.pass_gate(self._gate, self._quota)
+        translator = ErrorTranslator(
+            self._quota,
+            take_refusal=lambda: None if self._lanes is None else self._lanes.take_refusal(),
+            on_failure=self._gate.allocation_failed,
+        )
+        self._kernel.attach(self._gate, self._quota, translator, notice=notice, outbox=outbox)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 
     def run(self) -> None:
         """Serve until the kernel is shut down."""
-        self._meter.start()
-        self._gate.connect(self._link)
-        self._link.start()
+        self._meter.start(self._boundaries.clock_ticked, self._gate.watch_memory)
+        self._gate.enforce(self._boundaries)
+        self._link.start(self._hello, self._on_message)
         self._app.start()
         self._gate.open_for_good()
         self._link.close()
@@ -207,7 +210,7 @@ class SessionProcess:
         if message.account is not None:
             self._become(message.account)
         os.environ.update(message.env)
-        place = working_directory.enter(message.cwd, message.notebook, own_home=message.account is not None)
+        place = user_account.enter_directory(message.cwd, message.notebook, own_home=message.account is not None)
         self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
         likeness.start_here(self._kernel.shell, message.notebook)
         packages.use_environment(message.environment)

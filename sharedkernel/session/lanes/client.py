@@ -31,7 +31,6 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.lanes.memory import Channel, CudaMemory, ExecutorSupplier
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
-from sharedkernel.session.offload import idleness
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +49,8 @@ class LaneTurns:
         Measures torch's allocator.
     channel
         To the executor.
+    user_threads
+        Returns the names of threads of the user's that are alive.
     make_driver
         Makes the driver that maps memory in this process, once CUDA is in use.
     """
@@ -59,6 +60,7 @@ class LaneTurns:
         torch: Any,
         meter: CudaMeter,
         channel: Channel,
+        user_threads: Callable[[], list[str]],
         make_driver: Callable[[], Driver] = lambda: CudaDriver(DEVICE),
     ) -> None:
         self._torch = torch
@@ -66,12 +68,13 @@ class LaneTurns:
         self.cuda = meter.cuda
         self._meter = meter
         self._channel = channel
+        self._user_threads = user_threads
         self._make_driver = make_driver
         self._is_due = False
         self._check_lanes = False
         #: what the executor was last told
         self._note: str | None = None
-        self._supplier = ExecutorSupplier(channel)
+        self._supplier = ExecutorSupplier(channel, self._check_limit)
         #: the session's device memory and its turns, once they are set up
         self._lanes: LaneMemory | None = None
         self.pages: CudaMemory | None = None
@@ -114,7 +117,7 @@ class LaneTurns:
             self._set_up()
         if self.pages is None:
             return
-        note = _threads_alive()
+        note = _threads_alive(self._user_threads())
         if note is None:
             self._safely("take its lane", functools.partial(self.pages.turn_began, has_lane=has_lane))
             note = self.pages.off_reason
@@ -132,7 +135,7 @@ class LaneTurns:
         """
         if self.pages is None:
             return True
-        if self.pages.has_turn and (note := _threads_alive()) is not None:
+        if self.pages.has_turn and (note := _threads_alive(self._user_threads())) is not None:
             self._tell(note)
             return True
         result = self._safely("hand its lane over", functools.partial(self.pages.hand_over, at))
@@ -159,7 +162,7 @@ class LaneTurns:
                     DEVICE,
                     self.cuda.unseen,
                     unnoticed=_disable_current_modes,
-                    has_threads=lambda: bool(idleness.user_threads()),
+                    has_threads=lambda: bool(self._user_threads()),
                 )
                 arena = Arena(self._make_driver())
                 self._lanes = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
@@ -171,6 +174,10 @@ class LaneTurns:
         self._empty_cache_by_page(self._lanes)
         self.pages = CudaMemory(self._lanes, self._supplier, self._channel, lambda: self.cuda.look().allocated)
         self._meter.count_pages(self.pages)
+
+    def _check_limit(self, size: int) -> None:
+        if self.pages is not None:
+            self.pages.check_limit(size)
 
     def _empty_cache_by_page(self, lanes: LaneMemory) -> None:
         """Let the user's `torch.cuda.empty_cache` give private pages back as well."""
@@ -208,9 +215,8 @@ class LaneTurns:
             self._channel.tell(protocol.LaneUnused(request=self._channel.number(), note=note))
 
 
-def _threads_alive() -> str | None:
+def _threads_alive(threads: list[str]) -> str | None:
     """Return why others must not use the lane, if threads may use the device at any moment."""
-    threads = idleness.user_threads()
     if not threads:
         return None
     names = ", ".join(threads[:_MOST_NAMES])

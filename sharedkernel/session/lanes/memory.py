@@ -80,12 +80,13 @@ class ExecutorSupplier:
     ----------
     channel
         To the executor.
+    check_limit
+        Called with the bytes that torch is to get in the middle of a cell; raises Refused if they are too many.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, check_limit: Callable[[int], None] = lambda size: None) -> None:
         self._channel = channel
-        #: called with the bytes that torch is to get in the middle of a cell; refuses what is too much
-        self.check: Callable[[int], None] = lambda size: None
+        self._check_limit = check_limit
 
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
         """Return new private units of these sizes, in this order; raises SharedKernelError when there is no room.
@@ -95,7 +96,7 @@ class ExecutorSupplier:
         for up to `ROOM_PATIENCE` seconds.
         """
         if mid_iteration:
-            self.check(sum(sizes))
+            self._check_limit(sum(sizes))
         deadline = time.monotonic() + ROOM_PATIENCE
         while True:
             try:
@@ -194,7 +195,6 @@ class CudaMemory:
         self._allocated = allocated
         #: what the lane is made of that this process has mapped; None: none
         self._layout: LaneLayout | None = None
-        supplier.check = self._check_limit
 
     @property
     def off_reason(self) -> str | None:
@@ -221,7 +221,14 @@ class CudaMemory:
         figures = self._memory.figures()
         return PageBytes(private=figures.private, lane=self.lane_bytes, away=figures.away, held=figures.held)
 
-    def _check_limit(self, size: int) -> None:
+    def check_limit(self, size: int) -> None:
+        """Refuse *size* more private bytes if they exceed the limit.
+
+        Raises
+        ------
+        Refused
+            With the figures.
+        """
         if self.limit_bytes is not None and self.private_bytes + size > self.limit_bytes:
             raise Refused(
                 f"{format_bytes(size)} more than {format_bytes(self.private_bytes)} are more than the "

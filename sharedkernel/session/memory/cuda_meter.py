@@ -110,10 +110,6 @@ class CudaMeter:
         *,
         gives_back: bool = True,
     ) -> None:
-        #: called about ten times a second while a grant is held (on the meter's thread)
-        self.on_clock: Callable[[], None] = lambda: None
-        #: called with the bytes in use at each look (on the meter's thread)
-        self.on_sample: Callable[[int], None] = lambda used: None
         self._pages: Pages | None = None
         self._words = page.words
         #: torch's allocator
@@ -136,11 +132,17 @@ class CudaMeter:
         self._holding = threading.Event()
         self._clock: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start to measure."""
+    def start(
+        self,
+        on_clock: Callable[[], None] = lambda: None,
+        on_sample: Callable[[int], None] = lambda used: None,
+    ) -> None:
+        """Start to measure; see :class:`.Meter`."""
         self.cuda.install(self._on_first_use)
         self.start_over()
-        self._clock = threading.Thread(target=self._run_clock, name="sharedkernel-meter", daemon=True)
+        self._clock = threading.Thread(
+            target=self._run_clock, args=(on_clock, on_sample), name="sharedkernel-meter", daemon=True
+        )
         self._clock.start()
 
     def start_over(self) -> None:
@@ -344,7 +346,7 @@ class CudaMeter:
                 self._framework = max(own - self._weigh(self.cuda.look())[1], min(self._context, own))
         self._words[Word.FRAMEWORK] = self._framework
 
-    def _run_clock(self) -> None:
+    def _run_clock(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         """Tick while a grant is held, and show what is live then; measure framework memory once nothing runs."""
         idle = threading.Event()
         while True:
@@ -354,7 +356,7 @@ class CudaMeter:
             self._is_unsettled = True
             idle.wait(CLOCK_INTERVAL)
             if self._holding.is_set():
-                self.on_clock()
+                on_clock()
                 now = self.cuda.look()
                 self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
-                self.on_sample(now.allocated)
+                on_sample(now.allocated)

@@ -138,10 +138,6 @@ class HostMeter:
     """
 
     def __init__(self, page: Page) -> None:
-        #: called about ten times a second while a grant is held (on the meter's thread)
-        self.on_clock: Callable[[], None] = lambda: None
-        #: called with the bytes in use at each sample (on the meter's thread)
-        self.on_sample: Callable[[int], None] = lambda used: None
         self._words = page.words
         self._baseline = 0
         #: bytes that the heap counts as in use, and that were moved away
@@ -163,10 +159,16 @@ class HostMeter:
         self._holding = threading.Event()
         self._sampler: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start to measure, and to sample whenever a grant is held."""
+    def start(
+        self,
+        on_clock: Callable[[], None] = lambda: None,
+        on_sample: Callable[[int], None] = lambda used: None,
+    ) -> None:
+        """Start to measure, and to sample whenever a grant is held; see :class:`.Meter`."""
         self.start_over()
-        self._sampler = threading.Thread(target=self._sample, name="sharedkernel-meter", daemon=True)
+        self._sampler = threading.Thread(
+            target=self._sample, args=(on_clock, on_sample), name="sharedkernel-meter", daemon=True
+        )
         self._sampler.start()
 
     def start_over(self) -> None:
@@ -314,7 +316,7 @@ class HostMeter:
         self._framework = framework
         self._words[Word.FRAMEWORK] = self._framework
 
-    def _sample(self) -> None:
+    def _sample(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         last_tick = sample_at = 0.0
         while True:
             if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
@@ -324,7 +326,7 @@ class HostMeter:
             self._is_unsettled = True
             if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:
                 last_tick = now
-                self.on_clock()
+                on_clock()
             if now < sample_at:
                 time.sleep(min(sample_at - now, CLOCK_INTERVAL))
                 continue
@@ -338,7 +340,7 @@ class HostMeter:
             if used > known + (known >> 4):
                 self._quiet_samples = 0
             self._quiet_samples += 1
-            self.on_sample(used)
+            on_sample(used)
             self._words[Word.LIVE] = max(0, used - self._persistent)
             sample_at = now + min(PAUSE_OVER_COST * cost, LONGEST_PAUSE)
             time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)

@@ -131,6 +131,26 @@ class HostMover:
         return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in sorted(told)[::-1]) + "."
 
 
+class NoMover:
+    """Moves nothing: in plain mode a session's memory stays on the GPU until its user's code frees it."""
+
+    keeps_addresses = False
+
+    def prepare(self) -> Departing:
+        """Decline.
+
+        Raises
+        ------
+        CannotOffload
+            Always.
+        """
+        raise CannotOffload("Device memory stays where it is in this run of the executor.", reason="mode")
+
+    def why_kept(self) -> str | None:
+        """Return None: nothing was ever moved."""
+        return None
+
+
 class Answer:
     """What the executor says to a session that waits to be restored."""
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from uuid import uuid4
 
 from jupyter_client.session import DELIM
 
 from sharedkernel import protocol
-from sharedkernel.session.kernel.backpressure import out_of_turn
 from sharedkernel.session.ui.wait_line import Wait, WaitLine, restore_line
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -77,10 +76,13 @@ class WaitNotice:
     ----------
     kernel
         The ipykernel whose cells wait (made in its main thread).
+    out_of_turn
+        Returns a context in which what this thread publishes does not wait for earlier outputs.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, out_of_turn: Callable[[], AbstractContextManager[None]]) -> None:
         self._kernel = kernel
+        self._out_of_turn = out_of_turn
         self._pid = os.getpid()
         # Reentrant: the line itself passes the lookout for outputs.
         self._lock = threading.RLock()
@@ -214,7 +216,7 @@ class WaitNotice:
         ident = f"kernel.{kernel.ident}.{kind}".encode()
         self._sender = threading.get_ident()
         try:
-            with out_of_turn():  # the thread that hears the executor waits for the lock
+            with self._out_of_turn():  # the thread that hears the executor waits for the lock
                 kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=ident)
         finally:
             self._sender = None
