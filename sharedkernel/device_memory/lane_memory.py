@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import Shelter
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.errors import HandOverPostponed, InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
@@ -42,7 +43,6 @@ from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.offload import Absence, Leaving, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier
-from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.system.deferred_signals import signals_held
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import Shelter
 from sharedkernel.device_memory.drivers.base import MIB, HostBuffer
 from sharedkernel.device_memory.errors import InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Segments
-from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.system.deferred_signals import signals_held
 
 #: bytes of each of the two staging buffers

@@ -18,9 +18,9 @@ from typing import Literal, NoReturn
 
 import torch
 
+from sharedkernel.device_memory.backing_store import MemoryShelter
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
-from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
 from sharedkernel.selftest.training import Training

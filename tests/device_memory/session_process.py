@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sharedkernel.device_memory.shelter import MemoryShelter
+from sharedkernel.device_memory.backing_store import MemoryShelter
 from sharedkernel.selftest.wire import RemoteSupplier, layout_of, receive, receive_units, send
 from tests.device_memory.pool_model import Block
 from tests.device_memory.support import MIB, Replay, Tenant, tensor_at

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import Shelter
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError
@@ -20,7 +21,6 @@ from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import copy_out
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Supplier
-from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.selftest.lane_process import LANE as LANE

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import MemoryShelter
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.errors import (
@@ -21,7 +22,6 @@ from sharedkernel.device_memory.errors import (
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory.fake_cuda import Attribute, FakeCuda, Result
 from tests.device_memory.support import LANE, StoreSupplier, offload, open_descriptors, tensor_at

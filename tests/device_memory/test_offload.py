@@ -10,13 +10,13 @@ import pytest
 
 from sharedkernel.device_memory import offload as offloading
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import FileShelter, MemoryShelter, ShelterFull
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import STAGING, bytes_to_keep, restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.shelter import FileShelter, MemoryShelter, ShelterFull
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory import traces
 from tests.device_memory.faults import Fault, FaultyDriver

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sharedkernel.device_memory.backing_store import MemoryShelter
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
-from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory.support import LANE, Session, open_descriptors
 

@@ -12,7 +12,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.session.kernel.interrupts import Interrupts
-from sharedkernel.system.latch import Latch
+from sharedkernel.system.interrupt_safe_event import Latch
 from tests.session.harness import SessionUnderTest
 
 

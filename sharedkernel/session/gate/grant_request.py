@@ -16,7 +16,7 @@ from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, Notice
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
-from sharedkernel.system.latch import Latch
+from sharedkernel.system.interrupt_safe_event import Latch
 
 #: seconds between two checks in a wait of another thread than the main one
 _CHECK_INTERVAL = 0.2

@@ -24,7 +24,7 @@ from ipykernel.kernelapp import IPKernelApp
 
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.latch import Latch
+from sharedkernel.system.interrupt_safe_event import Latch
 
 #: messages in the socket's queue; each may be large
 _QUEUE = 16

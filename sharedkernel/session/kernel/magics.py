@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.ipc import current_session
-from sharedkernel.system.latch import Latch
+from sharedkernel.system.interrupt_safe_event import Latch
 
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0

@@ -28,16 +28,16 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
+from sharedkernel.device_memory.backing_store import MemoryShelter
 from sharedkernel.device_memory.errors import OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.offload import Leaving
-from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.session.memory.cuda_meter import PageBytes
 from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.latch import wait_for
+from sharedkernel.system.interrupt_safe_event import wait_for
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)

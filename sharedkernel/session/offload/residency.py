@@ -28,7 +28,7 @@ from sharedkernel.paths import offload_directory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import idleness, storages
 from sharedkernel.session.offload.host import CannotOffload, Departure
-from sharedkernel.system.latch import Latch
+from sharedkernel.system.interrupt_safe_event import Latch
 from sharedkernel.units import format_bytes
 
 #: bytes below which a session is left alone
