@@ -13,7 +13,7 @@ Who does what, from below:
 `store`                   the executor's side: creates and counts units, every one in exactly one account
 `mapper`                  changes what is mapped in slots: in all of them, or in none
 `arena`                   a session's page table: what each address shows
-`offload`, `shelter`      page-wise away and back, at unchanged addresses
+`offload`, `backing_store`page-wise away and back, at unchanged addresses
 `torch_pool`              torch's allocator over addresses of ours
 `segments`                where torch's segments come from, and what becomes of them
 `lane_memory`             a session's whole: iterations, hand-over, headroom, offload
@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from sharedkernel.device_memory.errors import (
     ArenaBroken,
-    DeviceLost,
+    DeviceFaulted,
     DeviceMemoryError,
     DriverUnavailable,
     HandOverPostponed,
@@ -50,12 +50,11 @@ from sharedkernel.device_memory.errors import (
     OutOfDeviceMemory,
 )
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo, lane_bytes
-from sharedkernel.device_memory.store import Account, LaneStore
+from sharedkernel.device_memory.store import LaneStore, UnitAccount
 
 __all__ = [
-    "Account",
     "ArenaBroken",
-    "DeviceLost",
+    "DeviceFaulted",
     "DeviceMemoryError",
     "DriverUnavailable",
     "GivenUnit",
@@ -65,6 +64,7 @@ __all__ = [
     "LaneOccupied",
     "LaneStore",
     "OutOfDeviceMemory",
+    "UnitAccount",
     "UnitInfo",
     "lane_bytes",
 ]

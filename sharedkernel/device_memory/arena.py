@@ -23,7 +23,7 @@ import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from sharedkernel.device_memory.drivers.base import Driver, Handle
+from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
@@ -45,7 +45,7 @@ class Arena:
         Bytes of addresses to reserve.
     """
 
-    def __init__(self, driver: Driver, addresses: int = ADDRESSES) -> None:
+    def __init__(self, driver: MemoryDriver, addresses: int = ADDRESSES) -> None:
         self.driver = driver
         self._size = addresses
         self._start = driver.reserve(addresses)
@@ -232,7 +232,7 @@ class Arena:
 
     @signals_held()
     def send_away(self, offsets: dict[Slot, int | None]) -> None:
-        """Unmap private slots whose bytes are safe at an offset of a shelter (None: nothing lives in them)."""
+        """Unmap private slots whose bytes are safe at an offset of a backing store (None: nothing lives in them)."""
         self.clear(offsets)
         for slot, offset in offsets.items():
             slot.state, slot.offset = SlotState.AWAY, offset

@@ -10,17 +10,17 @@ from typing import Protocol
 from sharedkernel.device_memory.errors import DeviceMemoryError
 
 
-class ShelterFull(DeviceMemoryError):
+class BackingStoreFull(DeviceMemoryError):
     """There is no room to keep what was to be offloaded; it stays on the device."""
 
     reason = "shelter_full"
 
 
-class Shelter(Protocol):
+class BackingStore(Protocol):
     """Keeps bytes by offset. Reading and writing may run in any thread, one call at a time."""
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Keep bytes; `ShelterFull` when there is no room."""
+        """Keep bytes; `BackingStoreFull` when there is no room."""
 
     def read(self, offset: int, into: memoryview) -> None:
         """Return bytes that were kept."""
@@ -29,7 +29,7 @@ class Shelter(Protocol):
         """Forget them."""
 
 
-class MemoryShelter:
+class HostBackingStore:
     """Host memory, taken as it is written.
 
     Parameters
@@ -42,22 +42,22 @@ class MemoryShelter:
         try:
             self._view = memoryview(mmap.mmap(-1, max(size, 1)))
         except OSError as error:
-            raise ShelterFull(f"{size} bytes of host memory cannot be had: {error.strerror}.") from error
+            raise BackingStoreFull(f"{size} bytes of host memory cannot be had: {error.strerror}.") from error
 
     def write(self, offset: int, data: memoryview) -> None:
-        """See :class:`Shelter`."""
+        """See :class:`BackingStore`."""
         self._view[offset : offset + data.nbytes] = data
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See :class:`Shelter`."""
+        """See :class:`BackingStore`."""
         into[:] = self._view[offset : offset + into.nbytes]
 
     def close(self) -> None:
-        """See :class:`Shelter`."""
+        """See :class:`BackingStore`."""
         self._view.release()
 
 
-class FileShelter:
+class FileBackingStore:
     """A file without a name, in a directory: it is gone with the process, whatever ends it.
 
     Parameters
@@ -76,20 +76,20 @@ class FileShelter:
         except OSError as error:
             os.close(self._descriptor)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise ShelterFull(f"{directory} has no room for {size} bytes: {error.strerror}.") from error
+                raise BackingStoreFull(f"{directory} has no room for {size} bytes: {error.strerror}.") from error
             raise
 
     def write(self, offset: int, data: memoryview) -> None:
-        """See :class:`Shelter`."""
+        """See :class:`BackingStore`."""
         done = 0
         while done < data.nbytes:
             try:
                 done += os.pwrite(self._descriptor, data[done:], offset + done)
             except OSError as error:
-                raise ShelterFull(f"offloaded memory cannot be written: {error.strerror}.") from error
+                raise BackingStoreFull(f"offloaded memory cannot be written: {error.strerror}.") from error
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See :class:`Shelter`."""
+        """See :class:`BackingStore`."""
         done = 0
         while done < into.nbytes:
             count = os.preadv(self._descriptor, [into[done:]], offset + done)
@@ -98,5 +98,5 @@ class FileShelter:
             done += count
 
     def close(self) -> None:
-        """See :class:`Shelter`."""
+        """See :class:`BackingStore`."""
         os.close(self._descriptor)

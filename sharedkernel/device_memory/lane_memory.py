@@ -35,12 +35,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import Shelter
+from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.errors import HandOverPostponed, InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
 from sharedkernel.device_memory.mapper import Slot, SlotState
-from sharedkernel.device_memory.offload import Absence, Leaving, sizes_away
+from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier
 from sharedkernel.device_memory.torch_pool import TorchPools
@@ -119,7 +119,7 @@ class LaneMemory:
         self._has_turn = False
         #: segments for small blocks that iterations need; None: not known yet
         self._num_small: int | None = None
-        self._absence = Absence(arena, self._segments)
+        self._residency = ArenaResidency(arena, self._segments)
         #: where blocks lived when last looked
         self._live = LiveRanges()
         #: why this session uses no lane; None: it may
@@ -161,7 +161,7 @@ class LaneMemory:
             for generation in self._lane_generations():
                 generation.show(layout, self._arena)
         self._layout = layout
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def _retire(self, generation: Generation) -> None:
         self._segments.retire(generation)
@@ -180,7 +180,7 @@ class LaneMemory:
         self._layout = None
         with self._segments.lock:
             self._arena.drop_lane(self._arena.lane_units)
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def turn_off(self, reason: str) -> None:
         """Begin no iteration in a lane any more; status shows the reason."""
@@ -364,7 +364,7 @@ class LaneMemory:
             if generation is not self._parked:
                 self._rejoin(generation)
         self._segments.reap(self._live)
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def _rejoin(self, generation: Generation) -> None:
         """Let private pages in which nothing lives show the lane again: those of parked iterations, and the surplus."""
@@ -408,7 +408,7 @@ class LaneMemory:
         self._segments.drop_headroom()
         if current is not None:
             self._begin(current)
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def take_refusal(self) -> BaseException | None:
         """Return, once, why torch was given no memory in the middle of a cell; None when it was not refused any."""
@@ -435,40 +435,40 @@ class LaneMemory:
     @property
     def is_away(self) -> bool:
         """Whether the session's memory is offloaded."""
-        return self._absence.is_away
+        return self._residency.is_away
 
-    def offload(self, make_shelter: Callable[[int], Shelter]) -> int:
+    def offload(self, make_backing: Callable[[int], BackingStore]) -> int:
         """Move everything off the device; return the bytes that this freed.
 
         Parameters
         ----------
-        make_shelter
-            Makes a shelter for so many bytes.
+        make_backing
+            Makes a backing store for so many bytes.
 
         Raises
         ------
-        ShelterFull, DeviceMemoryError, KeyboardInterrupt
+        BackingStoreFull, DeviceMemoryError, KeyboardInterrupt
             Everything is where it was, unless :attr:`is_away` says otherwise; but the lane has to be set again.
         """
-        leaving = self.prepare_offload(make_shelter)
+        pending = self.prepare_offload(make_backing)
         try:
-            leaving.write()
+            pending.write()
         except BaseException:
-            leaving.give_up()
+            pending.abort()
             raise
-        return leaving.leave()
+        return pending.commit()
 
-    def prepare_offload(self, make_shelter: Callable[[int], Shelter]) -> Leaving:
+    def prepare_offload(self, make_backing: Callable[[int], BackingStore]) -> ArenaOffload:
         """Begin to move everything off the device, in steps; the lane has to be set again in any case.
 
         Parameters
         ----------
-        make_shelter
-            Makes a shelter for so many bytes.
+        make_backing
+            Makes a backing store for so many bytes.
 
         Raises
         ------
-        ShelterFull, DeviceMemoryError
+        BackingStoreFull, DeviceMemoryError
             Everything is where it was.
         """
         if self.is_away:
@@ -477,8 +477,8 @@ class LaneMemory:
         live = self._settle(self._persistent)
         self._segments.reap(live)
         self._segments.drop_headroom()
-        self._segments.tell_freed()
-        return self._absence.prepare(live, make_shelter)
+        self._segments.notify_freed()
+        return self._residency.prepare(live, make_backing)
 
     def sizes_away(self) -> list[int]:
         """Return the sizes of the private units that :meth:`restore` needs."""
@@ -497,15 +497,15 @@ class LaneMemory:
         DeviceMemoryError, KeyboardInterrupt
             Everything is still away, unless :attr:`is_away` says otherwise, and the units were let go.
         """
-        self._absence.restore(given)
+        self._residency.restore(given)
 
     def close(self) -> None:
         """Unmap everything: no tensor of this process on the device may be touched any more."""
         self.end_iteration()
         self._pools.end(self._persistent.pool)
-        self._absence.close()
+        self._residency.close()
         self._arena.close()
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def _check_no_turn(self, what: str) -> None:
         if self._has_turn:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from sharedkernel.device_memory.drivers.base import Driver, Handle
+from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver
 from sharedkernel.device_memory.errors import ArenaBroken
 from sharedkernel.device_memory.layout import UNIT_SIZES, UnitInfo
 from sharedkernel.system.deferred_signals import signals_held
@@ -46,7 +46,7 @@ class Slot:
     handle: Handle | None = None
     #: the lane's unit that belongs here; None: it is no place of a lane
     lane_unit: int | None = None
-    #: where its bytes are in the shelter while it is away; None: nothing lived in it
+    #: where its bytes are in the backing store while it is away; None: nothing lived in it
     offset: int | None = None
 
     @property
@@ -83,7 +83,7 @@ class Mapper:
         The first of :data:`SCRATCH` bytes of addresses that no slot has.
     """
 
-    def __init__(self, driver: Driver, scratch: int) -> None:
+    def __init__(self, driver: MemoryDriver, scratch: int) -> None:
         self._driver = driver
         self._scratch = scratch
 

@@ -48,7 +48,7 @@ class Supplier(Protocol):
             When there will be no room, or the wait was cut short.
         """
 
-    def let_go(self, units: Sequence[int]) -> None:
+    def release_units(self, units: Sequence[int]) -> None:
         """Tell the executor that nothing of these units is left in this process; does not wait."""
 
 
@@ -219,12 +219,12 @@ class Segments:
                     self._headroom.remove(slot.address, slot.size)
                 self._arena.remove(whole)
 
-    def tell_freed(self) -> None:
+    def notify_freed(self) -> None:
         """Tell the executor what was let go."""
         with self.lock:
             freed = self._arena.take_freed()
         if freed:
-            self._supplier.let_go(freed)
+            self._supplier.release_units(freed)
 
     def _dead_slots(self, generation: Generation, live: LiveRanges) -> tuple[list[Slot], bool]:
         """Return the private slots that can be unmapped, and whether nothing lives in the generation."""

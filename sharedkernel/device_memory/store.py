@@ -1,7 +1,7 @@
 """The executor's side of device memory: it creates every unit, and knows which account each one is in.
 
-A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *leaving*. In stock are units that
-were created for a lane before it is made or changed, since it takes long to create many. A unit is leaving when its
+A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *releasing*. In stock are units that
+were created for a lane before it is made or changed, since it takes long to create many. A unit is releasing when its
 lane has no use for it any more but sessions still have it mapped: memory is free when it is gone from every process,
 not when somebody asked for it. So what the accounts add up to is what the device really lacks.
 
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sharedkernel.device_memory.drivers.base import Driver, Handle
+from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver
 from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
 
@@ -32,24 +32,24 @@ MAX_DESCRIPTORS = 253
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class UnitAccount:
     """Where every byte is; the figures for the ledger."""
 
     lanes: dict[int, int]
     private: dict[str, int]
-    leaving: int
+    releasing: int
     stock: int
 
     @property
     def total(self) -> int:
         """Bytes of device memory in use."""
-        return sum(self.lanes.values()) + sum(self.private.values()) + self.leaving + self.stock
+        return sum(self.lanes.values()) + sum(self.private.values()) + self.releasing + self.stock
 
 
 class _Place(StrEnum):
     LANE = "lane"
     PRIVATE = "private"
-    LEAVING = "leaving"
+    RELEASING = "releasing"
     STOCK = "stock"
 
 
@@ -101,7 +101,7 @@ class LaneStore:
         the next one gives must have other numbers.
     """
 
-    def __init__(self, driver: Driver, *, capacity: int | None = None, after: int = 0) -> None:
+    def __init__(self, driver: MemoryDriver, *, capacity: int | None = None, after: int = 0) -> None:
         self._driver = driver
         self._capacity = capacity
         self._lanes: dict[int, _Lane] = {}
@@ -154,7 +154,7 @@ class LaneStore:
         return self.layout(lane)
 
     def remove_lane(self, lane: int) -> None:
-        """Remove a lane; its units are leaving until every session has let go of them."""
+        """Remove a lane; its units are releasing until every session has let go of them."""
         entry = self._empty(lane, "removed")
         del self._lanes[lane]
         self._part_with(entry.units)
@@ -317,7 +317,7 @@ class LaneStore:
         """Whether less than an eighth of the capacity is left."""
         return self._capacity is not None and self._used > self._capacity - self._capacity // 8
 
-    def account(self) -> Account:
+    def account(self) -> UnitAccount:
         """Return where every byte is."""
         lanes = {lane: entry.size for lane, entry in self._lanes.items()}
         private: dict[str, int] = {}
@@ -327,7 +327,7 @@ class LaneStore:
             if unit.place is _Place.PRIVATE:
                 (session,) = unit.holders
                 private[session] = private.get(session, 0) + unit.size
-        return Account(lanes=lanes, private=private, leaving=sums[_Place.LEAVING], stock=sums[_Place.STOCK])
+        return UnitAccount(lanes=lanes, private=private, releasing=sums[_Place.RELEASING], stock=sums[_Place.STOCK])
 
     def validate(self) -> None:
         """Check that every unit is in one account, and held by whom that account allows."""
@@ -338,7 +338,7 @@ class LaneStore:
             match unit.place:
                 case _Place.PRIVATE:
                     assert len(unit.holders) == 1, unit
-                case _Place.LEAVING:
+                case _Place.RELEASING:
                     assert unit.holders, unit
                     assert unit.handle is None, unit
                 case _Place.STOCK:
@@ -389,11 +389,11 @@ class LaneStore:
         self._used -= unit.size
 
     def _part_with(self, units: Iterable[_Unit]) -> None:
-        """Free units that no lane has any more; those that sessions have are leaving until these let go."""
+        """Free units that no lane has any more; those that sessions have are releasing until these let go."""
         for unit in units:
             if unit.holders:
                 self._release(unit)
-                unit.place = _Place.LEAVING
+                unit.place = _Place.RELEASING
             else:
                 self._forget(unit)
 

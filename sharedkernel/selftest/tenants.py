@@ -18,7 +18,7 @@ from typing import Literal, NoReturn
 
 import torch
 
-from sharedkernel.device_memory.backing_store import MemoryShelter
+from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.store import LaneStore
@@ -133,7 +133,7 @@ class Tenant:
 
     def away(self) -> list[int]:
         """Move everything off the device; return the addresses of what is kept."""
-        self._memory.offload(MemoryShelter)
+        self._memory.offload(HostBackingStore)
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
     def back(self) -> list[int]:

@@ -18,7 +18,7 @@ from sharedkernel.session.offload.residency import HostMover, Mover, NoMover
 
 if TYPE_CHECKING:
     from sharedkernel.ipc.fd_client import DescriptorClient
-    from sharedkernel.session.lanes.client import LaneTurns
+    from sharedkernel.session.lanes.client import LaneClient
 
 
 def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED) -> Meter:
@@ -35,21 +35,21 @@ def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemo
     return HostMeter(page)
 
 
-def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: DescriptorClient) -> LaneTurns | None:
+def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: DescriptorClient) -> LaneClient | None:
     """Return a session's way to lanes whose bytes are shared; None on a device, or in a mode, where none are."""
     if device_kind != "cuda" or mode is not DeviceMemoryMode.SHARED:
         return None
     import torch
 
-    from sharedkernel.session.lanes.client import LaneTurns
+    from sharedkernel.session.lanes.client import LaneClient
     from sharedkernel.session.memory.cuda_meter import CudaMeter
 
     assert isinstance(meter, CudaMeter)
-    return LaneTurns(torch, meter, channel, user_threads)
+    return LaneClient(torch, meter, channel, user_threads)
 
 
 def make_mover(
-    meter: Meter, lanes: LaneTurns | None, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED
+    meter: Meter, lanes: LaneClient | None, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED
 ) -> Mover:
     """Return what moves the memory of a session.
 

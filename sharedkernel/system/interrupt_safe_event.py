@@ -11,7 +11,7 @@ from typing import Any
 from sharedkernel.system.deferred_signals import signals_held
 
 
-class Latch:
+class InterruptSafeEvent:
     """A `threading.Event` that the main thread may wait for.
 
     The event's own lock is Python code, which an interrupt may leave locked: whoever sets it then waits for ever.
@@ -48,7 +48,7 @@ class Latch:
 
 def wait_for(coming: Future[Any]) -> None:
     """Wait until *coming* is done; to wait for the future itself is to take its lock, which is Python code as well."""
-    came = Latch()
+    came = InterruptSafeEvent()
     with signals_held():
         coming.add_done_callback(lambda _: came.set())
     came.wait()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import Shelter
+from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError
@@ -39,9 +39,9 @@ def tensor_at(address: int, size: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
-def offload(arena: Arena, live: LiveRanges, shelter: Shelter) -> int:
+def offload(arena: Arena, live: LiveRanges, backing: BackingStore) -> int:
     """Send everything away in both steps; return the bytes freed."""
-    offsets = copy_out(arena, live, shelter)
+    offsets = copy_out(arena, live, backing)
     arena.send_away(offsets)
     return sum(slot.size for slot in offsets)
 

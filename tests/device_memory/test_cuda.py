@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import MemoryShelter
+from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.errors import (
-    DeviceLost,
+    DeviceFaulted,
     DeviceMemoryError,
     DriverUnavailable,
     InvalidMapping,
@@ -67,10 +67,10 @@ def test_a_session_maps_copies_and_comes_back(cuda):
     arena.scrub_lane(9)
     assert tensor_at(slot.address, slot.size).eq(5).all()
     cuda.context = 0
-    shelter = MemoryShelter(2 * MIB)
-    offload(arena, LiveRanges([(slot.address, 1)]), shelter)
+    backing = HostBackingStore(2 * MIB)
+    offload(arena, LiveRanges([(slot.address, 1)]), backing)
     assert slot.state is SlotState.AWAY
-    restore(arena, supplier.private_units(sizes_away(arena), mid_iteration=False), shelter)
+    restore(arena, supplier.private_units(sizes_away(arena), mid_iteration=False), backing)
     assert tensor_at(slot.address, slot.size).eq(5).all()
     (free,) = arena.add_private_area(supplier.private_units([2 * MIB], mid_iteration=False)).slots
     assert not tensor_at(free.address, free.size).any()
@@ -110,8 +110,8 @@ def test_the_device_is_idle_whenever_something_is_unmapped(cuda):
     ("answer", "error", "text"),
     [
         (Result.CUDA_ERROR_OUT_OF_MEMORY, OutOfDeviceMemory, "no memory left"),
-        (Result.CUDA_ERROR_ILLEGAL_ADDRESS, DeviceLost, "restart it"),
-        (Result.CUDA_ERROR_NO_DEVICE, DeviceLost, "cannot be used any more"),
+        (Result.CUDA_ERROR_ILLEGAL_ADDRESS, DeviceFaulted, "restart it"),
+        (Result.CUDA_ERROR_NO_DEVICE, DeviceFaulted, "cannot be used any more"),
         (Result.CUDA_ERROR_INVALID_VALUE, InvalidMapping, "refused cuMemCreate"),
         (Result.CUDA_ERROR_NOT_PERMITTED, DriverUnavailable, "does not allow cuMemCreate"),
         (Result.CUDA_ERROR_UNKNOWN, DeviceMemoryError, "failed in cuMemCreate"),

@@ -264,7 +264,7 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
         session.check_all()
         session.validate()
         account = store.account()
-        assert account.leaving == 0, "the session kept units that the lane has no more"
+        assert account.releasing == 0, "the session kept units that the lane has no more"
         assert account.total == account.lanes[LANE] + account.private["a"]
     store.create_lane(2, 30 * MIB)
     session.set_lane(2)
@@ -273,9 +273,9 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
     session.allocate(5 * MIB, 77)
     session.hand_over(lane=2)
     store.remove_lane(2)
-    assert store.account().leaving > 0, "the session has not let go of the lane"
+    assert store.account().releasing > 0, "the session has not let go of the lane"
     session.memory.leave_lane()
-    assert store.account().leaving == 0
+    assert store.account().releasing == 0
 
 
 def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_session):

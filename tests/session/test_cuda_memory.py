@@ -170,7 +170,7 @@ def test_at_a_cells_end_the_lane_is_left(desk: Desk, tmp_path: Path) -> None:
     session.client.request(_ask(session))  # answered after all that was told before
     account = desk.store.account()
     assert account.lanes == {LANE + 1: lane_bytes(48 * MIB)}
-    assert account.leaving == 0
+    assert account.releasing == 0
 
 
 def _ask(session: Session) -> Any:

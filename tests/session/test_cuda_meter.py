@@ -272,7 +272,7 @@ def test_framework_memory_is_what_nvml_sees_beyond_torch() -> None:
     assert session.meter.memory.framework == 700 * MIB
     session.torch.allocate(GIB)
     session.gpu.processes[os.getpid()] = GIB + 2 * GIB
-    session.meter.went_away(0)  # measures anew
+    session.meter.record_offload(0)  # measures anew
     assert session.meter.memory.framework == 2 * GIB
     assert session.word(Word.FRAMEWORK) == 2 * GIB
 
@@ -308,7 +308,7 @@ def test_without_nvml_a_usual_figure_is_taken() -> None:
     session = Session(nvml=False)
     session.torch.use()
     assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
-    session.meter.went_away(0)
+    session.meter.record_offload(0)
     assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
 
 
@@ -318,7 +318,7 @@ def test_an_nvml_that_fails_later_changes_nothing(session: Session) -> None:
     session.gpu.lost = True
     with pytest.raises(NvmlUnavailable):
         Gpu("GPU-1", library=FakeNvml(session.gpu))
-    session.meter.went_away(0)
+    session.meter.record_offload(0)
     assert session.meter.memory.framework == before
 
 

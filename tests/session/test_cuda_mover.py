@@ -15,7 +15,7 @@ from sharedkernel.session.memory.host_meter import HostMeter
 from sharedkernel.session.offload import storages
 from sharedkernel.session.offload.cuda_storages import StorageMover
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import Absent
+from sharedkernel.session.offload.residency import OffloadedMemory
 
 MIB = 1 << 20
 
@@ -25,10 +25,10 @@ def mover() -> StorageMover:
     return StorageMover(HostMeter(Page.create("test")), lambda: None, kind="cpu")
 
 
-def away(mover: StorageMover) -> Absent:
-    departing = mover.prepare()
-    departing.write()
-    return departing.leave()
+def away(mover: StorageMover) -> OffloadedMemory:
+    pending = mover.prepare()
+    pending.write()
+    return pending.commit()
 
 
 class Training:
@@ -99,11 +99,11 @@ def test_a_way_back_that_is_cut_short_leaves_everything_away(mover: StorageMover
 def test_a_section_that_opens_stops_it(mover: StorageMover) -> None:
     """Nothing was changed then."""
     kept = torch.ones(MIB)
-    departing = mover.prepare()
-    departing.stop()
+    pending = mover.prepare()
+    pending.stop()
     with pytest.raises(CannotOffload) as caught:
-        departing.write()
-    departing.give_up()
+        pending.write()
+    pending.abort()
     assert caught.value.reason == "busy"
     assert kept.sum().item() == MIB
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.kernel.request_limit import Inbox
+from sharedkernel.session.kernel.request_limit import RequestLimit
 from tests.session.harness import SessionUnderTest
 
 MIB = 1 << 20
@@ -21,28 +21,28 @@ def message(number: int, size: int) -> list[bytes]:
 
 def test_what_is_handled_makes_room() -> None:
     """Counted from when it comes until it is handled; the last one fits again then."""
-    inbox = Inbox(1000)
-    assert inbox.add(message(1, 400), None, [])
-    assert inbox.add(message(2, 400), None, [])
-    assert not inbox.add(message(3, 400), None, [])
-    inbox.take(message(1, 400))
-    inbox.take([b"stop aborting"])
-    assert inbox.add(message(3, 400), None, [])
+    request_limit = RequestLimit(1000)
+    assert request_limit.add(message(1, 400), None, [])
+    assert request_limit.add(message(2, 400), None, [])
+    assert not request_limit.add(message(3, 400), None, [])
+    request_limit.take(message(1, 400))
+    request_limit.take([b"stop aborting"])
+    assert request_limit.add(message(3, 400), None, [])
 
 
 def test_a_message_alone_may_be_longer_than_the_limit() -> None:
     """Else it could never be sent."""
-    inbox = Inbox(1000)
-    assert inbox.add(message(1, 4000), None, [])
-    assert not inbox.add(message(2, 1), None, [])
+    request_limit = RequestLimit(1000)
+    assert request_limit.add(message(1, 4000), None, [])
+    assert not request_limit.add(message(2, 1), None, [])
 
 
 def test_what_waits_for_a_subshell_goes_with_it() -> None:
     """Nobody handles it any more."""
-    inbox = Inbox(1000)
-    assert inbox.add(message(1, 800), "sub", ["sub"])
-    assert not inbox.add(message(2, 400), None, ["sub"])
-    assert inbox.add(message(2, 400), None, [])
+    request_limit = RequestLimit(1000)
+    assert request_limit.add(message(1, 800), "sub", ["sub"])
+    assert not request_limit.add(message(2, 400), None, ["sub"])
+    assert request_limit.add(message(2, 400), None, [])
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.session.kernel.interrupts import Interrupts
-from sharedkernel.system.interrupt_safe_event import Latch
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from tests.session.harness import SessionUnderTest
 
 
@@ -171,7 +171,7 @@ def test_a_session_hears_its_executor_after_code_that_logs_was_interrupted(sessi
 
 def test_a_latch_ends_a_wait_from_another_thread() -> None:
     """As an event does: also one that comes later, and after it was cleared."""
-    latch = Latch()
+    latch = InterruptSafeEvent()
     assert not latch.wait(0.0)
     threading.Timer(0.05, latch.set).start()
     assert latch.wait(60.0)

@@ -16,16 +16,16 @@ import pytest
 import torch
 
 from sharedkernel.session.offload import host
-from sharedkernel.session.offload.host import Away, CannotOffload, Departure
+from sharedkernel.session.offload.host import CannotOffload, OffloadedRegions, RegionOffload
 from sharedkernel.session.offload.storages import survey
 
 MIB = 1 << 20
 
 
-def send_away(directory: Path) -> Away:
-    departure = Departure(survey(), directory)
-    departure.write()
-    return departure.leave()
+def send_away(directory: Path) -> OffloadedRegions:
+    pending = RegionOffload(survey(), directory)
+    pending.write()
+    return pending.commit()
 
 
 def nothing(done: int) -> None:
@@ -183,13 +183,13 @@ def test_a_departure_given_up_changes_nothing(directory: Path) -> None:
     """Stopped while it writes: nothing moved, nothing left."""
     tensor = torch.ones(MIB)
     before = set(open_files())
-    departure = Departure(survey(), directory)
-    departure.stop()
+    pending = RegionOffload(survey(), directory)
+    pending.stop()
     with pytest.raises(CannotOffload) as caught:
-        departure.write()
+        pending.write()
     assert caught.value.reason == "busy"
-    assert departure.is_stopped
-    departure.give_up()
+    assert pending.is_stopped
+    pending.abort()
     assert set(open_files()) == before
     tensor += 1
     assert bool((tensor == 2).all())
@@ -203,7 +203,7 @@ def test_a_disk_without_room_is_said_before_anything_is_written(directory: Path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
     try:
         with pytest.raises(CannotOffload, match="SHAREDKERNEL_OFFLOAD_DIR") as caught:
-            Departure(survey(), directory)
+            RegionOffload(survey(), directory)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.reason == "disk"
@@ -216,15 +216,15 @@ def test_a_disk_without_room_is_said_before_anything_is_written(directory: Path)
 def test_a_disk_that_fails_half_way_changes_nothing(directory: Path) -> None:
     """The same while writing."""
     tensor = torch.ones(4 * MIB)
-    departure = Departure(survey(), directory)
+    pending = RegionOffload(survey(), directory)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
     try:
         with pytest.raises(CannotOffload) as caught:
-            departure.write()
+            pending.write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        departure.give_up()
+        pending.abort()
     assert caught.value.reason == "disk"
     tensor += 1
     assert bool((tensor == 2).all())
@@ -241,7 +241,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path, kind: str) -> 
         path.chmod(0o755)
     tensor = torch.ones(MIB)
     with pytest.raises(CannotOffload, match=r"SHAREDKERNEL_OFFLOAD_DIR\.") as caught:
-        Departure(survey(), path)
+        RegionOffload(survey(), path)
     assert caught.value.reason == "disk"
     assert str(path) in str(caught.value)
     assert len(tensor) == MIB
@@ -261,13 +261,13 @@ def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
         import os, sys
         from pathlib import Path
         import torch
-        from sharedkernel.session.offload.host import Departure, RestoreFailed
+        from sharedkernel.session.offload.host import RegionOffload, RestoreFailed
         from sharedkernel.session.offload.storages import survey
 
         tensors = [torch.full((1 << 20,), float(number)) for number in range(8)]
-        departure = Departure(survey(), Path(sys.argv[1]))
-        departure.write()
-        away = departure.leave()
+        pending = RegionOffload(survey(), Path(sys.argv[1]))
+        pending.write()
+        away = pending.commit()
         (file,) = [entry for entry in Path("/proc/self/fd").iterdir() if sys.argv[1] in str(entry.resolve())]
         os.truncate(file, 16 << 20)
         for attempt in range(2):
@@ -293,7 +293,7 @@ def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
     import resource, sys
     from pathlib import Path
     import torch
-    from sharedkernel.session.offload.host import PIECE_BYTES, Departure
+    from sharedkernel.session.offload.host import PIECE_BYTES, RegionOffload
     from sharedkernel.session.offload.storages import survey
 
     UNLIMITED = resource.RLIM_INFINITY, resource.RLIM_INFINITY
@@ -305,9 +305,9 @@ def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
     kept = torch.arange(1 << 20)
     # the first thread's stack serves the others
     for spare in (64 << 20, *range(0, 128 << 10, 4 << 10)):
-        departure = Departure(survey(), Path(sys.argv[1]))
-        departure.write()
-        away = departure.leave()
+        pending = RegionOffload(survey(), Path(sys.argv[1]))
+        pending.write()
+        away = pending.commit()
 
         def limit(done):
             if away.size - done <= PIECE_BYTES:
@@ -329,13 +329,13 @@ def test_nothing_is_left_of_a_process_that_died(tmp_path: Path) -> None:
         import os, signal, sys
         from pathlib import Path
         import torch
-        from sharedkernel.session.offload.host import Departure
+        from sharedkernel.session.offload.host import RegionOffload
         from sharedkernel.session.offload.storages import survey
 
         tensor = torch.ones(1 << 20)
-        departure = Departure(survey(), Path(sys.argv[1]))
-        departure.write()
-        away = departure.leave()
+        pending = RegionOffload(survey(), Path(sys.argv[1]))
+        pending.write()
+        away = pending.commit()
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         tmp_path / "offload",

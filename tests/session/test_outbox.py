@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.kernel.message_log import Outbox, message_id
+from sharedkernel.session.kernel.message_log import MessageLog, message_id
 
 LIMIT = 1000
 
@@ -21,8 +21,8 @@ def message(number: int, size: int = 0, to: bytes = b"") -> list[bytes]:
 
 
 @pytest.fixture
-def outbox() -> Iterator[Outbox]:
-    box = Outbox(LIMIT)
+def message_log() -> Iterator[MessageLog]:
+    box = MessageLog(LIMIT)
     yield box
     box.close()
 
@@ -31,42 +31,42 @@ def outbox() -> Iterator[Outbox]:
 @settings(deadline=None)
 def test_the_newest_messages_are_kept_whole_and_in_order(sizes: list[int], seen: int) -> None:
     """What is given out is what came after the last message seen; where that is gone, it is said."""
-    outbox = Outbox(LIMIT)
+    message_log = MessageLog(LIMIT)
     sent = [message(number, size) for number, size in enumerate(sizes)]
     for frames in sent:
-        outbox.keep("iopub", frames)
-    kept = [frames for _, frames in outbox.since([], b"").messages]
+        message_log.keep("iopub", frames)
+    kept = [frames for _, frames in message_log.since([], b"").messages]
     assert kept == sent[len(sent) - len(kept) :]
     assert sum(len(b"".join(frames)) for frames in kept) <= LIMIT
     if seen < len(sent):
-        missed = outbox.since([str(seen), "another"], b"")
+        missed = message_log.since([str(seen), "another"], b"")
         is_there = seen >= len(sent) - len(kept)
         assert [frames for _, frames in missed.messages] == (sent[seen + 1 :] if is_there else kept)
         assert missed.is_cut is not is_there
-    outbox.close()
+    message_log.close()
 
 
-def test_replies_go_to_who_asked(outbox: Outbox) -> None:
+def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
     """All that are kept: nobody knows which of them have arrived."""
     replies = [message(number, to=who) for number, who in enumerate((b"ada", b"grace", b"ada"))]
     for frames in replies:
-        outbox.keep("shell", frames)
-    outbox.keep("iopub", message(3))
-    outbox.keep("iopub", message(4))
-    missed = outbox.since(["3"], b"ada").messages
+        message_log.keep("shell", frames)
+    message_log.keep("iopub", message(3))
+    message_log.keep("iopub", message(4))
+    missed = message_log.since(["3"], b"ada").messages
     assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
 
 
-def test_what_one_client_was_told_no_other_is_told_again(outbox: Outbox) -> None:
+def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog) -> None:
     """A client that has seen nothing of this session gets what was said while no client was there, and that once."""
-    note = outbox._noting_listeners(lambda frames: None)
+    note = message_log._noting_listeners(lambda frames: None)
 
     def say(*numbers: int) -> None:
         for number in numbers:
-            outbox.keep("iopub", message(number))
+            message_log.keep("iopub", message(number))
 
     def told(seen: list[str]) -> list[str | None]:
-        return [message_id(frames) for _, frames in outbox.since(seen, b"").messages]
+        return [message_id(frames) for _, frames in message_log.since(seen, b"").messages]
 
     note([b"\x01"])
     say(1, 2)  # heard by the client of whoever started the session
@@ -83,26 +83,26 @@ def test_what_one_client_was_told_no_other_is_told_again(outbox: Outbox) -> None
     assert told(["6"]) == ["7"]
 
 
-def test_who_has_seen_what_is_no_longer_kept_gets_all_that_is(outbox: Outbox) -> None:
+def test_who_has_seen_what_is_no_longer_kept_gets_all_that_is(message_log: MessageLog) -> None:
     """It is of this session, as its id says, and so has missed everything after it."""
-    outbox._noting_listeners(lambda frames: None)([b"\x01"])
+    message_log._noting_listeners(lambda frames: None)([b"\x01"])
     for number in range(3):
         frames = message(0, size=LIMIT // 2)
         frames[3] = json.dumps({"msg_id": f"here_1_{number}"}).encode()
-        outbox.keep("iopub", frames)
-    missed = outbox.since(["here_1_0"], b"")
+        message_log.keep("iopub", frames)
+    missed = message_log.since(["here_1_0"], b"")
     assert [message_id(frames) for _, frames in missed.messages] == ["here_1_2"]
     assert missed.is_cut
 
 
-def test_a_forked_child_keeps_nothing(outbox: Outbox) -> None:
+def test_a_forked_child_keeps_nothing(message_log: MessageLog) -> None:
     """What it prints comes by way of its parent, and is kept there."""
     pid = os.fork()
     if pid == 0:
-        send = outbox._keeping("iopub", lambda frames: frames)
+        send = message_log._keeping("iopub", lambda frames: frames)
         os._exit(send([b"x"]) != [b"x"])
     assert os.waitpid(pid, 0)[1] == 0
-    assert outbox.since([], b"").messages == []
+    assert message_log.since([], b"").messages == []
 
 
 def test_what_is_no_message_has_no_id() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sharedkernel.session.offload.host import Departure
+from sharedkernel.session.offload.host import RegionOffload
 from sharedkernel.session.offload.storages import survey
 
 #: how often memory is moved; all of it takes minutes
@@ -142,9 +142,9 @@ def test_the_loss_is_the_same_to_the_bit(training: Callable[[], Iterator[Loss]],
     moved: list[int] = []
 
     def move_away_and_back() -> None:
-        departure = Departure(survey(), directory)
-        departure.write()
-        away = departure.leave()
+        pending = RegionOffload(survey(), directory)
+        pending.write()
+        away = pending.commit()
         moved.append(away.size)
         away.restore(lambda done: None)
 

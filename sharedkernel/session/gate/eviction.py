@@ -1,7 +1,7 @@
 """What the executor asks of a session's memory: to go away, and when there is room to come back.
 
 An idle session's goes from the kernel's event loop; one that waits for the device in the middle of a cell *gives way*
-in its main thread, and has its memory back before the wait ends in any way. How it is moved, :mod:`.reclaim` knows.
+in its main thread, and has its memory back before the wait ends in any way. How it is moved, :mod:`.residency` knows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.session.connection import Link
-from sharedkernel.session.gate.grant_request import Wish, wait_for_answer
+from sharedkernel.session.gate.grant_request import GrantRequest, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import Reclaim
-from sharedkernel.session.ui.wait_display import Notice, Progress
+from sharedkernel.session.offload.residency import Residency
+from sharedkernel.session.ui.wait_display import RestoreProgress, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _RESTORE_RETRY = 1.0
 
 
-class Departure:
+class SessionEviction:
     """The executor's wish that a session's memory go away, and what comes of it.
 
     Parameters
@@ -40,16 +40,16 @@ class Departure:
 
     def __init__(
         self,
-        reclaim: Reclaim,
+        residency: Residency,
         link: Link,
-        notice: Notice,
-        wish: Wish,
+        notice: WaitDisplay,
+        request: GrantRequest,
         one_at_a_time: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        self._reclaim = reclaim
+        self._residency = residency
         self._link = link
         self._notice = notice
-        self._wish = wish
+        self._request = request
         self._one_at_a_time = one_at_a_time
         #: the executor asked for it, and has no answer yet
         self.is_asked = False
@@ -61,7 +61,7 @@ class Departure:
                 self.is_asked = False
                 self._link.send(protocol.OffloadDeclined(reason=reason, message=message))
 
-    async def leave(self, why_busy: Callable[[], str | None]) -> None:
+    async def offload(self, why_busy: Callable[[], str | None]) -> None:
         """Move the memory away if that can be done and is still asked for, and answer the executor.
 
         Parameters
@@ -70,9 +70,9 @@ class Departure:
             Returns why user code may run, if it may.
         """
         try:
-            async with self._reclaim.departure(why_busy) as leave:
+            async with self._residency.offload(why_busy) as commit:
                 with signals_held(), self._link.lock:
-                    self._link.send(leave())
+                    self._link.send(commit())
                     self.is_asked = False
         except CannotOffload as error:
             self.decline(error.reason, str(error))
@@ -80,22 +80,22 @@ class Departure:
             log.exception("could not offload")
             self.decline("unsafe", "An error kept its memory here; the session's log tells more.")
 
-    def bring_back(self) -> None:
+    def restore(self) -> None:
         """Wait until there is room for what is away, and restore it (within a section)."""
         with self._one_at_a_time():
-            if not self._reclaim.is_away:  # another thread has
+            if not self._residency.is_away:  # another thread has
                 return
             try:
-                wait_for_answer(self._reclaim.answer.came, self._notice, self._link)
-                self._reclaim.answer.check()
-                progress = Progress(self._notice)
+                wait_for_answer(self._residency.answer.came, self._notice, self._link)
+                self._residency.answer.check()
+                progress = RestoreProgress(self._notice)
 
                 def pause(done: int, total: int) -> None:
                     with interrupts_let_through():
                         pass
                     progress.tell(done, total)
 
-                note = self._reclaim.restore(pause)
+                note = self._residency.restore(pause)
             finally:
                 self._notice.end()
             with self._link.lock:
@@ -112,17 +112,17 @@ class Departure:
             When the user interrupted meanwhile; the memory is back then, too.
         """
         with self._link.lock:
-            if not self._wish.is_open:
+            if not self._request.is_open:
                 return False
-            self._wish.answered.clear()
+            self._request.answered.clear()
         try:
-            with self._reclaim.departure_at_once() as leave, self._link.lock:
-                if not self._wish.is_open:
+            with self._residency.offload_at_once() as commit, self._link.lock:
+                if not self._request.is_open:
                     raise CannotOffload("Its turn has come.", reason="busy")
-                self._link.send(leave())
+                self._link.send(commit())
                 self.is_asked = False
-                self._wish.drop()
-                self._reclaim.answer.clear()
+                self._request.drop()
+                self._residency.answer.clear()
         except CannotOffload as error:
             self.decline(error.reason, str(error))
             return False
@@ -132,9 +132,9 @@ class Departure:
     def _come_back(self) -> None:
         """Bring memory back in the middle of what runs: it cannot go on, nor end, without."""
         interrupt: KeyboardInterrupt | None = None
-        while self._reclaim.is_away:
+        while self._residency.is_away:
             try:
-                self.bring_back()
+                self.restore()
             except KeyboardInterrupt as error:
                 if interrupt is None:
                     with self._link.lock:
@@ -144,5 +144,5 @@ class Departure:
                 log.warning("memory of a running cell is not back yet: %s", error)
                 time.sleep(_RESTORE_RETRY)
         if interrupt is not None:
-            self._wish.answered.set()  # there is nothing to withdraw
+            self._request.answered.set()  # there is nothing to withdraw
             raise interrupt

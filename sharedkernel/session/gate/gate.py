@@ -11,12 +11,12 @@ Three things run here at once, by these rules:
 - threads of subshells. Their dispatch mode stays in for good, so each of their operations passes the gate;
 - the link's thread, which brings answers.
 
-Memory that was moved away while the session was idle (:mod:`.reclaim`) comes back before a section's first line: the
+Memory that was moved away while the session was idle (:mod:`.residency`) comes back before a section's first line: the
 section that opens first waits for it, open to interrupts. While the main thread waits for the device in the middle of a
 cell, its memory can be moved away too: the session *gives way*. Then it comes back before the wait ends in any way.
 
-Where the session shares a lane's bytes (:class:`Lanes`), the main thread takes its lane with a grant, and hands it over
-before it gives that back. What cannot be handed over yet keeps the grant, and the next boundary tries again. Other
+Where the session shares a lane's bytes, the main thread takes its lane with a grant, and hands it over before it gives
+that back. What cannot be handed over yet keeps the grant, and the next boundary tries again. Other
 threads neither take a lane nor hand one over: while the main thread has one, they leave the grant to it.
 
 `link.lock` covers each change of standing together with the message about it. The signal handler takes that lock too,
@@ -42,18 +42,18 @@ from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Page, Turn, Word
 from sharedkernel.session.connection import Link
 from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
-from sharedkernel.session.gate.eviction import Departure
-from sharedkernel.session.gate.grant import Grant, Lanes, ReleasePoint
-from sharedkernel.session.gate.grant_request import Wish
+from sharedkernel.session.gate.eviction import SessionEviction
+from sharedkernel.session.gate.grant import HeldGrant, LaneAccess, ReleasePoint
+from sharedkernel.session.gate.grant_request import GrantRequest
 from sharedkernel.session.gate.transforms import is_transform_under_way
 from sharedkernel.session.gate.uncompiled import uncompiled
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, Growth
 from sharedkernel.session.memory.host_meter import free_heap_bytes
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.idleness import is_pythons
-from sharedkernel.session.offload.residency import Reclaim
+from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.ui.wait_display import Notice
+from sharedkernel.session.ui.wait_display import WaitDisplay
 from sharedkernel.system.deferred_signals import holdable, interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
 
@@ -106,22 +106,22 @@ class Gate:
         page: Page,
         meter: Meter,
         link: Link,
-        notice: Notice,
-        reclaim: Reclaim,
+        notice: WaitDisplay,
+        residency: Residency,
         growth: Growth,
         forecast: Forecast,
         *,
         check_memory: Callable[[protocol.Memory], None],
         why_busy: Callable[[], str | None],
         concerns: OperationFilter | None = None,
-        lanes: Lanes | None = None,
+        lanes: LaneAccess | None = None,
         run_ahead: Callable[[], None] | None = None,
     ) -> None:
         self._words = page.words
         self._meter = meter
         self._link = link
         self._notice = notice
-        self._reclaim = reclaim
+        self._residency = residency
         self._growth = growth
         self._forecast = forecast
         self._lanes = lanes
@@ -129,8 +129,8 @@ class Gate:
         self._check_memory = check_memory
         self._why_kernel_busy = why_busy
         self._observer: GateObserver | None = None
-        self.grant = Grant(page, meter, forecast, self._turn_changed)
-        self._wish = Wish(page, meter, link, notice, forecast, self.grant)
+        self.grant = HeldGrant(page, meter, forecast, self._turn_changed)
+        self._request = GrantRequest(page, meter, link, notice, forecast, self.grant)
         self._main = threading.get_ident()
         self._concerns = concerns
         self._mode = DeviceMode(
@@ -142,7 +142,7 @@ class Gate:
         self._modes = threading.local()
         #: one thread at a time asks for the device, or brings memory back
         self._asking = threading.RLock()
-        self._departure = Departure(reclaim, link, notice, self._wish, self._one_at_a_time)
+        self._eviction = SessionEviction(residency, link, notice, self._request, self._one_at_a_time)
         #: the main thread waits for the device
         self._main_waits = False
         #: until when boundaries only count, unless the executor asks: all else costs microseconds each time
@@ -165,13 +165,13 @@ class Gate:
         if self._observer is not None:
             self._observer.turn_changed(begins)
 
-    def standing(self) -> dict[str, Any]:
+    def resume_state(self) -> dict[str, Any]:
         """Return what a new executor must know (with `link.lock` held)."""
         return {
             "cell_open": self._sections > 0,
             "holding": self.grant.is_held,
-            "wanting": self._wish.is_open,
-            "offloaded_bytes": self._reclaim.away_bytes,
+            "wanting": self._request.is_open,
+            "offloaded_bytes": self._residency.away_bytes,
             "source": self._forecast.source,
         }
 
@@ -239,11 +239,11 @@ class Gate:
     @property
     def needs_section(self) -> bool:
         """User objects must not be touched outside a section: memory is away, or about to go."""
-        return self._reclaim.is_away or self._reclaim.is_moving
+        return self._residency.is_away or self._residency.is_moving
 
     def _open(self) -> None:
         with signals_held():
-            if self._reclaim.is_away:
+            if self._residency.is_away:
                 self._notice.wait_begins()
             with self._link.lock:
                 self._sections += 1
@@ -255,11 +255,11 @@ class Gate:
                     if self._lanes is not None:
                         self._lanes.section_began()
                     self._link.send(protocol.CellOpened())
-                    self._reclaim.section_opened()
-                    self._departure.decline("busy", "Its code runs.")
-            if self._reclaim.is_away:
+                    self._residency.section_opened()
+                    self._eviction.decline("busy", "Its code runs.")
+            if self._residency.is_away:
                 try:
-                    self._departure.bring_back()
+                    self._eviction.restore()
                 except BaseException:
                     self._close()
                     raise
@@ -278,7 +278,7 @@ class Gate:
                     closed = None
                 else:
                     self._meter.measure_idle()
-                    self._reclaim.answer.clear()
+                    self._residency.answer.clear()
                     self._words[Word.TURN] = Turn.IDLE
                     closed = protocol.CellClosed(memory=self._meter.memory)
                 self._link.send(*(message for message in (released, closed) if message))
@@ -304,21 +304,21 @@ class Gate:
         the main thread.
         """
         with self._link.lock:
-            self._departure.is_asked = True
-            if self._wish.is_open and self._main_waits and self._sections == 1 and self._reclaim.keeps_addresses:
-                self._wish.answered.set()
+            self._eviction.is_asked = True
+            if self._request.is_open and self._main_waits and self._sections == 1 and self._residency.keeps_addresses:
+                self._request.answered.set()
                 return False
-            if self._sections and not self._reclaim.keeps_addresses:
-                self._departure.decline("unsafe", "What runs would not find its memory where it was.")
+            if self._sections and not self._residency.keeps_addresses:
+                self._eviction.decline("unsafe", "What runs would not find its memory where it was.")
             if self._sections:
-                self._departure.decline("busy", "Its code runs.")
-            return self._departure.is_asked
+                self._eviction.decline("busy", "Its code runs.")
+            return self._eviction.is_asked
 
     async def offload(self) -> None:
         """Move the session's memory away if that can be done and is still asked for, and answer the executor."""
-        if self.needs_section or not self._departure.is_asked:  # an earlier one, stopped by a section, answers for both
+        if self.needs_section or not self._eviction.is_asked:  # an earlier one, stopped by a section, answers for both
             return
-        await self._departure.leave(self._why_busy)
+        await self._eviction.offload(self._why_busy)
 
     def _why_busy(self) -> str | None:
         if self._sections or self._disabled:
@@ -374,25 +374,25 @@ class Gate:
         """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing; wait for it."""
         self._main_waits = threading.get_ident() == self._main
         check = None if is_pythons(threading.get_ident()) else self._interrupt_check()
-        self._wish.say(growth, spare)
+        self._request.say(growth, spare)
         try:
-            self._wish.wait(check)
-            while self._departure.is_asked and self._wish.is_open:
-                if self._departure.give_way():
-                    self._wish.say(0, spare)
-                self._wish.wait(check)
+            self._request.wait(check)
+            while self._eviction.is_asked and self._request.is_open:
+                if self._eviction.give_way():
+                    self._request.say(0, spare)
+                self._request.wait(check)
         except BaseException:
-            self._wish.withdraw()
+            self._request.withdraw()
             raise
         finally:
             self._main_waits = False
-            self._departure.decline("busy", "Its code runs.")
-        if self._wish.refusal is not None:
+            self._eviction.decline("busy", "Its code runs.")
+        if self._request.refusal is not None:
             # What earlier code needed may not fit beside what is kept by now. What runs next may need less; if it does
             # not, it is refused when it grows.
             if not growth and self._meter.forget_peak():
                 return self._acquire(spare=spare)
-            raise torch.OutOfMemoryError(self._wish.refusal.message)
+            raise torch.OutOfMemoryError(self._request.refusal.message)
         self._quiet_until = 0.0
         if threading.get_ident() == self._main:
             if self.grant.threads.is_due and self._growth.is_crowded:
@@ -423,13 +423,13 @@ class Gate:
             self._notice.update(message)
             return
         if isinstance(message, protocol.Restore) or (
-            isinstance(message, protocol.RefusedGrant) and self._reclaim.is_away
+            isinstance(message, protocol.RefusedGrant) and self._residency.is_away
         ):
             with self._link.lock:
-                if self._sections and self._reclaim.is_away:  # else it crossed with the section's end
-                    self._reclaim.answer.give(None if isinstance(message, protocol.Restore) else message)
+                if self._sections and self._residency.is_away:  # else it crossed with the section's end
+                    self._residency.answer.give(None if isinstance(message, protocol.Restore) else message)
             return
-        self._wish.hear(message)
+        self._request.hear(message)
 
     # --- growth -------------------------------------------------------------------------------------------------------
 
@@ -609,7 +609,7 @@ class Gate:
             self._check_memory(self._meter.memory)
         return True
 
-    def _hand_over(self, lanes: Lanes, at: ReleasePoint) -> bool:
+    def _hand_over(self, lanes: LaneAccess, at: ReleasePoint) -> bool:
         """Hand the lane over; the executor stops nobody who does."""
         self._words[Word.HANDING_OVER] = 1
         try:
@@ -650,7 +650,7 @@ class Gate:
     def _come_if_summoned(self) -> None:
         """Ask for the device although nothing needs it: meanwhile the memory can be moved out for others."""
         is_summoned, self._words[Word.SUMMONED] = self._words[Word.SUMMONED], 0
-        if not is_summoned or not self._sections or self._wish.is_open:
+        if not is_summoned or not self._sections or self._request.is_open:
             return
         try:
             self.pass_device()

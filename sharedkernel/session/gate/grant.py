@@ -22,8 +22,8 @@ GRANT_INTERVAL = 1.0
 ReleasePoint = Literal["boundary", "cell", "yield"]
 
 
-class Lanes(Protocol):
-    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lanes.client.LaneTurns`."""
+class LaneAccess(Protocol):
+    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lanes.client.LaneClient`."""
 
     @property
     def has_turn(self) -> bool:
@@ -45,7 +45,7 @@ class Lanes(Protocol):
         """Hand the lane over; return whether the grant may go."""
 
 
-class Grant:
+class HeldGrant:
     """One session's grant, time and again.
 
     Parameters

@@ -11,18 +11,20 @@ from collections.abc import Callable
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
 from sharedkernel.session.connection import Link
-from sharedkernel.session.gate.grant import Grant
+from sharedkernel.session.gate.grant import HeldGrant
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, Notice
+from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
-from sharedkernel.system.interrupt_safe_event import Latch
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 #: seconds between two checks in a wait of another thread than the main one
 _CHECK_INTERVAL = 0.2
 
 
-def wait_for_answer(answered: Latch, notice: Notice, link: Link, check: Callable[[], None] | None = None) -> None:
+def wait_for_answer(
+    answered: InterruptSafeEvent, notice: WaitDisplay, link: Link, check: Callable[[], None] | None = None
+) -> None:
     """Wait for an answer of the executor, open to interrupts; if it takes long, *notice* shows why, and goes on to.
 
     Parameters
@@ -43,7 +45,7 @@ def wait_for_answer(answered: Latch, notice: Notice, link: Link, check: Callable
         notice.refresh(has_executor=link.is_connected)
 
 
-def _wait(answered: Latch, seconds: float, check: Callable[[], None] | None) -> bool:
+def _wait(answered: InterruptSafeEvent, seconds: float, check: Callable[[], None] | None) -> bool:
     if check is None:
         return answered.wait(seconds)
     deadline = time.monotonic() + seconds
@@ -54,7 +56,7 @@ def _wait(answered: Latch, seconds: float, check: Callable[[], None] | None) -> 
     return False
 
 
-class Wish:
+class GrantRequest:
     """One session's wish for the device, time and again.
 
     Parameters
@@ -63,7 +65,9 @@ class Wish:
         The session's.
     """
 
-    def __init__(self, page: Page, meter: Meter, link: Link, notice: Notice, forecast: Forecast, grant: Grant) -> None:
+    def __init__(
+        self, page: Page, meter: Meter, link: Link, notice: WaitDisplay, forecast: Forecast, grant: HeldGrant
+    ) -> None:
         self._words = page.words
         self._meter = meter
         self._link = link
@@ -73,7 +77,7 @@ class Wish:
         #: it was said, and has no answer
         self.is_open = False
         #: there is something to do for who waits: an answer, or else what the gate has to do meanwhile
-        self.answered = Latch()
+        self.answered = InterruptSafeEvent()
         #: the answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
 

@@ -11,7 +11,7 @@ import resource
 
 import torch
 
-from sharedkernel.session.memory.data_limit import lifted
+from sharedkernel.session.memory.data_limit import unlimited_rlimit
 
 #: what each of OpenMP's threads runs when they are made: a C function that needs nothing and ignores its arguments
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
@@ -50,7 +50,7 @@ class ThreadBound:
         self._are_made = True
         parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
         if parallel is not None:
-            with lifted():
+            with unlimited_rlimit():
                 parallel(_NOTHING, None, ctypes.c_uint(torch.get_num_threads()), ctypes.c_uint(0))
 
     def forget_in_child(self) -> None:

@@ -32,15 +32,15 @@ from sharedkernel.session.gate.boundaries import Boundaries
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.kernel import likeness, own_log, packages, user_account
 from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn
-from sharedkernel.session.kernel.kernel import SessionKernel
-from sharedkernel.session.kernel.message_log import Outbox
+from sharedkernel.session.kernel.kernel import GatedKernel
+from sharedkernel.session.kernel.message_log import MessageLog
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
 from sharedkernel.session.memory.quota import ErrorTranslator, Quota
-from sharedkernel.session.offload.residency import Reclaim
+from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.progress.iteration_cost import SoloCost
+from sharedkernel.session.progress.iteration_cost import IterationCostCounter
 from sharedkernel.session.progress.progress import Progress
 from sharedkernel.session.ui.wait_display import WaitNotice, show_sentence
 from sharedkernel.system import processes
@@ -57,7 +57,7 @@ _NO_VARIABLES = "Variables by KERNEL_ENV_ are not set here: sessions run under t
 boundaries: Boundaries | None = None
 
 
-class SessionProcess:
+class SessionRuntime:
     """Wires one kernel, its gate and its link.
 
     Parameters
@@ -88,9 +88,9 @@ class SessionProcess:
         #: the sentence with which it was refused last
         self._refusal: str | None = None
         self._app = app
-        self._kernel: SessionKernel = self._app.kernel
-        outbox = Outbox()
-        outbox.attend(self._app)
+        self._kernel: GatedKernel = self._app.kernel
+        message_log = MessageLog()
+        message_log.attend(self._app)
         Pace().attend(self._app)
         notice = WaitNotice(self._kernel, out_of_turn)
         notice.attend(self._app)
@@ -100,16 +100,16 @@ class SessionProcess:
         self._channel = DescriptorClient(launch.executor_socket)
         self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
         self._quota = Quota()
-        reclaim = Reclaim(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
+        residency = Residency(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
         growth = Growth(self._meter, self._quota)
-        self._forecast = forecast = Forecast(Progress(), SoloCost())
+        self._forecast = forecast = Forecast(Progress(), IterationCostCounter())
         self._link = Link(launch.executor_socket)
         self._gate = Gate(
             page,
             self._meter,
             self._link,
             notice,
-            reclaim,
+            residency,
             growth,
             forecast,
             check_memory=self._quota.check,
@@ -127,7 +127,7 @@ class SessionProcess:
             take_refusal=lambda: None if self._lanes is None else self._lanes.take_refusal(),
             on_failure=self._gate.allocation_failed,
         )
-        self._kernel.attach(self._gate, self._quota, translator, notice=notice, outbox=outbox)
+        self._kernel.attach(self._gate, self._quota, translator, notice=notice, message_log=message_log)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 
@@ -150,7 +150,7 @@ class SessionProcess:
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
-            **self._gate.standing(),
+            **self._gate.resume_state(),
         )
 
     def _on_message(self, message: Any) -> None:
@@ -232,7 +232,7 @@ class SessionProcess:
 
 def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
-        kernel_class=SessionKernel,
+        kernel_class=GatedKernel,
         outstream_class="sharedkernel.session.kernel.backpressure.PacedStream",
         transport="ipc",
         # Without a parent to watch, the kernel outlives whatever forked it.
@@ -286,4 +286,4 @@ def run(
     _reseed()
     set_up_heap()
     app = _make_app(connection_file, log_stream, with_history=isolation == "none")
-    SessionProcess(launch, app, assign=assign).run()
+    SessionRuntime(launch, app, assign=assign).run()

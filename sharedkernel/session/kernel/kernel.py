@@ -27,9 +27,9 @@ from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.loops import LoopReporter
 from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.likeness import named_as
-from sharedkernel.session.kernel.message_log import REPLY, REQUEST, Outbox
+from sharedkernel.session.kernel.message_log import REPLY, REQUEST, MessageLog
 from sharedkernel.session.kernel.reaper import reap_adopted
-from sharedkernel.session.kernel.request_limit import Inbox
+from sharedkernel.session.kernel.request_limit import RequestLimit
 from sharedkernel.session.kernel.shell import SessionShell
 from sharedkernel.session.memory.quota import ErrorTranslator, Quota
 from sharedkernel.session.offload.host import RestoreFailed
@@ -76,7 +76,7 @@ def _unaware_of_modules() -> Iterator[None]:
 
 
 @named_as(IPythonKernel)
-class SessionKernel(IPythonKernel):
+class GatedKernel(IPythonKernel):
     """An ipykernel behind a gate.
 
     :mod:`.app` calls :meth:`attach` once the kernel exists, before any message is handled.
@@ -88,12 +88,12 @@ class SessionKernel(IPythonKernel):
     #: shows why cells wait
     notice = Instance(WaitNotice, allow_none=True)
     #: has what gateways may have missed
-    outbox = Instance(Outbox, allow_none=True)
+    message_log = Instance(MessageLog, allow_none=True)
     #: said before the first cell's own output; None once it was
     greeting: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:
-        self._inbox = Inbox()
+        self._request_limit = RequestLimit()
         #: who of its main thread they reach
         self.interrupts = Interrupts()
         #: whoever sent what has no answer was told that it is refused (on the thread that reads the channel)
@@ -105,7 +105,7 @@ class SessionKernel(IPythonKernel):
             self.debugger.kernel_modules = imported_files
 
     def attach(
-        self, gate: Gate, quota: Quota, translator: ErrorTranslator, *, notice: WaitNotice, outbox: Outbox
+        self, gate: Gate, quota: Quota, translator: ErrorTranslator, *, notice: WaitNotice, message_log: MessageLog
     ) -> None:
         """Run all user code behind the gate from now on.
 
@@ -121,7 +121,7 @@ class SessionKernel(IPythonKernel):
             Has the messages that gateways may have missed.
         """
         assert isinstance(self.shell, SessionShell)
-        self.gate, self.quota, self.notice, self.outbox = gate, quota, notice, outbox
+        self.gate, self.quota, self.notice, self.message_log = gate, quota, notice, message_log
         self.shell.translator = translator
         # The source as it was written, before anything is put into it.
         self.shell.ast_transformers += [SourceReader(gate.source_read), LoopReporter()]
@@ -162,7 +162,7 @@ class SessionKernel(IPythonKernel):
         subshells = self.shell_channel_thread.manager.list_subshell()
         subshell = None if request is None else request["header"].get("subshell_id")
         is_passed_on = request is not None and (subshell is None or subshell in subshells)
-        if request is None or not is_passed_on or self._inbox.add(msg, subshell, subshells):
+        if request is None or not is_passed_on or self._request_limit.add(msg, subshell, subshells):
             self._has_refused = False
             await super().shell_channel_thread_main(msg)
         else:
@@ -173,8 +173,8 @@ class SessionKernel(IPythonKernel):
         assert self.session is not None
         kind, _, suffix = request["header"]["msg_type"].rpartition("_")
         sentence = (
-            f"this session is busy, and {format_bytes(self._inbox.limit_bytes)} of messages wait for it already; "
-            "send this one again when its cells have ended, or interrupt them."
+            f"this session is busy, and {format_bytes(self._request_limit.limit_bytes)} of messages wait for it "
+            "already; send this one again when its cells have ended, or interrupt them."
         )
         error = {"ename": "MessageRefused", "evalue": sentence, "traceback": [f"MessageRefused: {sentence}"]}
         self._publish_status("busy", "shell", parent=request)
@@ -195,7 +195,7 @@ class SessionKernel(IPythonKernel):
 
     async def dispatch_shell(self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False) -> None:
         """Handle a message of the shell channel; operations on a subshell's thread pass the gate from now on."""
-        self._inbox.take(msg)
+        self._request_limit.take(msg)
         if self.gate is not None:
             self.gate.guard_thread()
         await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
@@ -211,10 +211,10 @@ class SessionKernel(IPythonKernel):
         if request.get("msg_type") != REQUEST:
             await super().dispatch_control(msg)
             return
-        assert self.outbox is not None
+        assert self.message_log is not None
         assert self.control_stream is not None
         request = self.session.deserialize(frames, copy=False)
-        missed = self.outbox.since(request["content"]["seen"], request["content"]["identity"].encode())
+        missed = self.message_log.since(request["content"]["seen"], request["content"]["identity"].encode())
         content = {
             "status": "ok",
             "is_cut": missed.is_cut,

@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.ipc import current_session
-from sharedkernel.system.interrupt_safe_event import Latch
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0
@@ -54,7 +54,7 @@ class SharedMagics(Magics):
 
 def _newest_status() -> dict[str, Any] | None:
     """Return the status document of this moment; None when it does not come in time."""
-    answered = Latch()
+    answered = InterruptSafeEvent()
     documents: list[dict[str, Any]] = []
 
     def take(status: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ class SessionShell(ZMQInteractiveShell):
 
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
         """Show an error, though the session may be at its memory's limit: to show it takes some, too."""
-        with data_limit.lifted():
+        with data_limit.unlimited_rlimit():
             super().showtraceback(*args, **kwargs)
 
     def init_magics(self) -> None:

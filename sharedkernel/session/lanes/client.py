@@ -1,14 +1,14 @@
 """What the gate tells a session's lane, from before there is one: the lane's memory is made when CUDA is first used.
 
 Until its user's code first touches the GPU a session has no context there, and must not make one by itself. Once it is
-assigned with lanes (:meth:`LaneTurns.enable`), its first grant sets up the arena and torch's pools, before the
+assigned with lanes (:meth:`LaneClient.enable`), its first grant sets up the arena and torch's pools, before the
 operation that wanted the grant. From then on all of torch's memory comes by page from the executor. Where that cannot
 be, torch's memory is its own as before; the executor is told why, and shows it in status.
 
 A turn is without a lane while threads of the user's are alive: they may use the device at any moment, also in somebody
 else's turn. If they appear in the middle of a turn, the lane stays this session's until they are gone.
 
-All calls but :meth:`LaneTurns.section_began` come from the main thread, with its signals held. Not yet run on a GPU.
+All calls but :meth:`LaneClient.section_began` come from the main thread, with its signals held. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.base import Driver
+from sharedkernel.device_memory.drivers.base import MemoryDriver
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _MOST_NAMES = 3
 
 
-class LaneTurns:
+class LaneClient:
     """One session's way to its lane.
 
     Parameters
@@ -61,7 +61,7 @@ class LaneTurns:
         meter: CudaMeter,
         channel: Channel,
         user_threads: Callable[[], list[str]],
-        make_driver: Callable[[], Driver] = lambda: CudaDriver(DEVICE),
+        make_driver: Callable[[], MemoryDriver] = lambda: CudaDriver(DEVICE),
     ) -> None:
         self._torch = torch
         #: torch's allocator

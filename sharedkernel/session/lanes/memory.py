@@ -28,11 +28,11 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.backing_store import MemoryShelter
+from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.errors import OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
-from sharedkernel.device_memory.offload import Leaving
+from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.session.memory.cuda_meter import PageBytes
@@ -50,7 +50,7 @@ ROOM_PATIENCE, _ROOM_INTERVAL = 3.0, 0.05
 WORTH_FREEING = 32 << 20
 
 
-class Descriptor(Protocol):
+class OpenFile(Protocol):
     """An open file of this process."""
 
     def fileno(self) -> int:
@@ -63,7 +63,7 @@ class Channel(Protocol):
     def number(self) -> int:
         """Return a number for a request."""
 
-    def request(self, message: Any) -> tuple[Any, Sequence[Descriptor]]:
+    def request(self, message: Any) -> tuple[Any, Sequence[OpenFile]]:
         """Return the answer and what came with it; raises SharedKernelError."""
 
     def start(self, message: Any) -> Future[Any]:
@@ -115,7 +115,7 @@ class ExecutorSupplier:
         except BaseException:
             for unit in given:
                 os.close(unit.descriptor)
-            self.let_go([unit.unit for unit in given])
+            self.release_units([unit.unit for unit in given])
             raise
         if given:
             units = [unit.unit for unit in given]
@@ -136,7 +136,7 @@ class ExecutorSupplier:
             raise
         return given
 
-    def let_go(self, units: Sequence[int]) -> None:
+    def release_units(self, units: Sequence[int]) -> None:
         """Tell the executor that nothing of these units is left in this process."""
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
@@ -164,7 +164,7 @@ class ExecutorSupplier:
     def _let_go_unheeded(self, coming: Future[Any]) -> None:
         """Let go of units that came after their wait was interrupted; of a lane's units none is lost by that."""
         if coming.exception() is None:
-            self.let_go([unit for unit, _ in coming.result()[0].units])
+            self.release_units([unit for unit, _ in coming.result()[0].units])
 
 
 class CudaMemory:
@@ -238,10 +238,10 @@ class CudaMemory:
 
     # --- going away and coming back ---------------------------------------------------------------------------------
 
-    def prepare_offload(self) -> Leaving:
+    def prepare_offload(self) -> ArenaOffload:
         """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
         self._leave()
-        return self._memory.prepare_offload(MemoryShelter)
+        return self._memory.prepare_offload(HostBackingStore)
 
     def restore(self) -> None:
         """Bring everything back.

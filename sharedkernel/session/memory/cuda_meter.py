@@ -43,7 +43,7 @@ _PLAUSIBLE_CONTEXT = range(64 << 20, 2 << 30)
 _WORTH_FREEING_BYTES = 32 << 20
 
 
-class Device(Protocol):
+class GpuSampler(Protocol):
     """What NVML tells: :class:`sharedkernel.system.nvml.Gpu`."""
 
     def sample(self) -> GpuSample:
@@ -106,7 +106,7 @@ class CudaMeter:
         self,
         page: Page,
         cuda: TorchCuda,
-        find_device: Callable[[], Device | None] = find_gpu,
+        find_device: Callable[[], GpuSampler | None] = find_gpu,
         *,
         gives_back: bool = True,
     ) -> None:
@@ -115,7 +115,7 @@ class CudaMeter:
         #: torch's allocator
         self.cuda = cuda
         self._find_device = find_device
-        self._device: Device | None = None
+        self._device: GpuSampler | None = None
         self._gives_back = gives_back
         self._allowance: Allowance | None = None
         self._persistent = 0
@@ -288,12 +288,12 @@ class CudaMeter:
         self._stays = now.allocated
         self._show(0, held)
 
-    def went_away(self, size: int) -> None:
+    def record_offload(self, size: int) -> None:
         """Take note that *size* bytes were moved off the device."""
         self.measure_idle()
         self._measure_framework()
 
-    def came_back(self) -> None:
+    def record_restore(self) -> None:
         """Take note that everything is back."""
         self.measure_idle()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def lifted() -> Iterator[None]:
+def unlimited_rlimit() -> Iterator[None]:
     """Lift the limit for what the session does itself; of user code only an exception's own words are asked for."""
     limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if limit != hard:

@@ -271,14 +271,14 @@ class HostMeter:
         self._interrupted_peak = 0
         self._set_persistent(self.used_bytes)
 
-    def went_away(self, size: int) -> None:
+    def record_offload(self, size: int) -> None:
         """Take note that *size* bytes were moved away, at unchanged addresses."""
         self._away = size
         self._words[Word.LIVE] = 0
         self.measure_idle()
         self._measure_framework()
 
-    def came_back(self) -> None:
+    def record_restore(self) -> None:
         """Take note that what was away is back."""
         self._away = 0
         self._is_unsettled = True

@@ -67,10 +67,10 @@ class Meter(Protocol):
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""
 
-    def went_away(self, size: int) -> None:
+    def record_offload(self, size: int) -> None:
         """Take note that *size* bytes were moved away."""
 
-    def came_back(self) -> None:
+    def record_restore(self) -> None:
         """Take note that everything is back."""
 
     def utilisation(self) -> float | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.session.progress.iteration_cost import SoloCost
+from sharedkernel.session.progress.iteration_cost import IterationCostCounter
 from sharedkernel.session.progress.progress import Progress, fraction_done
 
 #: by how much iterations left, and their length, may differ from what was said before it is said anew, as a share
@@ -46,7 +46,7 @@ class Forecast:
         What shows how far its cell is, and what an iteration costs.
     """
 
-    def __init__(self, progress: Progress, cost: SoloCost) -> None:
+    def __init__(self, progress: Progress, cost: IterationCostCounter) -> None:
         self.progress = progress
         self.cost = cost
         self._source: str | None = None

@@ -34,7 +34,7 @@ class IterationCost(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class SoloCost:
+class IterationCostCounter:
     """Counts one iteration of each source."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ _NO_OUTPUT = ("status", "execute_input")
 _LOCK_PATIENCE = 1.0
 
 
-class Notice(Protocol):
+class WaitDisplay(Protocol):
     """Shows why a cell waits."""
 
     @property
@@ -222,10 +222,10 @@ class WaitNotice:
             self._sender = None
 
 
-class Progress:
+class RestoreProgress:
     """Tells in *notice* how far the way back of a session's memory has come, unless it is quick."""
 
-    def __init__(self, notice: Notice) -> None:
+    def __init__(self, notice: WaitDisplay) -> None:
         self._notice = notice
         self._next = time.monotonic() + (0.0 if notice.is_shown else NOTICE_AFTER)
 
