@@ -70,9 +70,6 @@ TINY_MODULES = frozenset(
         "_version",
         "ipc.peers",
         "system.tasks",
-        "session.memory.data_limit",
-        "session.gate.transforms",
-        "session.gate.uncompiled",
         "system.slow_imports",
     }
 )

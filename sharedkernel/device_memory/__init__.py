@@ -6,18 +6,19 @@ travel as descriptors over a unix socket.
 
 Who does what, from below:
 
-========================  ==========================================================================================
-`driver`                  the calls that everything is built from, and their rules
-`memfd`, `cuda`           two drivers: memory files with CUDA's refusals, and CUDA
+========================  ============================================================================================
+`drivers`                 the calls that everything is built from, and two drivers: memory files with CUDA's refusals,
+                          and CUDA
 `layout`                  how a lane and private memory are cut into units
 `store`                   the executor's side: creates and counts units, every one in exactly one account
 `mapper`                  changes what is mapped in slots: in all of them, or in none
 `arena`                   a session's page table: what each address shows
-`offload`, `backing_store`page-wise away and back, at unchanged addresses
+`offload`                 moves memory out and back page by page, at unchanged addresses
+`backing_store`           where its bytes stay meanwhile
 `torch_pool`              torch's allocator over addresses of ours
 `segments`                where torch's segments come from, and what becomes of them
 `lane_memory`             a session's whole: iterations, hand-over, headroom, offload
-========================  ==========================================================================================
+========================  ============================================================================================
 
 A turn of a session in a lane:
 
@@ -34,7 +35,7 @@ Private units are asked for through a :class:`Supplier`: :meth:`LaneStore.give_p
 :meth:`LaneStore.exported` answer it, :meth:`LaneStore.confirm` takes note that the session has them, and
 :meth:`LaneStore.take_back` that it has let go. :meth:`LaneStore.session_gone` is for those that ended.
 
-Nothing here is imported into the executor that imports torch: `store`, `driver`, `memfd`, `cuda`, `layout`.
+Nothing here is imported into the executor that imports torch: `store`, `drivers`, `layout`.
 """
 
 from __future__ import annotations

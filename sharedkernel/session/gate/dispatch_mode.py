@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import (
 )
 
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
-from sharedkernel.session.gate.tracebacks import without_ours
-from sharedkernel.session.gate.uncompiled import uncompiled
+from sharedkernel.session.gate.torch_internals import uncompiled, without_ours
 from sharedkernel.system.deferred_signals import signals_held
 
 #: returns whether an operation with these arguments and keywords is the device's

@@ -45,8 +45,7 @@ from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
 from sharedkernel.session.gate.eviction import SessionEviction
 from sharedkernel.session.gate.grant import HeldGrant, LaneAccess, ReleasePoint
 from sharedkernel.session.gate.grant_request import GrantRequest
-from sharedkernel.session.gate.transforms import is_transform_under_way
-from sharedkernel.session.gate.uncompiled import uncompiled
+from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, Growth
 from sharedkernel.session.memory.host_meter import free_heap_bytes
 from sharedkernel.session.memory.meters import Meter

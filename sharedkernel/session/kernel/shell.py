@@ -8,11 +8,11 @@ from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
 
-from sharedkernel.session.gate.tracebacks import without_ours
+from sharedkernel.session.gate.torch_internals import without_ours
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.session.kernel.magics import SharedMagics
 from sharedkernel.session.kernel.packages import PackageMagics
-from sharedkernel.session.memory import data_limit
+from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.memory.quota import ErrorTranslator
 
 
@@ -68,7 +68,7 @@ class SessionShell(ZMQInteractiveShell):
 
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
         """Show an error, though the session may be at its memory's limit: to show it takes some, too."""
-        with data_limit.unlimited_rlimit():
+        with unlimited_rlimit():
             super().showtraceback(*args, **kwargs)
 
     def init_magics(self) -> None:

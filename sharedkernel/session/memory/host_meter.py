@@ -11,12 +11,13 @@ they take the same memory. What the process had in use when it was given to its 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sharedkernel.ipc.shared_page import Page, Word
@@ -126,6 +127,23 @@ def private_bytes() -> int:
         if line.startswith(("Private_Clean:", "Private_Dirty:")):
             total += int(line.split()[1]) * 1024
     return total - bytes_mapped_alone()
+
+
+@contextlib.contextmanager
+def unlimited_rlimit() -> Iterator[None]:
+    """Lift the limit that the executor sets on this process's private memory (RLIMIT_DATA), for the session's own work.
+
+    Of user code only an exception's own text is requested meanwhile.
+    """
+    limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit != hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        # The executor may have set another one meanwhile, which holds.
+        if limit != hard and resource.getrlimit(resource.RLIMIT_DATA)[0] == hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 class HostMeter:

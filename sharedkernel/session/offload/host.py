@@ -32,7 +32,7 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.paths import make_private_directory
-from sharedkernel.session.memory import data_limit
+from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.offload.storages import Region, Survey
 from sharedkernel.units import format_bytes
 
@@ -108,7 +108,7 @@ class OffloadedRegions:
         done = 0
         # What comes back was counted against the limit before it went, but together with free memory of the heap, which
         # one that was set since then leaves out.
-        with data_limit.unlimited_rlimit():
+        with unlimited_rlimit():
             try:
                 for piece, offset in self._pieces():
                     pause(done)
