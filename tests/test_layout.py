@@ -57,7 +57,6 @@ LONG_MODULES = frozenset(
         "executor.shelf.store",
         "executor.supervision.supervisor",
         "relay.relay",
-        "session.gate.gate",
         "shelf.layout",
         "simulator.device",
     }

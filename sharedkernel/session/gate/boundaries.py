@@ -221,7 +221,7 @@ class Boundaries:
         if self._kind:
             self._forget()
         if items := self._progress.items_passed():
-            self._gate.count(items)
+            self._gate.reports.count(items)
 
     def _is_looked_at(self) -> bool:
         """Whether something would see hooks on all modules, such as `torch.compile`, which would compile again."""

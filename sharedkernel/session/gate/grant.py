@@ -28,6 +28,19 @@ ReleasePoint = Literal["boundary", "cell", "yield"]
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
 
 
+class GateObserver(Protocol):
+    """Learns what happens at a gate: the session's boundaries."""
+
+    def turn_changed(self, begins: bool) -> None:
+        """Handle the begin or the end of a grant (any thread)."""
+
+    def force_signalled(self) -> None:
+        """Handle a force signal that finds the main thread with a grant, between two bytecodes."""
+
+    def look_began(self) -> None:
+        """Handle the begin of something that looks at dispatch, such as a profiler."""
+
+
 class LaneAccess(Protocol):
     """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lanes.client.LaneClient`."""
 

@@ -81,7 +81,7 @@ class GrantRequest:
         #: the answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
 
-    def say(self, growth: int, spare: int) -> None:
+    def send(self, growth: int, spare: int) -> None:
         """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing."""
         memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
         self._notice.wait_begins()
@@ -118,7 +118,7 @@ class GrantRequest:
                 if self._grant.is_held:
                     self._link.send(self._grant.end("boundary"))
 
-    def hear(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
+    def handle(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
         """Take the executor's answer (on the link's thread)."""
         with self._link.lock:
             granted = isinstance(message, protocol.Granted)

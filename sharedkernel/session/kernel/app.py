@@ -28,6 +28,7 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
+from sharedkernel.session.gate.acquisition import GateParts
 from sharedkernel.session.gate.boundaries import Boundaries
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.kernel import likeness, own_log, packages, user_account
@@ -104,14 +105,17 @@ class SessionRuntime:
         growth = Growth(self._meter, self._quota)
         self._forecast = forecast = Forecast(Progress(), IterationCostCounter())
         self._link = Link(launch.executor_socket)
+        parts = GateParts(
+            page=page,
+            meter=self._meter,
+            link=self._link,
+            notice=notice,
+            residency=residency,
+            growth=growth,
+            forecast=forecast,
+        )
         self._gate = Gate(
-            page,
-            self._meter,
-            self._link,
-            notice,
-            residency,
-            growth,
-            forecast,
+            parts,
             check_memory=self._quota.check,
             why_busy=self._kernel.why_busy,
             concerns=operation_filter(device_kind),
@@ -169,8 +173,8 @@ class SessionRuntime:
                 self._awaited = None
             current_session.on_message(message)
         elif isinstance(message, protocol.Offload):
-            if self._gate.ask_offload():
-                self._loop.add_callback(self._gate.offload)
+            if self._gate.sections.request_offload():
+                self._loop.add_callback(self._gate.sections.offload)
         elif isinstance(message, protocol.Failed):
             self._meet_refusal(message, time.monotonic())
         else:

@@ -248,9 +248,9 @@ class GatedKernel(IPythonKernel):
             with contextlib.ExitStack() as section:
                 assert self.gate is not None
                 # The main thread's operations outside cells open a section of their own.
-                if self.gate.needs_section or threading.current_thread() is not threading.main_thread():
+                if self.gate.sections.is_needed or threading.current_thread() is not threading.main_thread():
                     try:
-                        section.enter_context(self.gate.section())
+                        section.enter_context(self.gate.sections.open())
                     except _NOT_OPENED as error:
                         self._reply_failed(stream, identities, request, error)
                         return
@@ -283,7 +283,7 @@ class GatedKernel(IPythonKernel):
         section = contextlib.ExitStack()
         try:
             with self.interrupts.let_through():
-                section.enter_context(self.gate.section())
+                section.enter_context(self.gate.sections.open())
         except _NOT_OPENED as error:
             return self._fail({"execution_count": self.execution_count, "payload": []}, error)
         used_before = self.gate.used_bytes
