@@ -15,7 +15,7 @@ from sharedkernel.session.memory.cuda_meter import USUAL_CONTEXT_BYTES, CudaMete
 from sharedkernel.session.memory.torch_cuda import TorchCuda
 from sharedkernel.system.nvml import Gpu, NvmlUnavailable
 from tests.fake_nvml import FakeGpu, FakeNvml
-from tests.session.fake_torch_cuda import GIB, FakeTorch
+from tests.session.memory.fake_torch_cuda import GIB, FakeTorch
 
 MIB = 1 << 20
 
