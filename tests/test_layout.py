@@ -50,8 +50,6 @@ MAX_LINES = 400
 LONG_MODULES = frozenset(
     {
         "device_memory.lane_memory",
-        "device_memory.store",
-        "device_memory.torch_pool",
         "executor.dispatch.controller",
         "executor.service",
         "executor.shelf.store",

@@ -6,7 +6,7 @@ new segment only when no free block of the pool fits. The rules this module keep
 - a callback runs while the allocator may hold its mutex, and takes Python's interpreter lock. So it calls nothing of
   torch, and takes an address from a list; only when there is none left does it ask for more, and that is safe only
   because ``release_lock_on_cudamalloc`` makes the allocator give its mutex up before it calls;
-- no signal handler that would move memory does so within a callback (:func:`is_called_back`): whoever sent the signal
+- no signal handler that would move memory does so within a callback (:func:`.is_called_back`): whoever sent the signal
   has to repeat it. An interrupt ends a callback's wait for memory, and is raised where torch's error for it is seen;
 - callbacks and pools live as long as the process: torch may call one long after the pool's last use;
 - a pool begins for all threads of the process, so that backward's threads allocate from it as well. Every begin has
@@ -31,20 +31,15 @@ import contextlib
 import ctypes
 import functools
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
+from sharedkernel.device_memory.allocator_callbacks import make_allocator
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
-
-_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-#: what torch calls to free a segment: it only reads a constant, needs no interpreter lock, and ignores its arguments
-_FREE = ctypes.pythonapi.Py_IsInitialized
 
 _increment = ctypes.pythonapi.Py_IncRef
 _increment.argtypes = [ctypes.py_object]
@@ -62,11 +57,6 @@ _SMALLEST_BLOCK = 512
 #: seconds after which no thread is on its way to a callback of a pool that was ended
 _UNDER_WAY = 1.0
 _INACTIVE = "inactive"
-
-#: C functions that torch may call for as long as the process lives
-_kept_alive: list[Any] = []
-#: the code that they run
-_callbacks: set[CodeType] = set()
 
 
 @dataclass(eq=False)
@@ -172,12 +162,7 @@ class TorchPools:
                 pool.num_callbacks -= 1
             return address
 
-        function = _ALLOCATE(on_allocate)
-        pointers = [ctypes.cast(each, ctypes.c_void_p).value for each in (function, _FREE)]
-        allocator = self._torch._C._cuda_customAllocator(*pointers)
-        _kept_alive.append((function, allocator))
-        _callbacks.add(on_allocate.__code__)
-        pool.memory_pool = self._torch.cuda.MemPool(allocator)
+        pool.memory_pool = self._torch.cuda.MemPool(make_allocator(self._torch, on_allocate))
         pool.number = pool.memory_pool.id
         return pool
 
@@ -401,20 +386,6 @@ class TorchPools:
     def _empty(self, size: int) -> Any:
         with self._unnoticed():
             return self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._device}")
-
-
-def is_called_back() -> bool:
-    """Return whether torch's allocator is calling back in this thread: nothing may be done to a pool then.
-
-    A signal's handler may run in the middle of a callback, and its own frames say so at every instruction, where a
-    note that the callback makes of itself would be late or early by one.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code in _callbacks:
-            return True
-    return False
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -9,8 +9,9 @@ import types
 
 import pytest
 
+from sharedkernel.device_memory.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
-from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
+from sharedkernel.device_memory.torch_pool import TorchPools
 from tests.device_memory.pool_model import MIB, ModelTorch, OutOfMemoryError
 
 _START = 1 << 45

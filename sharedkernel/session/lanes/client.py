@@ -1,4 +1,4 @@
-"""What the gate tells a session's lane, from before there is one: the lane's memory is made when CUDA is first used.
+"""The gate's access to a session's lane, whose memory is set up when CUDA is first used.
 
 Until its user's code first touches the GPU a session has no context there, and must not make one by itself. Once it is
 assigned with lanes (:meth:`LaneClient.enable`), its first grant sets up the arena and torch's pools, before the
@@ -22,11 +22,12 @@ from typing import Any, Literal
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel import protocol
+from sharedkernel.device_memory.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MemoryDriver
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
+from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.lanes.memory import Channel, CudaMemory, ExecutorSupplier
 from sharedkernel.session.memory.cuda_meter import CudaMeter
@@ -106,7 +107,7 @@ class LaneClient:
     # --- what the gate says -------------------------------------------------------------------------------------------
 
     def section_began(self) -> None:
-        """Take note that other code begins to run than before."""
+        """Prepare for other code than before."""
         if self.pages is not None:
             self.pages.section_began()
 
@@ -124,7 +125,7 @@ class LaneClient:
         self._tell(note)
 
     def boundary_passed(self) -> None:
-        """Take note of a boundary at which the grant is kept."""
+        """Handle a boundary at which the grant is kept."""
         if self.pages is not None:
             self._safely("go on in its lane", self.pages.boundary_passed)
 
