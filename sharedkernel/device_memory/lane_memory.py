@@ -175,7 +175,7 @@ class LaneMemory:
         return self._has_turn
 
     def leave_lane(self) -> None:
-        """Let go of the lane's units; what is allocated from now on is private."""
+        """Release the lane's units; what is allocated from now on is private."""
         self._check_no_turn("the lane cannot be left")
         self._layout = None
         with self._segments.lock:
@@ -191,11 +191,11 @@ class LaneMemory:
     # --- iterations -----------------------------------
 
     def start_job(self) -> None:
-        """Take note that other code begins to run (a cell): what lives long is born in its first iteration."""
+        """Start a warm-up for other code (a cell): long-lived blocks are born in its first iteration."""
         self._warm_up_left = self._num_warm_up
 
     def begin_turn(self, *, must_scrub: bool = False) -> None:
-        """Take note that the lane is this session's, until :meth:`hand_over`; a parked iteration goes on.
+        """Record that the lane is this session's until :meth:`hand_over`; a parked iteration goes on.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class LaneMemory:
             self._pools.end(generation.pool)
 
     def next_iteration(self) -> HandOver:
-        """Take note of a boundary at which the lane is kept: :meth:`hand_over` is for the others.
+        """Handle a boundary at which the lane is kept; :meth:`hand_over` is for the others.
 
         At the warm-up's end this waits for the device, and for private units.
 
@@ -353,7 +353,7 @@ class LaneMemory:
         return HandOver(num_pages=len(slots), private_bytes=sum(slot.size for slot in slots))
 
     def _tidy(self) -> None:
-        """After survivors were taken out: retire a warm-up that is over, and let go of pages in which nothing lives."""
+        """After survivors were taken out: retire a warm-up that is over, and release pages in which nothing lives."""
         if self._warm is not None and not self._warm_up_left and self._warm is not self._parked:
             used = self._warm.num_small_used
             self._num_small = max(self._num_small or 0, int(used * _SMALL_MARGIN) + 1)
@@ -495,7 +495,7 @@ class LaneMemory:
         Raises
         ------
         DeviceMemoryError, KeyboardInterrupt
-            Everything is still away, unless :attr:`is_away` says otherwise, and the units were let go.
+            Everything is still away, unless :attr:`is_away` says otherwise, and the units were released.
         """
         self._residency.restore(given)
 

@@ -101,7 +101,7 @@ def restore(arena: Arena, given: Sequence[GivenUnit], backing: BackingStore) -> 
     arena
         Whose slots.
     given
-        Units of :func:`sizes_away`, in that order. If this raises, they are let go again.
+        Units of :func:`sizes_away`, in that order. If this raises, they are released again.
     backing
         Has the bytes; it is not closed.
 

@@ -49,7 +49,7 @@ class Supplier(Protocol):
         """
 
     def release_units(self, units: Sequence[int]) -> None:
-        """Tell the executor that nothing of these units is left in this process; does not wait."""
+        """Notify the executor that this process has released these units; does not wait."""
 
 
 @dataclass(eq=False)
@@ -207,7 +207,7 @@ class Segments:
 
     @signals_held()
     def drop_headroom(self) -> None:
-        """Let go of the units in which all is headroom."""
+        """Release the units that are headroom only."""
         with self.lock:
             for start, end in self._headroom:
                 whole = [
@@ -220,7 +220,7 @@ class Segments:
                 self._arena.remove(whole)
 
     def notify_freed(self) -> None:
-        """Tell the executor what was let go."""
+        """Notify the executor of released units."""
         with self.lock:
             freed = self._arena.take_freed()
         if freed:

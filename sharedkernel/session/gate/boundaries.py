@@ -78,7 +78,7 @@ class Candidate:
 
 
 class Boundaries:
-    """Learns one session's boundary and tells its gate each time it is passed."""
+    """Learns one session's iteration boundary and notifies its gate each time it is passed."""
 
     def __init__(self, gate: Gate, meter: Meter, progress: Progress) -> None:
         self._gate = gate
@@ -116,7 +116,7 @@ class Boundaries:
             self.passed("step", id(optimizer))
 
     def passed(self, kind: str, place: int) -> None:
-        """Take note that the candidate *kind* at *place* was passed."""
+        """Handle a pass of the candidate *kind* at *place*."""
         if not self._grant.is_held or threading.get_ident() != self._main:
             return
         self._quiet_turns = 0

@@ -1,4 +1,4 @@
-"""What the executor asks of a session's memory: to go away, and when there is room to come back.
+"""Evictions: offload a session's memory when the executor asks for it, and restore it when there is room.
 
 An idle session's goes from the kernel's event loop; one that waits for the device in the middle of a cell *gives way*
 in its main thread, and has its memory back before the wait ends in any way. How it is moved, :mod:`.residency` knows.
@@ -28,11 +28,11 @@ _RESTORE_RETRY = 1.0
 
 
 class SessionEviction:
-    """The executor's wish that a session's memory go away, and what comes of it.
+    """Carries out the executor's requests to offload a session's memory.
 
     Parameters
     ----------
-    reclaim, link, notice, wish
+    residency, link, notice, request
         The session's.
     one_at_a_time
         Waits until no other thread asks for the device or brings memory back, open to interrupts.

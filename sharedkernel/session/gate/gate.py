@@ -190,7 +190,7 @@ class Gate:
             self.grant.threads.keep()
 
     def on_message(self, message: Any) -> None:
-        """Take an answer of the executor (on the link's thread)."""
+        """Handle an answer of the executor (on the link's thread)."""
         if isinstance(message, protocol.Waiting):
             self._notice.update(message)
             return
@@ -214,7 +214,12 @@ class Gate:
             self.pass_device()  # what comes may fit all the same
 
     def allocation_failed(self, error: BaseException) -> bool:
-        """Take note that *error* ends the cell; return whether the same cell will ask for that memory first."""
+        """Record that *error* ends the cell.
+
+        Returns
+        -------
+        Whether the same cell, run again, requests that memory first.
+        """
         place = "in" if self._mode.is_in else "out"
         log.info("an allocation failed with the dispatch mode %s; %s", place, self._growth.figures)
         return self._growth.failed(error, self._forecast.source)

@@ -52,13 +52,13 @@ class LaneAccess(Protocol):
         """Whether torch's allocator is calling back in this thread."""
 
     def section_began(self) -> None:
-        """Take note that other code begins to run than before."""
+        """Prepare for other code than before."""
 
     def turn_began(self, *, has_lane: bool) -> None:
         """Take the lane that a grant is for, if there is one."""
 
     def boundary_passed(self) -> None:
-        """Take note of a boundary at which the grant is kept."""
+        """Handle a boundary at which the grant is kept."""
 
     def hand_over(self, at: ReleasePoint) -> bool:
         """Hand the lane over; return whether the grant may go."""
@@ -141,7 +141,7 @@ class HeldGrant:
         self._measured_at = 0.0
 
     def begin(self) -> None:
-        """Take note of what there is as it begins; it is held already."""
+        """Start to measure the grant, which is held already."""
         self.release_due = False
         self._boundaries_before = self._words[Word.ITERATIONS]
         self._words[Word.TURN] = Turn.HOLDING

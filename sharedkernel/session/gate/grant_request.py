@@ -1,6 +1,6 @@
-"""A session's wish for the device: said to the executor, waited for, answered or withdrawn.
+"""A session's requests for a grant: sent to the executor, answered or withdrawn.
 
-One thread at a time wishes (the gate sees to that); the link's thread brings the answer.
+One thread at a time requests (the gate sees to that); the link's thread brings the answer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _wait(answered: InterruptSafeEvent, seconds: float, check: Callable[[], None
 
 
 class GrantRequest:
-    """One session's wish for the device, time and again.
+    """One session's request for a grant, reused for each of them.
 
     Parameters
     ----------
@@ -82,7 +82,15 @@ class GrantRequest:
         self.refusal: protocol.RefusedGrant | None = None
 
     def send(self, growth: int, spare: int) -> None:
-        """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing."""
+        """Send a request for a grant.
+
+        Parameters
+        ----------
+        growth
+            Bytes that the session needs in addition.
+        spare
+            Bytes that the limit on the process has to allow beside them.
+        """
         memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
         self._notice.wait_begins()
         with self._link.lock:
@@ -102,12 +110,12 @@ class GrantRequest:
             self._notice.end()
 
     def drop(self) -> None:
-        """Take note that it is void (with `link.lock` held)."""
+        """Mark the request as void (with `link.lock` held)."""
         self.is_open = False
         self._words[Word.TURN] = Turn.READY
 
     def withdraw(self) -> None:
-        """Take it back. A grant may already be under way: wait for the answer, and give it back."""
+        """Withdraw the request. A grant may already be under way: wait for the answer, and release it."""
         with signals_held():  # also where the interrupt that ended the wait left them let through
             self._link.send(protocol.DeviceWantWithdrawn())
             # The executor answers at once; if it is gone, the greeting to the next one says what holds.
@@ -119,11 +127,11 @@ class GrantRequest:
                     self._link.send(self._grant.end("boundary"))
 
     def handle(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
-        """Take the executor's answer (on the link's thread)."""
+        """Handle the executor's answer (on the link's thread)."""
         with self._link.lock:
             granted = isinstance(message, protocol.Granted)
             if not self.is_open:
-                if granted and not self._grant.is_held:  # crossed with a withdrawal that nobody heard
+                if granted and not self._grant.is_held:  # crossed with a withdrawal that no executor received
                     self._link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
                 return
             self.drop()

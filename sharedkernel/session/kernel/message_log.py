@@ -1,4 +1,4 @@
-"""What a session has said lately, kept for whoever did not hear it.
+"""A log of a session's recent messages, for clients that missed them.
 
 Outputs are published, and so lost while no gateway listens; replies go to whoever asked, and are lost with them. So a
 copy of every message stays here for a while: the newest ones, up to a limit. A gateway asks for what its client has

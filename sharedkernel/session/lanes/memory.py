@@ -137,7 +137,7 @@ class ExecutorSupplier:
         return given
 
     def release_units(self, units: Sequence[int]) -> None:
-        """Tell the executor that nothing of these units is left in this process."""
+        """Notify the executor that this process has released these units."""
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
 
@@ -162,7 +162,7 @@ class ExecutorSupplier:
             raise
 
     def _let_go_unheeded(self, coming: Future[Any]) -> None:
-        """Let go of units that came after their wait was interrupted; of a lane's units none is lost by that."""
+        """Release units that came after their wait was interrupted; a lane's units are not lost by that."""
         if coming.exception() is None:
             self.release_units([unit for unit, _ in coming.result()[0].units])
 
@@ -256,7 +256,7 @@ class CudaMemory:
     # --- what the gate says ---------------------------------------------------------------------------------------
 
     def section_began(self) -> None:
-        """Take note that other code begins to run than before."""
+        """Prepare for other code than before."""
         self._memory.start_job()
         self._memory.take_refusal()  # nobody asked about it
 
@@ -294,10 +294,10 @@ class CudaMemory:
         try:
             self._channel.request(protocol.LaneHandedOver(request=self._channel.number(), unused=unused))
         except SharedKernelError as error:  # until it is said nobody else uses the lane: dearer, not wrong
-            log.warning("the lane's hand-over was not heard: %s", error)
+            log.warning("the executor did not receive the lane's hand-over: %s", error)
 
     def boundary_passed(self) -> None:
-        """Take note of a boundary at which the grant is kept.
+        """Handle a boundary at which the grant is kept.
 
         Raises
         ------
@@ -342,7 +342,7 @@ class CudaMemory:
         self._say_handed_over()
 
     def _give_back(self) -> None:
-        """Let go of private memory in which nothing lives: others were promised it."""
+        """Release private memory in which nothing lives: others were promised it."""
         if self.private_bytes - self._allocated() >= WORTH_FREEING:
             self._memory.trim()
 

@@ -146,7 +146,7 @@ class CudaMeter:
         self._clock.start()
 
     def start_over(self) -> None:
-        """Take note that the session is its user's from now on: it has nothing on the device yet."""
+        """Start over for the session's user, with nothing on the device yet."""
         self._words[Word.FRAMEWORK] = self._framework
 
     @property
@@ -181,7 +181,7 @@ class CudaMeter:
         return 0
 
     def allow(self, allowance: Allowance) -> None:
-        """Take note of how far this session may grow (any thread).
+        """Apply the limits of the session's memory (any thread).
 
         A larger limit holds at once, since memory may come back before there is a grant; a smaller one from the next
         grant on, so that it breaks no iteration that was granted more.
@@ -267,7 +267,7 @@ class CudaMeter:
         return self._quiet_looks >= STABLE_AFTER
 
     def look_closely(self) -> None:
-        """Take note that other code may run now."""
+        """Sample closely again: other code may run now."""
         self._quiet_looks = 0
 
     def source_read(self, source: str) -> None:
@@ -289,12 +289,12 @@ class CudaMeter:
         self._show(0, held)
 
     def record_offload(self, size: int) -> None:
-        """Take note that *size* bytes were moved off the device."""
+        """Record that *size* bytes were moved off the device."""
         self.measure_idle()
         self._measure_framework()
 
     def record_restore(self) -> None:
-        """Take note that everything is back."""
+        """Record that everything is restored."""
         self.measure_idle()
 
     def utilisation(self) -> float | None:

@@ -290,14 +290,14 @@ class HostMeter:
         self._set_persistent(self.used_bytes)
 
     def record_offload(self, size: int) -> None:
-        """Take note that *size* bytes were moved away, at unchanged addresses."""
+        """Record that *size* bytes were offloaded, at unchanged addresses."""
         self._away = size
         self._words[Word.LIVE] = 0
         self.measure_idle()
         self._measure_framework()
 
     def record_restore(self) -> None:
-        """Take note that what was away is back."""
+        """Record that everything is restored."""
         self._away = 0
         self._is_unsettled = True
         self.measure_idle()

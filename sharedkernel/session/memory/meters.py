@@ -41,7 +41,7 @@ class Meter(Protocol):
         """Return what a limit on this process's private memory must allow besides tensors (host device)."""
 
     def allow(self, allowance: Allowance) -> None:
-        """Take note of how far the session may grow (any thread)."""
+        """Apply the limits of the session's memory (any thread)."""
 
     def grant_began(self) -> None:
         """Start to look for the peak."""
@@ -53,7 +53,7 @@ class Meter(Protocol):
         """Measure at a boundary, with the grant kept."""
 
     def look_closely(self) -> None:
-        """Take note that other code may run now."""
+        """Sample closely again: other code may run now."""
 
     def source_read(self, source: str) -> None:
         """Record which source runs now, by its hash."""
@@ -68,10 +68,10 @@ class Meter(Protocol):
         """Measure between cells, when everything in use is persistent."""
 
     def record_offload(self, size: int) -> None:
-        """Take note that *size* bytes were moved away."""
+        """Record that *size* bytes were offloaded."""
 
     def record_restore(self) -> None:
-        """Take note that everything is back."""
+        """Record that everything is restored."""
 
     def utilisation(self) -> float | None:
         """Return how busy the session kept the device since the grant began, or this was asked last (0 to 1).

@@ -77,7 +77,7 @@ class PageOffload:
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
         return self._stopped
 
     def write(self) -> None:

@@ -101,7 +101,7 @@ class StorageOffload:
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
         return self._stopped
 
     def write(self) -> None:

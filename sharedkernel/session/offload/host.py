@@ -238,7 +238,7 @@ class RegionOffload:
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
         return self._stopped
 
     def commit(self) -> OffloadedRegions:

@@ -44,7 +44,7 @@ class PendingOffload(Protocol):
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
 
     def write(self) -> None:
         """Copy everything away (any thread); raises CannotOffload."""
@@ -152,7 +152,7 @@ class NoMover:
 
 
 class RestoreAnswer:
-    """What the executor says to a session that waits to be restored."""
+    """The executor's answer to a session that waits to be restored."""
 
     def __init__(self) -> None:
         #: set once there is an answer
@@ -160,7 +160,7 @@ class RestoreAnswer:
         self._refusal: protocol.RefusedGrant | None = None
 
     def give(self, refusal: protocol.RefusedGrant | None) -> None:
-        """Take the answer: there is room, or *refusal*."""
+        """Record the answer: there is room, or *refusal*."""
         self._refusal = refusal
         self.came.set()
 
@@ -182,7 +182,7 @@ class RestoreAnswer:
 
 
 class Residency:
-    """What of one session is away; its gate calls this with `link.lock` held where it says so.
+    """Tracks and moves the offloaded memory of one session; called with `link.lock` held where it says so.
 
     Parameters
     ----------

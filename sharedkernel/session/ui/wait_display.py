@@ -44,7 +44,7 @@ class WaitDisplay(Protocol):
         """Whether the line is in the cell now."""
 
     def wait_begins(self) -> None:
-        """Take note that a wait begins, before the executor can say anything of it."""
+        """Record that a wait begins, before the executor has sent anything about it."""
 
     def show(self, *, has_executor: bool = True) -> None:
         """Show the line in the cell that runs in this thread, if that has no output yet."""
@@ -155,7 +155,7 @@ class WaitNotice:
         return self._parent is not None
 
     def wait_begins(self) -> None:
-        """Take note that a wait begins, before the executor can say anything of it."""
+        """Record that a wait begins, before the executor has sent anything about it."""
         with self._lock:
             self._wait = Wait(time.monotonic())
 
@@ -216,7 +216,7 @@ class WaitNotice:
         ident = f"kernel.{kernel.ident}.{kind}".encode()
         self._sender = threading.get_ident()
         try:
-            with self._out_of_turn():  # the thread that hears the executor waits for the lock
+            with self._out_of_turn():  # the thread that receives the executor's messages waits for the lock
                 kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=ident)
         finally:
             self._sender = None
@@ -230,7 +230,7 @@ class RestoreProgress:
         self._next = time.monotonic() + (0.0 if notice.is_shown else NOTICE_AFTER)
 
     def tell(self, done: int, total: int) -> None:
-        """Take note of the bytes that are back, of all there are."""
+        """Show how many bytes of how many are back, unless that was shown a moment ago."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + REFRESH_INTERVAL
