@@ -33,25 +33,16 @@ LAYERS: tuple[frozenset[str], ...] = (
 UPWARD: frozenset[str] = frozenset()
 
 #: rooms of one layer, or of two, that import each other
-MUTUAL = frozenset(
-    {
-        "session <-> widgets",
-    }
-)
+MUTUAL: frozenset[str] = frozenset()
 
 #: modules that import each other in a circle
-CIRCULAR = frozenset(
-    {
-        "session.kernel.restart",
-        "session.kernel.app",
-    }
-)
+CIRCULAR: frozenset[str] = frozenset()
 
 #: rooms of one process each; what two of them share is in a layer below
 PROCESSES = frozenset({"gateway", "executor", "relay", "serverextension"})
 
 #: processes whose folders are in layers, too
-LAYERED = ("gateway", "scheduling")
+LAYERED = ("gateway", "scheduling", "session", "device_memory")
 
 MAX_MODULES = 14
 #: folders with more modules
@@ -62,13 +53,10 @@ MAX_LINES = 400
 LONG_MODULES = frozenset(
     {
         "device_memory.lane_memory",
-        "device_memory.store",
-        "device_memory.torch_pool",
         "executor.dispatch.controller",
         "executor.service",
         "executor.shelf.store",
         "executor.supervision.supervisor",
-        "session.gate.gate",
     }
 )
 
@@ -79,9 +67,6 @@ TINY_MODULES = frozenset(
         "_version",
         "ipc.peers",
         "system.tasks",
-        "session.memory.data_limit",
-        "session.gate.transforms",
-        "session.gate.uncompiled",
         "system.slow_imports",
     }
 )
@@ -89,29 +74,18 @@ TINY_MODULES = frozenset(
 #: public classes with the same name as another one
 AMBIGUOUS_CLASSES = frozenset(
     {
-        "Account",
-        "Answer",
         "CellClosed",
         "CellOpened",
-        "Departure",
-        "Descriptor",
-        "Device",
         "DeviceWantWithdrawn",
         "DeviceWanted",
-        "Driver",
-        "Grant",
         "GrantMeasured",
         "GrantReleased",
         "Lanes",
-        "Notice",
         "Offload",
         "OffloadDeclined",
         "Offloaded",
-        "Progress",
         "Restore",
         "Restored",
-        "SessionKernel",
-        "SessionProcess",
         "Shelves",
         "Watch",
     }

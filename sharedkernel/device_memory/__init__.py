@@ -6,18 +6,20 @@ travel as descriptors over a unix socket.
 
 Who does what, from below:
 
-========================  ==========================================================================================
-`driver`                  the calls that everything is built from, and their rules
-`memfd`, `cuda`           two drivers: memory files with CUDA's refusals, and CUDA
+========================  ============================================================================================
+`drivers`                 the calls that everything is built from, and two drivers: memory files with CUDA's refusals,
+                          and CUDA
 `layout`                  how a lane and private memory are cut into units
-`store`                   the executor's side: creates and counts units, every one in exactly one account
+`store`                   the executor's side: creates and counts units, every one in exactly one account;
+                          `stored_units`: its records
 `mapper`                  changes what is mapped in slots: in all of them, or in none
 `arena`                   a session's page table: what each address shows
-`offload`, `shelter`      page-wise away and back, at unchanged addresses
-`torch_pool`              torch's allocator over addresses of ours
+`offload`                 moves memory out and back page by page, at unchanged addresses
+`backing_store`           where its bytes stay meanwhile
+`torch_pool`              torch's allocator over addresses of ours; `allocator_callbacks`: what it calls
 `segments`                where torch's segments come from, and what becomes of them
 `lane_memory`             a session's whole: iterations, hand-over, headroom, offload
-========================  ==========================================================================================
+========================  ============================================================================================
 
 A turn of a session in a lane:
 
@@ -32,16 +34,16 @@ A turn of a session in a lane:
 
 Private units are asked for through a :class:`Supplier`: :meth:`LaneStore.give_private` and
 :meth:`LaneStore.exported` answer it, :meth:`LaneStore.confirm` takes note that the session has them, and
-:meth:`LaneStore.take_back` that it has let go. :meth:`LaneStore.session_gone` is for those that ended.
+:meth:`LaneStore.take_back` that it has released them. :meth:`LaneStore.session_gone` is for those that ended.
 
-Nothing here is imported into the executor that imports torch: `store`, `driver`, `memfd`, `cuda`, `layout`.
+Nothing here is imported into the executor that imports torch: `store`, `drivers`, `layout`.
 """
 
 from __future__ import annotations
 
 from sharedkernel.device_memory.errors import (
     ArenaBroken,
-    DeviceLost,
+    DeviceFaulted,
     DeviceMemoryError,
     DriverUnavailable,
     HandOverPostponed,
@@ -50,12 +52,12 @@ from sharedkernel.device_memory.errors import (
     OutOfDeviceMemory,
 )
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo, lane_bytes
-from sharedkernel.device_memory.store import Account, LaneStore
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.device_memory.stored_units import UnitAccount
 
 __all__ = [
-    "Account",
     "ArenaBroken",
-    "DeviceLost",
+    "DeviceFaulted",
     "DeviceMemoryError",
     "DriverUnavailable",
     "GivenUnit",
@@ -65,6 +67,7 @@ __all__ = [
     "LaneOccupied",
     "LaneStore",
     "OutOfDeviceMemory",
+    "UnitAccount",
     "UnitInfo",
     "lane_bytes",
 ]

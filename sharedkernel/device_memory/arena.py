@@ -23,10 +23,10 @@ import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from sharedkernel.device_memory.drivers.base import Driver, Handle
-from sharedkernel.device_memory.drivers.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
+from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
+from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
 from sharedkernel.device_memory.ranges import FreeRanges
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -45,7 +45,7 @@ class Arena:
         Bytes of addresses to reserve.
     """
 
-    def __init__(self, driver: Driver, addresses: int = ADDRESSES) -> None:
+    def __init__(self, driver: MemoryDriver, addresses: int = ADDRESSES) -> None:
         self.driver = driver
         self._size = addresses
         self._start = driver.reserve(addresses)
@@ -92,7 +92,7 @@ class Arena:
         return set(self._lane)
 
     def take_freed(self) -> list[int]:
-        """Return the units let go since last asked: the executor has to be told."""
+        """Return the units released since the last call: the executor has to be notified."""
         freed, self._freed = self._freed, []
         return freed
 
@@ -106,7 +106,7 @@ class Arena:
 
     @signals_held()
     def drop_lane(self, units: Iterable[int]) -> None:
-        """Let go of units of the lane wherever they are seen; slots that show them are unmapped."""
+        """Release units of the lane wherever they are mapped; slots that show them are unmapped."""
         dropped = set(units) & set(self._lane)
         self.clear(slot for slot in self.slots(SlotState.LANE) if slot.lane_unit in dropped)
         for number in dropped:
@@ -191,7 +191,7 @@ class Arena:
         slots
             Slots that show the lane.
         given
-            A unit for each, of its size. If this raises, the units are let go again.
+            A unit for each, of its size. If this raises, the units are released again.
         """
         imported = self._import(given)
         try:
@@ -220,7 +220,7 @@ class Arena:
 
     @signals_held()
     def clear(self, slots: Iterable[Slot]) -> None:
-        """Unmap slots, whatever they show; private units are let go."""
+        """Unmap slots, whatever they show; private units are released."""
         chosen = list(slots)
         if not chosen:
             return
@@ -232,7 +232,7 @@ class Arena:
 
     @signals_held()
     def send_away(self, offsets: dict[Slot, int | None]) -> None:
-        """Unmap private slots whose bytes are safe at an offset of a shelter (None: nothing lives in them)."""
+        """Unmap private slots whose bytes are safe at an offset of a backing store (None: nothing lives in them)."""
         self.clear(offsets)
         for slot, offset in offsets.items():
             slot.state, slot.offset = SlotState.AWAY, offset
@@ -342,7 +342,7 @@ class Arena:
         return list(zip(slots, imported, strict=True))
 
     def _abandon(self, imported: Iterable[tuple[UnitInfo, Handle]]) -> None:
-        """Let go of units that came for nothing."""
+        """Release units that came for nothing."""
         for unit, handle in imported:
             self._release(handle)
             self._freed.append(unit.unit)

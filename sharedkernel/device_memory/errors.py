@@ -23,7 +23,7 @@ class OutOfDeviceMemory(DeviceMemoryError):
     reason = "out_of_device_memory"
 
 
-class DeviceLost(DeviceMemoryError):
+class DeviceFaulted(DeviceMemoryError):
     """The device cannot be used any more, or this process's context on it cannot."""
 
     reason = "device_lost"

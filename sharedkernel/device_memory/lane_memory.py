@@ -35,20 +35,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import Slot, SlotState
 from sharedkernel.device_memory.errors import (
     ArenaBroken,
-    DeviceLost,
+    DeviceFaulted,
     DeviceMemoryError,
     HandOverPostponed,
     InvalidMapping,
 )
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
-from sharedkernel.device_memory.offload import Absence, Leaving, sizes_away
+from sharedkernel.device_memory.mapper import Slot, SlotState
+from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier
-from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -125,7 +125,7 @@ class LaneMemory:
         self._has_turn = False
         #: segments for small blocks that iterations need; None: not known yet
         self._num_small: int | None = None
-        self._absence = Absence(arena, self._segments)
+        self._residency = ArenaResidency(arena, self._segments)
         #: where blocks lived when last looked
         self._live = LiveRanges()
         #: why this session uses no lane; None: it may
@@ -167,7 +167,7 @@ class LaneMemory:
             for generation in self._lane_generations():
                 generation.show(layout, self._arena)
         self._layout = layout
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def _retire(self, generation: Generation) -> None:
         self._segments.retire(generation)
@@ -181,12 +181,12 @@ class LaneMemory:
         return self._has_turn
 
     def leave_lane(self) -> None:
-        """Let go of the lane's units; what is allocated from now on is private."""
+        """Release the lane's units; what is allocated from now on is private."""
         self._check_no_turn("the lane cannot be left")
         self._layout = None
         with self._segments.lock:
             self._arena.drop_lane(self._arena.lane_units)
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def turn_off(self, reason: str) -> None:
         """Begin no iteration in a lane any more; status shows the reason."""
@@ -197,11 +197,11 @@ class LaneMemory:
     # --- iterations -----------------------------------
 
     def start_job(self) -> None:
-        """Take note that other code begins to run (a cell): what lives long is born in its first iteration."""
+        """Start a warm-up for other code (a cell): long-lived blocks are born in its first iteration."""
         self._warm_up_left = self._num_warm_up
 
     def begin_turn(self, *, must_scrub: bool = False) -> None:
-        """Take note that the lane is this session's, until :meth:`hand_over`; a parked iteration goes on.
+        """Record that the lane is this session's until :meth:`hand_over`; a parked iteration goes on.
 
         Parameters
         ----------
@@ -254,7 +254,7 @@ class LaneMemory:
             self._pools.end(generation.pool)
 
     def next_iteration(self) -> HandOver:
-        """Take note of a boundary at which the lane is kept: :meth:`hand_over` is for the others.
+        """Handle a boundary at which the lane is kept; :meth:`hand_over` is for the others.
 
         At the warm-up's end this waits for the device, and for private units.
 
@@ -297,7 +297,7 @@ class LaneMemory:
             While a CUDA graph is captured. The lane is still this session's.
         SharedKernelError, KeyboardInterrupt
             What :meth:`Supplier.private_units` raises. The lane is still this session's.
-        ArenaBroken, DeviceLost
+        ArenaBroken, DeviceFaulted
             Whether the lane is still this session's, :attr:`has_turn` says.
         """
         if not self._has_turn:
@@ -323,7 +323,7 @@ class LaneMemory:
             if self._check_lanes:
                 with self._segments.lock:
                     self._arena.scrub_lane(POISON)
-        except (ArenaBroken, DeviceLost):
+        except (ArenaBroken, DeviceFaulted):
             raise
         except DeviceMemoryError as error:
             log.warning("what the lane does not need any more is given back at the next hand-over: %s", error)
@@ -367,7 +367,7 @@ class LaneMemory:
         return HandOver(num_pages=len(slots), private_bytes=sum(slot.size for slot in slots))
 
     def _tidy(self) -> None:
-        """After survivors were taken out: retire a warm-up that is over, and let go of pages in which nothing lives."""
+        """After survivors were taken out: retire a warm-up that is over, and release pages in which nothing lives."""
         if self._warm is not None and not self._warm_up_left and self._warm is not self._parked:
             used = self._warm.num_small_used
             self._num_small = max(self._num_small or 0, int(used * _SMALL_MARGIN) + 1)
@@ -378,7 +378,7 @@ class LaneMemory:
             if generation is not self._parked:
                 self._rejoin(generation)
         self._segments.reap(self._live)
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def _rejoin(self, generation: Generation) -> None:
         """Let private pages in which nothing lives show the lane again: those of parked iterations, and the surplus."""
@@ -422,7 +422,7 @@ class LaneMemory:
         self._segments.drop_headroom()
         if current is not None:
             self._begin(current)
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def watch_user_pools(self) -> None:
         """Notice pools of the user's own from now on; called before user code runs."""
@@ -445,40 +445,40 @@ class LaneMemory:
     @property
     def is_away(self) -> bool:
         """Whether the session's memory is offloaded."""
-        return self._absence.is_away
+        return self._residency.is_away
 
-    def offload(self, make_shelter: Callable[[int], Shelter]) -> int:
+    def offload(self, make_backing: Callable[[int], BackingStore]) -> int:
         """Move everything off the device; return the bytes that this freed.
 
         Parameters
         ----------
-        make_shelter
-            Makes a shelter for so many bytes.
+        make_backing
+            Makes a backing store for so many bytes.
 
         Raises
         ------
-        ShelterFull, DeviceMemoryError, KeyboardInterrupt
+        BackingStoreFull, DeviceMemoryError, KeyboardInterrupt
             Everything is where it was, unless :attr:`is_away` says otherwise; but the lane has to be set again.
         """
-        leaving = self.prepare_offload(make_shelter)
+        pending = self.prepare_offload(make_backing)
         try:
-            leaving.write()
+            pending.write()
         except BaseException:
-            leaving.give_up()
+            pending.abort()
             raise
-        return leaving.leave()
+        return pending.commit()
 
-    def prepare_offload(self, make_shelter: Callable[[int], Shelter]) -> Leaving:
+    def prepare_offload(self, make_backing: Callable[[int], BackingStore]) -> ArenaOffload:
         """Begin to move everything off the device, in steps; the lane has to be set again in any case.
 
         Parameters
         ----------
-        make_shelter
-            Makes a shelter for so many bytes.
+        make_backing
+            Makes a backing store for so many bytes.
 
         Raises
         ------
-        ShelterFull, DeviceMemoryError
+        BackingStoreFull, DeviceMemoryError
             Everything is where it was.
         """
         if self.is_away:
@@ -487,8 +487,8 @@ class LaneMemory:
         live = self._settle(self._persistent)
         self._segments.reap(live)
         self._segments.drop_headroom()
-        self._segments.tell_freed()
-        return self._absence.prepare(live, make_shelter)
+        self._segments.notify_freed()
+        return self._residency.prepare(live, make_backing)
 
     def sizes_away(self) -> list[int]:
         """Return the sizes of the private units that :meth:`restore` needs."""
@@ -505,17 +505,17 @@ class LaneMemory:
         Raises
         ------
         DeviceMemoryError, KeyboardInterrupt
-            Everything is still away, unless :attr:`is_away` says otherwise, and the units were let go.
+            Everything is still away, unless :attr:`is_away` says otherwise, and the units were released.
         """
-        self._absence.restore(given)
+        self._residency.restore(given)
 
     def close(self) -> None:
         """Unmap everything: no tensor of this process on the device may be touched any more."""
         self.end_iteration()
         self._pools.end(self._persistent.pool)
-        self._absence.close()
+        self._residency.close()
         self._arena.close()
-        self._segments.tell_freed()
+        self._segments.notify_freed()
 
     def _check_no_turn(self, what: str) -> None:
         if self._has_turn:

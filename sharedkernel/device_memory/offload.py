@@ -1,8 +1,9 @@
 """Offload and restore page by page, at unchanged addresses: no tensor notices, and none has to be found.
 
-The bytes go through two staging buffers: while one is copied from the device the other is written to the shelter, and
-the other way round. Offloading first copies everything and only then unmaps; restoring first maps and copies and only
-then counts as done. So what fails or is interrupted half-way leaves the memory as it was: on the device, or away.
+The bytes go through two staging buffers: while one is copied from the device, the other is written to the backing
+store, and the other way round. Offloading first copies everything and only then unmaps; restoring first maps and copies
+and only then counts as done. So what fails or is interrupted half-way leaves the memory as it was: on the device, or
+away.
 
 Pages in which nothing lives are not copied; they come back as new, empty ones, since torch may use them again.
 """
@@ -14,31 +15,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB, HostBuffer
-from sharedkernel.device_memory.drivers.mapper import Slot, SlotState
 from sharedkernel.device_memory.errors import InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit
+from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Segments
-from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.system.deferred_signals import signals_held
 
 #: bytes of each of the two staging buffers
 STAGING = 32 * MIB
 
-#: a stretch of a slot: address, offset in the shelter, bytes
+#: a stretch of a slot: address, offset in the backing store, bytes
 _Piece = tuple[int, int, int]
 
 
 def bytes_to_keep(arena: Arena, live: LiveRanges) -> int:
-    """Return how large a shelter has to be."""
+    """Return how large a backing store has to be."""
     return sum(slot.size for slot in arena.slots(SlotState.PRIVATE) if live.touches(slot.address, slot.size))
 
 
 def copy_out(
-    arena: Arena, live: LiveRanges, shelter: Shelter, is_stopped: Callable[[], bool] = lambda: False
+    arena: Arena, live: LiveRanges, backing: BackingStore, is_stopped: Callable[[], bool] = lambda: False
 ) -> dict[Slot, int | None]:
-    """Copy all private memory to a shelter (any thread).
+    """Copy all private memory to a backing store (any thread).
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def copy_out(
         Whose slots; nothing of this process may be at work on the device, or start to be, until they are sent away.
     live
         Where blocks live.
-    shelter
+    backing
         Takes :func:`bytes_to_keep`.
     is_stopped
         Asked between two pieces: whether to end early, the copy being of no use any more.
@@ -58,7 +59,7 @@ def copy_out(
 
     Raises
     ------
-    ShelterFull, DeviceMemoryError, KeyboardInterrupt
+    BackingStoreFull, DeviceMemoryError, KeyboardInterrupt
         Everything is where it was, as it is otherwise.
     """
     arena.driver.synchronize()
@@ -80,7 +81,7 @@ def copy_out(
                 before.result()
             buffer = buffers[number % 2][:size]
             arena.driver.read(buffer, address)
-            writing[number % 2] = helper.submit(shelter.write, offset, buffer)
+            writing[number % 2] = helper.submit(backing.write, offset, buffer)
         for last in writing:
             if last is not None:
                 last.result()
@@ -92,7 +93,7 @@ def sizes_away(arena: Arena) -> list[int]:
     return [slot.size for slot in arena.slots(SlotState.AWAY)]
 
 
-def restore(arena: Arena, given: Sequence[GivenUnit], shelter: Shelter) -> None:
+def restore(arena: Arena, given: Sequence[GivenUnit], backing: BackingStore) -> None:
     """Bring everything back to where it was.
 
     Parameters
@@ -100,8 +101,8 @@ def restore(arena: Arena, given: Sequence[GivenUnit], shelter: Shelter) -> None:
     arena
         Whose slots.
     given
-        Units of :func:`sizes_away`, in that order. If this raises, they are let go again.
-    shelter
+        Units of :func:`sizes_away`, in that order. If this raises, they are released again.
+    backing
         Has the bytes; it is not closed.
 
     Raises
@@ -121,7 +122,7 @@ def restore(arena: Arena, given: Sequence[GivenUnit], shelter: Shelter) -> None:
 
             def read(number: int) -> Future[None]:
                 _, offset, size = pieces[number]
-                return helper.submit(shelter.read, offset, buffers[number % 2][:size])
+                return helper.submit(backing.read, offset, buffers[number % 2][:size])
 
             reading = [read(number) for number in range(min(2, len(pieces)))]
             for number, (address, _, size) in enumerate(pieces):
@@ -131,33 +132,33 @@ def restore(arena: Arena, given: Sequence[GivenUnit], shelter: Shelter) -> None:
                     reading[number % 2] = read(number + 2)
 
 
-class Leaving:
-    """Memory on its way off the device: first :meth:`write`, in any thread, then :meth:`leave` or :meth:`give_up`."""
+class ArenaOffload:
+    """Memory on its way off the device: first :meth:`write`, in any thread, then :meth:`commit` or :meth:`abort`."""
 
-    def __init__(self, absence: Absence, arena: Arena, live: LiveRanges, shelter: Shelter) -> None:
-        self._absence = absence
+    def __init__(self, residency: ArenaResidency, arena: Arena, live: LiveRanges, backing: BackingStore) -> None:
+        self._residency = residency
         self._arena = arena
         self._live = live
-        self._shelter = shelter
+        self._backing = backing
         self._offsets: dict[Slot, int | None] = {}
         #: bytes that will be free
         self.size = arena.private_bytes
 
     def write(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Copy everything to the shelter; see :func:`copy_out`."""
-        self._offsets = copy_out(self._arena, self._live, self._shelter, is_stopped)
+        """Copy everything to the backing store; see :func:`copy_out`."""
+        self._offsets = copy_out(self._arena, self._live, self._backing, is_stopped)
 
-    def leave(self) -> int:
+    def commit(self) -> int:
         """Free the memory, none of which was changed since this began; return the bytes that this freed."""
-        self._absence.begin(self._offsets, self._shelter)
+        self._residency.begin(self._offsets, self._backing)
         return sum(slot.size for slot in self._offsets)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Forget the copy; the memory was never gone."""
-        self._shelter.close()
+        self._backing.close()
 
 
-class Absence:
+class ArenaResidency:
     """Whether a session's private memory is away, and where.
 
     Parameters
@@ -169,29 +170,29 @@ class Absence:
     def __init__(self, arena: Arena, segments: Segments) -> None:
         self._arena = arena
         self._segments = segments
-        self._shelter: Shelter | None = None
+        self._backing: BackingStore | None = None
 
     @property
     def is_away(self) -> bool:
         """Whether it is."""
-        return self._shelter is not None
+        return self._backing is not None
 
-    def prepare(self, live: LiveRanges, make_shelter: Callable[[int], Shelter]) -> Leaving:
-        """Make a shelter for what lives, and return what moves it there."""
-        return Leaving(self, self._arena, live, make_shelter(bytes_to_keep(self._arena, live)))
+    def prepare(self, live: LiveRanges, make_backing: Callable[[int], BackingStore]) -> ArenaOffload:
+        """Make a backing store for what lives, and return what moves it there."""
+        return ArenaOffload(self, self._arena, live, make_backing(bytes_to_keep(self._arena, live)))
 
-    def begin(self, offsets: dict[Slot, int | None], shelter: Shelter) -> None:
-        """Free what was copied to *shelter*, which is closed if nothing is."""
+    def begin(self, offsets: dict[Slot, int | None], backing: BackingStore) -> None:
+        """Free what was copied to *backing*, which is closed if nothing is."""
         try:
             with self._segments.lock:
                 self._arena.send_away(offsets)
         finally:
             # an interrupt may come as the last step is done: the page table tells what holds
             if sizes_away(self._arena):
-                self._shelter = shelter
+                self._backing = backing
             else:
-                shelter.close()
-            self._segments.tell_freed()
+                backing.close()
+            self._segments.notify_freed()
 
     def restore(self, given: Sequence[GivenUnit]) -> None:
         """Bring everything back; see :func:`restore`.
@@ -201,26 +202,26 @@ class Absence:
         InvalidMapping
             When nothing is away.
         """
-        if self._shelter is None:
+        if self._backing is None:
             raise InvalidMapping("nothing is away that could be restored.")
         try:
             with self._segments.lock:
-                restore(self._arena, given, self._shelter)
+                restore(self._arena, given, self._backing)
         finally:
             if not sizes_away(self._arena):
                 self.close()
-            self._segments.tell_freed()
+            self._segments.notify_freed()
 
     def close(self) -> None:
         """Forget what is away."""
-        if self._shelter is not None:
-            self._shelter.close()
-            self._shelter = None
+        if self._backing is not None:
+            self._backing.close()
+            self._backing = None
 
 
 @contextlib.contextmanager
 def _staging(arena: Arena) -> Iterator[tuple[ThreadPoolExecutor, list[memoryview]]]:
-    """Give a helper thread for the shelter's side, and two buffers that both sides use in turn."""
+    """Give a helper thread for the backing store's side, and two buffers that both sides use in turn."""
     buffers: list[HostBuffer] = []
     helper = ThreadPoolExecutor(1, "sharedkernel-offload")
     try:

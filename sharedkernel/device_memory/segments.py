@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.mapper import Area, Slot, SlotState
 from sharedkernel.device_memory.layout import (
     LARGE_SEGMENT,
     SMALL_UNIT,
@@ -28,6 +27,7 @@ from sharedkernel.device_memory.layout import (
     plan_private,
     small_bytes,
 )
+from sharedkernel.device_memory.mapper import Area, Slot, SlotState
 from sharedkernel.device_memory.ranges import FreeRanges, LiveRanges
 from sharedkernel.device_memory.torch_pool import Pool, TorchPools
 from sharedkernel.system.deferred_signals import signals_held
@@ -48,8 +48,8 @@ class Supplier(Protocol):
             When there will be no room, or the wait was cut short.
         """
 
-    def let_go(self, units: Sequence[int]) -> None:
-        """Tell the executor that nothing of these units is left in this process; does not wait."""
+    def release_units(self, units: Sequence[int]) -> None:
+        """Notify the executor that this process has released these units; does not wait."""
 
 
 @dataclass(eq=False)
@@ -207,7 +207,7 @@ class Segments:
 
     @signals_held()
     def drop_headroom(self) -> None:
-        """Let go of the units in which all is headroom."""
+        """Release the units that are headroom only."""
         with self.lock:
             for start, end in self._headroom:
                 whole = [
@@ -219,12 +219,12 @@ class Segments:
                     self._headroom.remove(slot.address, slot.size)
                 self._arena.remove(whole)
 
-    def tell_freed(self) -> None:
-        """Tell the executor what was let go."""
+    def notify_freed(self) -> None:
+        """Notify the executor of released units."""
         with self.lock:
             freed = self._arena.take_freed()
         if freed:
-            self._supplier.let_go(freed)
+            self._supplier.release_units(freed)
 
     def _dead_slots(self, generation: Generation, live: LiveRanges) -> tuple[list[Slot], bool]:
         """Return the private slots that can be unmapped, and whether nothing lives in the generation."""

@@ -1,7 +1,7 @@
 """The executor's side of device memory: it creates every unit, and knows which account each one is in.
 
-A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *leaving*. In stock are units that
-were created for a lane before it is made or changed, since it takes long to create many. A unit is leaving when its
+A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *releasing*. In stock are units that
+were created for a lane before it is made or changed, since it takes long to create many. A unit is releasing when its
 lane has no use for it any more but sessions still have it mapped: memory is free when it is gone from every process,
 not when somebody asked for it. So what the accounts add up to is what the device really lacks.
 
@@ -20,71 +20,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
-from sharedkernel.device_memory.drivers.base import Driver, Handle
+from sharedkernel.device_memory.drivers.base import MemoryDriver
 from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
+from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace
 
 #: more descriptors than this do not fit into one message of a unix socket
 MAX_DESCRIPTORS = 253
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """Where every byte is; the figures for the ledger."""
-
-    lanes: dict[int, int]
-    private: dict[str, int]
-    leaving: int
-    stock: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of device memory in use."""
-        return sum(self.lanes.values()) + sum(self.private.values()) + self.leaving + self.stock
-
-
-class _Place(StrEnum):
-    LANE = "lane"
-    PRIVATE = "private"
-    LEAVING = "leaving"
-    STOCK = "stock"
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    unit: int
-    size: int
-    #: None: only sessions have it
-    handle: Handle | None
-    #: the account it is in; a private unit's only holder is its session
-    place: _Place
-    #: sessions that were given it and have not let go
-    holders: set[str] = field(default_factory=set)
-
-    @property
-    def info(self) -> UnitInfo:
-        return UnitInfo(self.unit, self.size)
-
-
-@dataclass(slots=True)
-class _Lane:
-    lane: int
-    version: int
-    units: list[_Unit]
-    occupant: str | None = None
-    #: whose bytes are in it
-    last_user: str | None = None
-    #: it holds what its next user must not read: another's bytes, or whatever new units hold
-    is_dirty: bool = False
-    #: its occupant has to scrub it, and has not said yet that this is done
-    is_scrubbed: bool = True
-
-    @property
-    def size(self) -> int:
-        return sum(unit.size for unit in self.units)
 
 
 class LaneStore:
@@ -101,14 +44,14 @@ class LaneStore:
         the next one gives must have other numbers.
     """
 
-    def __init__(self, driver: Driver, *, capacity: int | None = None, after: int = 0) -> None:
+    def __init__(self, driver: MemoryDriver, *, capacity: int | None = None, after: int = 0) -> None:
         self._driver = driver
         self._capacity = capacity
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, StoredLane] = {}
         #: units that were created for a lane in advance
-        self._stock: dict[int, list[_Unit]] = {}
+        self._stock: dict[int, list[StoredUnit]] = {}
         #: every unit there is
-        self._units: dict[int, _Unit] = {}
+        self._units: dict[int, StoredUnit] = {}
         self._used = 0
         self._last_number = after
 
@@ -127,7 +70,7 @@ class LaneStore:
         units = self._obtain_for_lane(lane, Counter(plan_lane(size)))
         at_hand = _by_size(units)
         units = [at_hand[each].pop() for each in plan_lane(size)]
-        self._lanes[lane] = _Lane(lane, 1, units, is_dirty=not self._driver.is_new_memory_clean)
+        self._lanes[lane] = StoredLane(lane, 1, units, is_dirty=not self._driver.is_new_memory_clean)
         return self.layout(lane)
 
     def resize_lane(self, lane: int, size: int) -> LaneLayout:
@@ -154,7 +97,7 @@ class LaneStore:
         return self.layout(lane)
 
     def remove_lane(self, lane: int) -> None:
-        """Remove a lane; its units are leaving until every session has let go of them."""
+        """Remove a lane; its units are releasing until every session has released them."""
         entry = self._empty(lane, "removed")
         del self._lanes[lane]
         self._part_with(entry.units)
@@ -175,7 +118,7 @@ class LaneStore:
             When there is no room for one; those before it are in stock.
         """
         for each in list((self._missing(lane, size) - self._stocked(lane)).elements()):
-            self._stock.setdefault(lane, []).append(self._create(each, _Place.STOCK))
+            self._stock.setdefault(lane, []).append(self._create(each, UnitPlace.STOCK))
             yield
 
     def drop_stock(self, lane: int) -> None:
@@ -191,14 +134,14 @@ class LaneStore:
         entry = self._lanes.get(lane)
         return Counter(plan_lane(size)) - Counter(unit.size for unit in (entry.units if entry is not None else ()))
 
-    def _obtain_for_lane(self, lane: int, sizes: Counter[int]) -> list[_Unit]:
+    def _obtain_for_lane(self, lane: int, sizes: Counter[int]) -> list[StoredUnit]:
         """Return units of these sizes, out of stock as far as it has them; the rest of the stock is freed."""
         stocked = self._stocked(lane)
-        new = self._obtain(list((sizes - stocked).elements()), _Place.LANE)
+        new = self._obtain(list((sizes - stocked).elements()), UnitPlace.LANE)
         at_hand = _by_size(self._stock.get(lane, ()))
         taken = [at_hand[size].pop() for size in (sizes & stocked).elements()]
         for unit in taken:
-            unit.place = _Place.LANE
+            unit.place = UnitPlace.LANE
             self._stock[lane].remove(unit)
         self.drop_stock(lane)
         return [*taken, *new]
@@ -230,7 +173,7 @@ class LaneStore:
         return must_scrub
 
     def end_turn(self, lane: int, session: str, *, unused: bool = False) -> None:
-        """Take note that nothing of the session's iteration is left in the lane.
+        """Record that nothing of the session's iteration is left in the lane.
 
         Parameters
         ----------
@@ -261,7 +204,7 @@ class LaneStore:
         OutOfDeviceMemory
             When there is no room for all of them.
         """
-        units = self._obtain(sizes, _Place.PRIVATE)
+        units = self._obtain(sizes, UnitPlace.PRIVATE)
         for unit in units:
             unit.holders.add(session)
         return [unit.info for unit in units]
@@ -284,21 +227,21 @@ class LaneStore:
                     os.close(descriptor)
 
     def confirm(self, session: str, units: Iterable[int]) -> None:
-        """Take note that the session has imported these private units: from now on they live and die with it."""
+        """Record that the session has imported these private units: from now on they live and die with it."""
         for number in units:
             unit = self._units.get(number)
-            if unit is not None and unit.place is _Place.PRIVATE and session in unit.holders:
+            if unit is not None and unit.place is UnitPlace.PRIVATE and session in unit.holders:
                 self._release(unit)
 
     def take_back(self, session: str, units: Iterable[int]) -> None:
-        """Take note that the session has let go of units: it has no mapping, handle or descriptor of them left."""
+        """Record that the session has released units: it has no mapping, handle or descriptor of them left."""
         for number in units:
             unit = self._units.get(number)
             if unit is not None:
                 self._let_go(session, unit)
 
     def session_gone(self, session: str) -> None:
-        """Take note that the session's process is gone, and all its children: whatever it had is free."""
+        """Record that the session's process and all its children are gone: their memory is free."""
         for entry in self._lanes.values():
             if entry.occupant == session:
                 self.end_turn(entry.lane, session, unused=True)
@@ -317,43 +260,45 @@ class LaneStore:
         """Whether less than an eighth of the capacity is left."""
         return self._capacity is not None and self._used > self._capacity - self._capacity // 8
 
-    def account(self) -> Account:
+    def account(self) -> UnitAccount:
         """Return where every byte is."""
         lanes = {lane: entry.size for lane, entry in self._lanes.items()}
         private: dict[str, int] = {}
-        sums = dict.fromkeys(_Place, 0)
+        sums = dict.fromkeys(UnitPlace, 0)
         for unit in self._units.values():
             sums[unit.place] += unit.size
-            if unit.place is _Place.PRIVATE:
+            if unit.place is UnitPlace.PRIVATE:
                 (session,) = unit.holders
                 private[session] = private.get(session, 0) + unit.size
-        return Account(lanes=lanes, private=private, leaving=sums[_Place.LEAVING], stock=sums[_Place.STOCK])
+        return UnitAccount(
+            lanes=lanes, private=private, releasing=sums[UnitPlace.RELEASING], stock=sums[UnitPlace.STOCK]
+        )
 
     def validate(self) -> None:
         """Check that every unit is in one account, and held by whom that account allows."""
         in_lanes = [unit for entry in self._lanes.values() for unit in entry.units]
         assert len(set(in_lanes)) == len(in_lanes), "a unit is in lanes twice"
-        assert set(in_lanes) == {unit for unit in self._units.values() if unit.place is _Place.LANE}
+        assert set(in_lanes) == {unit for unit in self._units.values() if unit.place is UnitPlace.LANE}
         for unit in self._units.values():
             match unit.place:
-                case _Place.PRIVATE:
+                case UnitPlace.PRIVATE:
                     assert len(unit.holders) == 1, unit
-                case _Place.LEAVING:
+                case UnitPlace.RELEASING:
                     assert unit.holders, unit
                     assert unit.handle is None, unit
-                case _Place.STOCK:
+                case UnitPlace.STOCK:
                     assert not unit.holders, unit
         in_stock = [unit for units in self._stock.values() for unit in units]
-        assert set(in_stock) == {unit for unit in self._units.values() if unit.place is _Place.STOCK}
+        assert set(in_stock) == {unit for unit in self._units.values() if unit.place is UnitPlace.STOCK}
         account = self.account()
         assert account.total == self._used == sum(unit.size for unit in self._units.values()), account
         assert self._capacity is None or self._used <= self._capacity, account
 
     # --- units -----------------------------------
 
-    def _obtain(self, sizes: Sequence[int], place: _Place) -> list[_Unit]:
+    def _obtain(self, sizes: Sequence[int], place: UnitPlace) -> list[StoredUnit]:
         """Return new units of these sizes; all or none."""
-        units: list[_Unit] = []
+        units: list[StoredUnit] = []
         try:
             for size in sizes:
                 units.append(self._create(size, place))
@@ -363,69 +308,69 @@ class LaneStore:
             raise
         return units
 
-    def _create(self, size: int, place: _Place) -> _Unit:
+    def _create(self, size: int, place: UnitPlace) -> StoredUnit:
         if self._capacity is not None and self._used + size > self._capacity:
             raise OutOfDeviceMemory(
                 f"{size} bytes of device memory do not fit: {self._used} of {self._capacity} are in use."
             )
         handle = self._driver.create(size)
-        return self._add(_Unit(self._last_number + 1, size, handle, place))
+        return self._add(StoredUnit(self._last_number + 1, size, handle, place))
 
-    def _add(self, unit: _Unit) -> _Unit:
+    def _add(self, unit: StoredUnit) -> StoredUnit:
         self._units[unit.unit] = unit
         self._used += unit.size
         self._last_number = max(self._last_number, unit.unit)
         return unit
 
-    def _release(self, unit: _Unit) -> None:
+    def _release(self, unit: StoredUnit) -> None:
         if unit.handle is not None:
             self._driver.release(unit.handle)
             unit.handle = None
 
-    def _forget(self, unit: _Unit) -> None:
+    def _forget(self, unit: StoredUnit) -> None:
         """Free a unit that nobody has."""
         self._release(unit)
         del self._units[unit.unit]
         self._used -= unit.size
 
-    def _part_with(self, units: Iterable[_Unit]) -> None:
-        """Free units that no lane has any more; those that sessions have are leaving until these let go."""
+    def _part_with(self, units: Iterable[StoredUnit]) -> None:
+        """Free units that no lane has any more; those that sessions still have are releasing until then."""
         for unit in units:
             if unit.holders:
                 self._release(unit)
-                unit.place = _Place.LEAVING
+                unit.place = UnitPlace.RELEASING
             else:
                 self._forget(unit)
 
-    def _let_go(self, session: str, unit: _Unit) -> None:
+    def _let_go(self, session: str, unit: StoredUnit) -> None:
         if session not in unit.holders:
             return
         unit.holders.discard(session)
-        if not unit.holders and unit.place is not _Place.LANE:
+        if not unit.holders and unit.place is not UnitPlace.LANE:
             self._forget(unit)
 
-    def _held(self, number: int) -> _Unit:
+    def _held(self, number: int) -> StoredUnit:
         unit = self._units.get(number)
         if unit is None or unit.handle is None:
             raise InvalidMapping(f"there is no unit {number} to give away.")
         return unit
 
-    def _lane(self, lane: int) -> _Lane:
+    def _lane(self, lane: int) -> StoredLane:
         try:
             return self._lanes[lane]
         except KeyError:
             raise InvalidMapping(f"there is no lane {lane}.") from None
 
-    def _empty(self, lane: int, change: str) -> _Lane:
+    def _empty(self, lane: int, change: str) -> StoredLane:
         entry = self._lane(lane)
         if entry.occupant is not None:
             raise LaneOccupied(f"lane {lane} cannot be {change} while an iteration of {entry.occupant} is in it.")
         return entry
 
 
-def _by_size(units: Iterable[_Unit]) -> dict[int, list[_Unit]]:
+def _by_size(units: Iterable[StoredUnit]) -> dict[int, list[StoredUnit]]:
     """Return units by their size, the last one first."""
-    found: dict[int, list[_Unit]] = {}
+    found: dict[int, list[StoredUnit]] = {}
     for unit in reversed(list(units)):
         found.setdefault(unit.size, []).append(unit)
     return found

@@ -6,7 +6,7 @@ new segment only when no free block of the pool fits. The rules this module keep
 - a callback runs while the allocator may hold its mutex, and takes Python's interpreter lock. So it calls nothing of
   torch, and takes an address from a list; only when there is none left does it ask for more, and that is safe only
   because ``release_lock_on_cudamalloc`` makes the allocator give its mutex up before it calls;
-- no signal handler that would move memory does so within a callback (:func:`is_called_back`): whoever sent the signal
+- no signal handler that would move memory does so within a callback (:func:`.is_called_back`): whoever sent the signal
   has to repeat it. An interrupt ends a callback's wait for memory, and is raised where torch's error for it is seen;
 - callbacks and pools live as long as the process: torch may call one long after the pool's last use;
 - a pool begins for all threads of the process, so that backward's threads allocate from it as well. Every begin has
@@ -30,34 +30,17 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import logging
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from signal import SIGINT
-from types import CodeType
 from typing import Any
 
-from cffi import FFI
-
+from sharedkernel.device_memory.allocator_callbacks import make_allocator
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
 
-log = logging.getLogger(__name__)
-_ffi = FFI()
-#: bytes, device, stream → address; for an error 0, which says that there is no memory. A callback of ctypes returns
-#: whatever it finds then, and an interrupt may come before its first line
-_ALLOCATE = "uintptr_t(size_t, int, void *)"
-#: what torch calls to free a segment: it only reads a constant, needs no interpreter lock, and ignores its arguments
-_FREE = ctypes.pythonapi.Py_IsInitialized
-
-# Of the main thread: what it raises is handled once torch's C++ is left.
-_raise = ctypes.PyDLL(None)["raise"]
-_raise.argtypes = [ctypes.c_int, ctypes.py_object]
-_interrupt = functools.partial(_raise, SIGINT)
 _increment = ctypes.pythonapi.Py_IncRef
 _increment.argtypes = [ctypes.py_object]
 _increment.restype = None
@@ -74,11 +57,6 @@ _SMALLEST_BLOCK = 512
 #: seconds after which no thread is on its way to a callback of a pool that was ended
 _UNDER_WAY = 1.0
 _INACTIVE = "inactive"
-
-#: C functions that torch may call for as long as the process lives
-_kept_alive: list[Any] = []
-#: the code that they run
-_callbacks: set[CodeType] = set()
 
 
 @dataclass(eq=False)
@@ -180,12 +158,7 @@ class TorchPools:
                 pool.num_callbacks -= 1
             return address
 
-        function = _ffi.callback(_ALLOCATE, on_allocate, error=0, onerror=_refuse)
-        address = int(_ffi.cast("uintptr_t", function))
-        allocator = self._torch._C._cuda_customAllocator(address, ctypes.cast(_FREE, ctypes.c_void_p).value)
-        _kept_alive.append((function, allocator))
-        _callbacks.add(on_allocate.__code__)
-        pool.memory_pool = self._torch.cuda.MemPool(allocator)
+        pool.memory_pool = self._torch.cuda.MemPool(make_allocator(self._torch, on_allocate))
         pool.number = pool.memory_pool.id
         return pool
 
@@ -400,40 +373,6 @@ class TorchPools:
     def _empty(self, size: int) -> Any:
         with self._unnoticed():
             return self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._device}")
-
-
-class _FrameEnd:
-    """A local variable; it is freed with its frame, after the last bytecode there."""
-
-    __slots__ = ("__weakref__",)
-
-
-#: for as long as their frames last
-_frame_ends: set[weakref.ref[_FrameEnd]] = set()
-
-
-def _refuse(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """Keep an error from torch's C++; an interrupt comes again when no line of Python is left before torch's."""
-    if isinstance(error, KeyboardInterrupt):
-        frame_end = _FrameEnd()
-        _frame_ends.clear()
-        _frame_ends.add(weakref.ref(frame_end, _interrupt))
-    else:
-        log.info("torch gets no memory: %s", error)
-
-
-def is_called_back() -> bool:
-    """Return whether torch's allocator is calling back in this thread: nothing may be done to a pool then.
-
-    A signal's handler may run in the middle of a callback, and its own frames say so at every instruction, where a
-    note that the callback makes of itself would be late or early by one.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code in _callbacks:
-            return True
-    return False
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -59,7 +59,7 @@ class LocalSupplier:
             self.store.confirm(self.session, [unit.unit for unit in units])
             return given
 
-    def let_go(self, units: Sequence[int]) -> None:
+    def release_units(self, units: Sequence[int]) -> None:
         """Return units of which nothing is left in this process."""
         with self._lock:
             self.store.take_back(self.session, units)

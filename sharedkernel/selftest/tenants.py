@@ -18,9 +18,9 @@ from typing import Literal, NoReturn
 
 import torch
 
+from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
-from sharedkernel.device_memory.shelter import MemoryShelter
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
 from sharedkernel.selftest.training import Training
@@ -161,7 +161,7 @@ class Tenant:
 
     def away(self) -> list[int]:
         """Move everything off the device; return the addresses of what is kept."""
-        self._memory.offload(MemoryShelter)
+        self._memory.offload(HostBackingStore)
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
     def back(self) -> list[int]:

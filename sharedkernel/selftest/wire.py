@@ -97,7 +97,7 @@ class RemoteSupplier:
         send(self._connection, {"ask": "confirm", "units": [unit.unit for unit in given]})
         return given
 
-    def let_go(self, units: Sequence[int]) -> None:
+    def release_units(self, units: Sequence[int]) -> None:
         """Return units of which nothing is left in this process."""
         send(self._connection, {"ask": "take back", "units": list(units)})
 

@@ -136,7 +136,7 @@ class Shelf(MutableMapping[str, Any]):
 
     def _connected(self) -> DescriptorClient:
         """Return the way to the executor of this process."""
-        view = sys.modules.get("sharedkernel.session.ui.device_status")
+        view = sys.modules.get("sharedkernel.ipc.current_session")
         path = view.executor_socket() if view is not None else None
         if path is None:
             raise SharedKernelError(_NO_SESSION)

@@ -52,9 +52,9 @@ class Feed:
             When it cannot be one: the user's side has not the packages.
         """
         # Here, because the user's side has neither torch nor the session's packages.
-        from sharedkernel.session.ui import device_status
+        from sharedkernel.ipc import current_session
 
-        session_id = device_status.session_id()
+        session_id = current_session.session_id()
         # An interrupt would leave the lock locked, for which the link waits then.
         with signals_held(), self._changed:
             self._followers = [*self._followers, follower][-MOST_FOLLOWERS:]
@@ -64,7 +64,7 @@ class Feed:
                 )
                 self._thread.start()
             if self._unsubscribe is None:
-                self._unsubscribe = device_status.subscribe(self._take, interval=INTERVAL)
+                self._unsubscribe = current_session.subscribe(self._take, interval=INTERVAL)
             elif self._last is not None:
                 self._take(self._last)  # a newcomer should not wait for the next one
         return lambda: self._leave(follower)

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import SlotState
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit
+from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import copy_out
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Supplier
-from sharedkernel.device_memory.shelter import Shelter
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.selftest.lane_process import LANE as LANE
@@ -39,9 +39,9 @@ def tensor_at(address: int, size: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
-def offload(arena: Arena, live: LiveRanges, shelter: Shelter) -> int:
+def offload(arena: Arena, live: LiveRanges, backing: BackingStore) -> int:
     """Send everything away in both steps; return the bytes freed."""
-    offsets = copy_out(arena, live, shelter)
+    offsets = copy_out(arena, live, backing)
     arena.send_away(offsets)
     return sum(slot.size for slot in offsets)
 

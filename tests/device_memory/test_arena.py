@@ -9,9 +9,9 @@ import pytest
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import SlotState
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.support import LANE, StoreSupplier, open_descriptors, tensor_at
@@ -48,7 +48,7 @@ class Fixture:
     def settle(self) -> None:
         """Tell the store what was let go, and compare."""
         self.arena.validate()
-        self.supplier.let_go(self.arena.take_freed())
+        self.supplier.release_units(self.arena.take_freed())
         self.store.validate()
         assert self.store.account().private.get("a", 0) == self.arena.private_bytes
 
@@ -60,7 +60,7 @@ def fixture():
     yield fixture
     fixture.driver.fail_at = None
     fixture.arena.close()
-    fixture.supplier.let_go(fixture.arena.take_freed())
+    fixture.supplier.release_units(fixture.arena.take_freed())
     fixture.store.remove_lane(LANE)
     assert fixture.store.account().total == 0
     assert open_descriptors() == before
@@ -183,6 +183,6 @@ def test_addresses_run_out_in_one_sentence():
     arena = Arena(MemfdDriver(), 320 * MIB)
     with pytest.raises(OutOfDeviceMemory, match="restart its kernel"):
         arena.add_private_area(supplier.private_units([64 * MIB, 2 * MIB], mid_iteration=False))
-    supplier.let_go(arena.take_freed())
+    supplier.release_units(arena.take_freed())
     assert store.account().total == 0
     arena.close()

@@ -9,8 +9,8 @@ import pytest
 
 from sharedkernel.device_memory import lane_memory
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import SlotState
 from sharedkernel.device_memory.errors import DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
+from sharedkernel.device_memory.mapper import SlotState
 from tests.device_memory import traces
 from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.pool_model import OutOfMemoryError
@@ -302,7 +302,7 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
         session.check_all()
         session.validate()
         account = store.account()
-        assert account.leaving == 0, "the session kept units that the lane has no more"
+        assert account.releasing == 0, "the session kept units that the lane has no more"
         assert account.total == account.lanes[LANE] + account.private["a"]
     store.create_lane(2, 30 * MIB)
     session.set_lane(2)
@@ -311,9 +311,9 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
     session.allocate(5 * MIB, 77)
     session.hand_over(lane=2)
     store.remove_lane(2)
-    assert store.account().leaving > 0, "the session has not let go of the lane"
+    assert store.account().releasing > 0, "the session has not let go of the lane"
     session.memory.leave_lane()
-    assert store.account().leaving == 0
+    assert store.account().releasing == 0
 
 
 def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_session):

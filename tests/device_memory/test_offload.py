@@ -10,13 +10,13 @@ import pytest
 
 from sharedkernel.device_memory import offload as offloading
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import BackingStoreFull, FileBackingStore, HostBackingStore
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.mapper import SlotState
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping
+from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import STAGING, bytes_to_keep, restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.shelter import FileShelter, MemoryShelter, ShelterFull
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory import traces
 from tests.device_memory.faults import Fault, FaultyDriver
@@ -25,22 +25,22 @@ from tests.device_memory.support import Replay, StoreSupplier, offload, open_des
 SIZES = (2 * MIB, 16 * MIB, 2 * MIB, 32 * MIB, 2 * MIB)
 
 
-class Away(Exception):
-    """The shelter failed."""
+class StoreFailed(Exception):
+    """The backing store failed."""
 
 
-class FaultyShelter(MemoryShelter):
+class FaultyShelter(HostBackingStore):
     """Fails, or is interrupted, at a chosen call."""
 
     fail_at: int | None = None
-    error: type[BaseException] = Away
+    error: type[BaseException] = StoreFailed
 
     def _count(self) -> None:
         if self.fail_at is not None:
             self.fail_at -= 1
             if self.fail_at < 0:
                 self.fail_at = None
-                raise self.error("the shelter failed.")
+                raise self.error("the backing store failed.")
 
     def write(self, offset: int, data: memoryview) -> None:
         self._count()
@@ -86,7 +86,7 @@ class Fixture:
 
     def settle(self) -> None:
         self.arena.validate()
-        self.supplier.let_go(self.arena.take_freed())
+        self.supplier.release_units(self.arena.take_freed())
         assert self.store.account().private.get("a", 0) == self.arena.private_bytes
 
 
@@ -103,61 +103,61 @@ def fixture():
 
 
 @pytest.fixture(params=["memory", "file"])
-def make_shelter(request, tmp_path):
-    return MemoryShelter if request.param == "memory" else lambda size: FileShelter(str(tmp_path), size)
+def make_backing(request, tmp_path):
+    return HostBackingStore if request.param == "memory" else lambda size: FileBackingStore(str(tmp_path), size)
 
 
-def test_bytes_come_back_to_their_addresses(fixture, make_shelter, tmp_path):
+def test_bytes_come_back_to_their_addresses(fixture, make_backing, tmp_path):
     """All device memory is free meanwhile; what was dead is neither kept nor seen again."""
     fixture.driver.fill(fixture.dead.address, fixture.dead.size, 99)
     size = bytes_to_keep(fixture.arena, fixture.live)
     assert size == sum(SIZES) - fixture.dead.size
     for _ in range(2):
-        shelter = make_shelter(size)
-        assert offload(fixture.arena, fixture.live, shelter) == sum(SIZES)
+        backing = make_backing(size)
+        assert offload(fixture.arena, fixture.live, backing) == sum(SIZES)
         fixture.settle()
         assert fixture.store.account().total == 0
         assert list(tmp_path.iterdir()) == [], "the file has a name"
         assert sorted(sizes_away(fixture.arena)) == sorted(SIZES)
-        restore(fixture.arena, fixture.given(), shelter)
-        shelter.close()
+        restore(fixture.arena, fixture.given(), backing)
+        backing.close()
         fixture.check()
         assert not tensor_at(fixture.dead.address, fixture.dead.size).any()
         fixture.settle()
 
 
-@pytest.mark.parametrize("error", [Away, KeyboardInterrupt], ids=["fails", "is interrupted"])
+@pytest.mark.parametrize("error", [StoreFailed, KeyboardInterrupt], ids=["fails", "is interrupted"])
 def test_a_shelter_that_fails_leaves_everything_where_it_is(fixture, error):
     """Offloading and restoring alike, at whichever piece."""
-    shelter = FaultyShelter(sum(SIZES))
-    shelter.error = error
+    backing = FaultyShelter(sum(SIZES))
+    backing.error = error
     num_pieces = -(-(16 + 2) * MIB // STAGING) + -(-(32 + 2) * MIB // STAGING)
     for failing in range(num_pieces):
-        shelter.fail_at = failing
+        backing.fail_at = failing
         with pytest.raises(error):
-            offload(fixture.arena, fixture.live, shelter)
+            offload(fixture.arena, fixture.live, backing)
         fixture.check()
         fixture.settle()
-    offload(fixture.arena, fixture.live, shelter)
+    offload(fixture.arena, fixture.live, backing)
     for failing in range(num_pieces):
-        shelter.fail_at = failing
+        backing.fail_at = failing
         with pytest.raises(error):
-            restore(fixture.arena, fixture.given(), shelter)
+            restore(fixture.arena, fixture.given(), backing)
         assert set(slot.state for slot in fixture.arena.slots()) == {SlotState.AWAY}
         fixture.settle()
-    restore(fixture.arena, fixture.given(), shelter)
-    shelter.close()
+    restore(fixture.arena, fixture.given(), backing)
+    backing.close()
     fixture.check()
 
 
 @pytest.mark.parametrize("error", [Fault, KeyboardInterrupt], ids=["fails", "is interrupted"])
 def test_a_device_that_fails_leaves_everything_where_it_is(fixture, error):
     """Whichever call of the driver it is."""
-    shelter = MemoryShelter(sum(SIZES))
+    backing = HostBackingStore(sum(SIZES))
     fixture.driver.error = error
     for state, call in (
-        (SlotState.PRIVATE, lambda: offload(fixture.arena, fixture.live, shelter)),
-        (SlotState.AWAY, lambda: restore(fixture.arena, fixture.given(), shelter)),
+        (SlotState.PRIVATE, lambda: offload(fixture.arena, fixture.live, backing)),
+        (SlotState.AWAY, lambda: restore(fixture.arena, fixture.given(), backing)),
     ):
         failures = 0
         while True:
@@ -175,19 +175,19 @@ def test_a_device_that_fails_leaves_everything_where_it_is(fixture, error):
         assert failures > 5
         fixture.driver.fail_at = None
     fixture.check()
-    shelter.close()
+    backing.close()
 
 
 def test_units_that_do_not_fit_are_refused(fixture):
     """And let go."""
-    shelter = MemoryShelter(sum(SIZES))
-    offload(fixture.arena, fixture.live, shelter)
+    backing = HostBackingStore(sum(SIZES))
+    offload(fixture.arena, fixture.live, backing)
     with pytest.raises(InvalidMapping):
-        restore(fixture.arena, fixture.supplier.private_units([2 * MIB], mid_iteration=False), shelter)
+        restore(fixture.arena, fixture.supplier.private_units([2 * MIB], mid_iteration=False), backing)
     fixture.settle()
     assert fixture.store.account().total == 0
-    restore(fixture.arena, fixture.given(), shelter)
-    shelter.close()
+    restore(fixture.arena, fixture.given(), backing)
+    backing.close()
     fixture.check()
 
 
@@ -199,12 +199,12 @@ def test_a_full_directory_is_said_in_one_sentence(tmp_path, monkeypatch):
 
     before = open_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(ShelterFull, match="no room for 1000 bytes"):
-        FileShelter(str(tmp_path), 1000)
+    with pytest.raises(BackingStoreFull, match="no room for 1000 bytes"):
+        FileBackingStore(str(tmp_path), 1000)
     assert open_descriptors() == before
 
 
-def test_a_session_in_training_goes_away_and_comes_back(make_session, make_shelter, store):
+def test_a_session_in_training_goes_away_and_comes_back(make_session, make_backing, store):
     """Its pools, survivors and lane addresses go on as if nothing had happened, each time it is away."""
     session, other = make_session("a"), make_session("b")
     replay = Replay(session, traces.record("mlp", 8))
@@ -218,7 +218,7 @@ def test_a_session_in_training_goes_away_and_comes_back(make_session, make_shelt
         else:
             session.hand_over()
         before = session.arena.private_bytes
-        freed = session.memory.offload(make_shelter)
+        freed = session.memory.offload(make_backing)
         assert session.memory.is_away
         assert 0 < freed <= before
         assert "a" not in store.account().private
@@ -226,7 +226,7 @@ def test_a_session_in_training_goes_away_and_comes_back(make_session, make_shelt
         with pytest.raises(InvalidMapping):
             session.memory.begin_turn()
         with pytest.raises(InvalidMapping):
-            session.memory.offload(make_shelter)
+            session.memory.offload(make_backing)
         # somebody else has the memory meanwhile
         other.begin_turn()
         other.memory.begin_iteration()
@@ -245,14 +245,14 @@ def test_a_session_that_cannot_be_offloaded_goes_on(make_session, tmp_path, monk
     block = session.allocate(30 * MIB, 5)
 
     def full(size):
-        raise ShelterFull("no room.")
+        raise BackingStoreFull("no room.")
 
-    with pytest.raises(ShelterFull):
+    with pytest.raises(BackingStoreFull):
         session.memory.offload(full)
     assert not session.memory.is_away
     session.check(block)
     session.set_lane()
-    session.memory.offload(MemoryShelter)
+    session.memory.offload(HostBackingStore)
     for sizes in ([2 * MIB], []):
         with pytest.raises(DeviceMemoryError):
             session.memory.restore(session.supplier.private_units(sizes, mid_iteration=False))
@@ -270,7 +270,7 @@ def test_dead_pages_are_not_copied(make_session):
 
     def make(size):
         sizes.append(size)
-        return MemoryShelter(size)
+        return HostBackingStore(size)
 
     session.memory.offload(make)
     assert sizes == [2 * MIB]

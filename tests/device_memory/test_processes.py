@@ -102,7 +102,7 @@ def test_three_processes_train_in_one_lane(sessions):
             store.resize_lane(LANE, 80 * MIB)
             for remote in sessions:
                 remote.set_lane()
-            assert store.account().leaving == 0
+            assert store.account().releasing == 0
     for steps in pages.values():
         # the first is the warm-up's; the second its end; the lane changed after the third
         assert steps[0] > 1

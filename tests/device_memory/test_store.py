@@ -142,12 +142,12 @@ def test_a_lanes_units_leave_when_the_last_session_lets_go(store):
         assert store.share_lane(1, session) == list(layout.units)
         assert store.share_lane(1, session) == []
     store.resize_lane(1, 40 * MIB)
-    assert store.account().leaving == 24 * MIB
+    assert store.account().releasing == 24 * MIB
     units = [unit.unit for unit in layout.units]
     store.take_back("a", units)
-    assert store.account().leaving == 24 * MIB
+    assert store.account().releasing == 24 * MIB
     store.remove_lane(1)
-    assert store.account().total == store.account().leaving == 64 * MIB
+    assert store.account().total == store.account().releasing == 64 * MIB
     store.session_gone("b")
     assert store.account().total == 0
 

@@ -11,8 +11,9 @@ import types
 
 import pytest
 
+from sharedkernel.device_memory.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
-from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
+from sharedkernel.device_memory.torch_pool import TorchPools
 from tests.device_memory.pool_model import MIB, ModelTorch, OutOfMemoryError
 
 _START = 1 << 45
@@ -145,16 +146,20 @@ def _out_of(error: BaseException):
 
 def test_no_error_passes_through_torch(torch, pools):
     """Torch says that it is out of memory."""
-    pools.begin(pools.make(_out_of(ValueError("a reason"))))
+    pool = pools.make(_out_of(ValueError("a reason")))
+    pools.begin(pool)
     with pytest.raises(OutOfMemoryError):
         torch.malloc(1)
+    pools.end(pool)
 
 
 def test_an_interrupt_comes_once_torch_has_returned(torch, pools):
     """Whatever torch does then: the interrupt does not pass through it, and is not lost."""
-    pools.begin(pools.make(_out_of(KeyboardInterrupt())))
+    pool = pools.make(_out_of(KeyboardInterrupt()))
+    pools.begin(pool)
     with pytest.raises(KeyboardInterrupt):
         torch.malloc(1)
+    pools.end(pool)
 
 
 def test_an_interrupt_at_any_moment_gives_no_wild_address(torch, pools):

@@ -64,8 +64,8 @@ def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed:
 
 _SAY_MUCH = """if True:
     from sharedkernel import protocol
-    from sharedkernel.session.ui import device_status
-    device_status._view._link.send(protocol.OffloadDeclined(reason="x" * 1000, message="x" * 1_000_000))
+    from sharedkernel.ipc import current_session
+    current_session._view._link.send(protocol.OffloadDeclined(reason="x" * 1000, message="x" * 1_000_000))
 """
 
 

@@ -15,8 +15,8 @@ from tests.gateway.client import Client
 #: says *pieces* in the session's own name, over its own connection
 _LIE = """
 import contextlib, sys
-from sharedkernel.session.ui import device_status
-link = device_status._view._link
+from sharedkernel.ipc import current_session
+link = current_session._view._link
 for piece in {pieces!r}:
     with link.lock, contextlib.suppress(OSError):  # hung up on, and not connected again yet
         if link._socket is not None:

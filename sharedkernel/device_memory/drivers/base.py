@@ -23,7 +23,7 @@ Handle: TypeAlias = Any
 MIB = 1 << 20
 
 
-class Driver(Protocol):
+class MemoryDriver(Protocol):
     """A device's memory as one process handles it.
 
     Every call raises a :class:`~sharedkernel.device_memory.errors.DeviceMemoryError`, and has then changed nothing.

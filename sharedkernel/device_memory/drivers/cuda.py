@@ -17,7 +17,7 @@ from typing import Any
 
 from sharedkernel.device_memory.drivers.base import Handle, address_of
 from sharedkernel.device_memory.errors import (
-    DeviceLost,
+    DeviceFaulted,
     DeviceMemoryError,
     DriverUnavailable,
     InvalidMapping,
@@ -140,40 +140,40 @@ class CudaDriver:
     # --- physical memory -----------------------------------
 
     def create(self, size: int) -> Handle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         return self._call(self._cuda.cuMemCreate, size, self._properties, 0)
 
     def export(self, handle: Handle) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         descriptor = int(self._call(self._cuda.cuMemExportToShareableHandle, handle, self._kind, 0))
         os.set_inheritable(descriptor, False)
         return descriptor
 
     def import_(self, descriptor: int, size: int) -> Handle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         return self._call(self._cuda.cuMemImportFromShareableHandle, descriptor, self._kind)
 
     def release(self, handle: Handle) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._call(self._cuda.cuMemRelease, handle)
 
     # --- addresses -----------------------------------
 
     def reserve(self, size: int) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         return int(self._call(self._cuda.cuMemAddressReserve, size, self.granularity, 0, 0))
 
     def free(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._call(self._cuda.cuMemAddressFree, address, size)
 
     def map(self, address: int, size: int, handle: Handle, offset: int = 0) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemMap, address, size, offset, handle, 0)
 
     def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         flags = self._cuda.CUmemAccess_flags
         description = self._cuda.CUmemAccessDesc()
@@ -185,24 +185,24 @@ class CudaDriver:
         self._call(self._cuda.cuMemSetAccess, address, size, [description], 1)
 
     def unmap(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemUnmap, address, size)
 
     # --- bytes -----------------------------------
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemcpyDtoDAsync, target, source, size, 0)
 
     def fill(self, address: int, size: int, byte: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemsetD8Async, address, byte, size, 0)
 
     def clear(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`.
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`.
 
         On a stream of its own that waits for no other: on the default stream the fill would come after the work that
         is queued there, and wipe what another stream has written meanwhile.
@@ -214,24 +214,24 @@ class CudaDriver:
         self._call(self._cuda.cuStreamSynchronize, self._stream)
 
     def read(self, host: memoryview, address: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemcpyDtoH, address_of(host), address, host.nbytes)
 
     def write(self, address: int, host: memoryview) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemcpyHtoD, address, address_of(host), host.nbytes)
         # from pinned memory it may return before the copy is done
         self._call(self._cuda.cuCtxSynchronize)
 
     def host_buffer(self, size: int) -> PinnedBuffer:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         return PinnedBuffer(self, size)
 
     def synchronize(self) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuCtxSynchronize)
 
@@ -267,7 +267,7 @@ class CudaDriver:
         if name == _OUT_OF_MEMORY:
             return OutOfDeviceMemory("the device has no memory left.")
         if name in _LOST:
-            return DeviceLost(f"the device cannot be used any more by this process ({name} in {call}); restart it.")
+            return DeviceFaulted(f"the device cannot be used any more by this process ({name} in {call}); restart it.")
         if name in _UNSHAREABLE:
             return DriverUnavailable(f"the driver does not allow {call} here ({name}).")
         if name.startswith("INVALID_"):

@@ -74,7 +74,7 @@ class MemfdDriver:
     # --- physical memory -----------------------------------
 
     def create(self, size: int) -> MemfdHandle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_multiple("size", size)
         if self._capacity is not None and self.created + size > self._capacity:
             raise OutOfDeviceMemory(
@@ -92,12 +92,12 @@ class MemfdDriver:
         return handle
 
     def export(self, handle: MemfdHandle) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_alive(handle)
         return os.dup(handle.descriptor)  # not inheritable
 
     def import_(self, descriptor: int, size: int) -> MemfdHandle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         try:
             actual = os.fstat(descriptor).st_size
         except OSError as error:
@@ -107,7 +107,7 @@ class MemfdDriver:
         return MemfdHandle(os.dup(descriptor), size)
 
     def release(self, handle: MemfdHandle) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_alive(handle)
         handle.is_released = True
         os.close(handle.descriptor)
@@ -118,7 +118,7 @@ class MemfdDriver:
     # --- addresses -----------------------------------
 
     def reserve(self, size: int) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_multiple("size", size)
         # mmap aligns to the machine's pages only: take more, and give back what is around
         step = self.granularity
@@ -133,7 +133,7 @@ class MemfdDriver:
         return start
 
     def free(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         if self._reserved.get(address) != address + size:
             raise InvalidMapping(f"{size} bytes at {address:#x} are no reserved range.")
         if next(self._within(address, address + size), None) is not None:
@@ -142,7 +142,7 @@ class MemfdDriver:
         _libc.munmap(address, size)
 
     def map(self, address: int, size: int, handle: MemfdHandle, offset: int = 0) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_multiple("address", address)
         self._check_multiple("size", size)
         self._check_alive(handle)
@@ -159,14 +159,14 @@ class MemfdDriver:
         insort(self._starts, address)
 
     def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         for _, mapping in self._whole(address, size):
             mapping.is_accessible = accessible
         if _libc.mprotect(address, size, _PROT_BOTH if accessible else _PROT_NONE):
             raise DeviceMemoryError(f"access cannot be set: {os.strerror(ctypes.get_errno())}.")
 
     def unmap(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         whole = self._whole(address, size)
         flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
         self._mmap(address, size, _PROT_NONE, flags, -1)
@@ -177,36 +177,36 @@ class MemfdDriver:
     # --- bytes -----------------------------------
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_accessible(target, size)
         self._check_accessible(source, size)
         ctypes.memmove(target, source, size)
 
     def fill(self, address: int, size: int, byte: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_accessible(address, size)
         ctypes.memset(address, byte, size)
 
     def clear(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self.fill(address, size, 0)
 
     def read(self, host: memoryview, address: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_accessible(address, host.nbytes)
         ctypes.memmove(address_of(host), address, host.nbytes)
 
     def write(self, address: int, host: memoryview) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         self._check_accessible(address, host.nbytes)
         ctypes.memmove(address, address_of(host), host.nbytes)
 
     def host_buffer(self, size: int) -> MemoryBuffer:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
         return MemoryBuffer(size)
 
     def synchronize(self) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.Driver`: there is nothing that runs by itself."""
+        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`: there is nothing that runs by itself."""
 
     # --- the rules -----------------------------------
 

@@ -1,1 +1,1 @@
-"""The gate: the device is acquired before the first operation, and given back at an iteration's boundary."""
+"""The gate: acquires the device before the first operation, and releases it at an iteration boundary."""

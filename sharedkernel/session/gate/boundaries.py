@@ -36,7 +36,7 @@ from torch.utils.data import dataloader
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
 from sharedkernel.session.gate import loops
 from sharedkernel.session.gate.gate import Gate
-from sharedkernel.session.gate.uncompiled import uncompiled
+from sharedkernel.session.gate.torch_internals import uncompiled
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.progress.iteration_cost import is_compiler_used
 from sharedkernel.session.progress.progress import Progress
@@ -78,7 +78,7 @@ class Candidate:
 
 
 class Boundaries:
-    """Learns one session's boundary and tells its gate each time it is passed."""
+    """Learns one session's iteration boundary and notifies its gate each time it is passed."""
 
     def __init__(self, gate: Gate, meter: Meter, progress: Progress) -> None:
         self._gate = gate
@@ -110,17 +110,13 @@ class Boundaries:
         _before(dataloader._BaseDataLoaderIter, "__next__", lambda it: self.passed("dataloader", id(it._dataset)))
         register_optimizer_step_post_hook(self._stepped)
         loops.watch(None)  # cells refer to the hook from now on
-        self._meter.on_clock = self._on_clock
-        self._grant.on_turn = self._on_turn
-        self._gate.on_force_signal = self._count_items
-        self._gate.on_look = self._stop_watching_forwards
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():
             self.passed("step", id(optimizer))
 
     def passed(self, kind: str, place: int) -> None:
-        """Take note that the candidate *kind* at *place* was passed."""
+        """Handle a pass of the candidate *kind* at *place*."""
         if not self._grant.is_held or threading.get_ident() != self._main:
             return
         self._quiet_turns = 0
@@ -172,12 +168,13 @@ class Boundaries:
 
     # --- the last resort ----------------------------------------------------------------------------------------------
 
-    def _on_turn(self, begins: bool) -> None:
+    def turn_changed(self, begins: bool) -> None:
+        """Start to look for boundaries with a grant, or stop with its end."""
         self._ticks = self._quiet_ticks = 0
         self._quiet_turns += begins
         loops.watch(self._loop_passed if begins and self._kind == "loop" else None)
 
-    def _on_clock(self) -> None:
+    def clock_ticked(self) -> None:
         """Look at more candidates if no boundary comes (on the meter's thread, while a grant is held)."""
         self._ticks += 1
         self._grant.measure_due = True
@@ -217,14 +214,14 @@ class Boundaries:
         turns = FORGET_AFTER if self._kind and self._kind not in LAST_RESORT else QUIET_TURNS
         return self._quiet_ticks > 2 * self._patience or self._quiet_turns > turns
 
-    def _count_items(self) -> None:
+    def force_signalled(self) -> None:
         """Count what loops have done as iterations, where nothing else does (main thread, between two bytecodes)."""
         if not self._is_silent():
             return
         if self._kind:
             self._forget()
         if items := self._progress.items_passed():
-            self._gate.count(items)
+            self._gate.reports.count(items)
 
     def _is_looked_at(self) -> bool:
         """Whether something would see hooks on all modules, such as `torch.compile`, which would compile again."""
@@ -266,6 +263,10 @@ class Boundaries:
     def _may_be_outermost(self, module: torch.nn.Module) -> bool:
         """Whether a forward that is seen first may be the outermost: hooks may be put in while another one runs."""
         return self._kind != "forward" or id(module) == self._place or self._quiet_ticks > PATIENCE
+
+    def look_began(self) -> None:
+        """Remove the hooks on all modules, which a profiler or compiler would see."""
+        self._stop_watching_forwards()
 
     def _stop_watching_forwards(self) -> None:
         if self._remove_forward_hook is not None:

@@ -26,9 +26,11 @@ from torch.utils._python_dispatch import (
 )
 
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
-from sharedkernel.session.gate.tracebacks import without_ours
-from sharedkernel.session.gate.uncompiled import uncompiled
+from sharedkernel.session.gate.torch_internals import uncompiled, without_ours
 from sharedkernel.system.deferred_signals import signals_held
+
+#: returns whether an operation with these arguments and keywords is the device's
+OperationFilter = Callable[[Sequence[Any], Mapping[str, Any]], bool]
 
 #: how often an operation is done again that failed and might succeed now
 MOST_RETRIES = 2
@@ -69,7 +71,7 @@ class DeviceMode(TorchDispatchMode):
         after_failure: Callable[[Any, BaseException], bool] = lambda operation, error: False,
         after_operation: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None] | None = None,
         *,
-        concerns: Callable[[Sequence[Any], Mapping[str, Any]], bool] | None = None,
+        concerns: OperationFilter | None = None,
         may_leave: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
@@ -161,3 +163,23 @@ def _take_off(keep: int) -> list[TorchDispatchMode]:
 def _put_back(modes: list[TorchDispatchMode]) -> None:
     for mode in reversed(modes):
         _push_mode(mode)
+
+
+def touches_cuda(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Return whether an operation with these arguments uses the GPU: it has a tensor there, or makes one.
+
+    Parameters
+    ----------
+    arguments, keywords
+        As a dispatch mode gets them. Of lists (as `torch.cat` and fused optimizers have) every element counts.
+    """
+    device = keywords.get("device")
+    if device is not None and getattr(device, "type", None) == "cuda":
+        return True
+    return any(map(_is_on_gpu, arguments)) or any(map(_is_on_gpu, keywords.values()))
+
+
+def _is_on_gpu(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_on_gpu, value))
+    return bool(getattr(value, "is_cuda", False))

@@ -5,32 +5,128 @@ It begins on the link's thread and ends in the main one; `link.lock` covers both
 
 from __future__ import annotations
 
+import ctypes
+import resource
 import time
 from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
-from sharedkernel.session.gate.thread_bound import ThreadBound
-from sharedkernel.session.memory.meters import Meter, ReleasePoint
+from sharedkernel.session.memory.host_meter import unlimited_rlimit
+from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.progress.forecast import Forecast
 
 #: seconds between two measurements of a grant that is kept
 GRANT_INTERVAL = 1.0
 
+#: where a grant is released
+ReleasePoint = Literal["boundary", "cell", "yield"]
+#: what each of OpenMP's threads runs when they are made: a C function that needs nothing and ignores its arguments
+_NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
 
-class Grant:
+
+class GateObserver(Protocol):
+    """Learns what happens at a gate: the session's boundaries."""
+
+    def turn_changed(self, begins: bool) -> None:
+        """Handle the begin or the end of a grant (any thread)."""
+
+    def force_signalled(self) -> None:
+        """Handle a force signal that finds the main thread with a grant, between two bytecodes."""
+
+    def look_began(self) -> None:
+        """Handle the begin of something that looks at dispatch, such as a profiler."""
+
+
+class LaneAccess(Protocol):
+    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lanes.client.LaneClient`."""
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether something of this session's iteration may be in its lane."""
+
+    def is_called_back(self) -> bool:
+        """Whether torch's allocator is calling back in this thread."""
+
+    def section_began(self) -> None:
+        """Prepare for other code than before."""
+
+    def turn_began(self, *, has_lane: bool) -> None:
+        """Take the lane that a grant is for, if there is one."""
+
+    def boundary_passed(self) -> None:
+        """Handle a boundary at which the grant is kept."""
+
+    def hand_over(self, at: ReleasePoint) -> bool:
+        """Hand the lane over; return whether the grant may go."""
+
+
+class ThreadBound:
+    """Bounds the threads of the main thread's operations.
+
+    While sessions run side by side, all of them together have no more threads than there are processors. The threads
+    are made while there is room for their stacks: GNU's OpenMP ends the process where it cannot make one, as under a
+    limit on private memory that a tensor has just reached.
+    """
+
+    def __init__(self) -> None:
+        #: bound that came with the last grant; 0: none
+        self.granted = 0
+        #: what the user had set when the bound took its place; 0: there is no bound
+        self._users_own = 0
+        self._are_made = False
+
+    def keep(self) -> None:
+        """Keep to the threads granted while others run side by side; else leave the user's own setting alone."""
+        if self.granted and not self._users_own:
+            self._users_own = torch.get_num_threads()
+            torch.set_num_threads(min(self.granted, self._users_own))
+        elif self._users_own and not self.granted:
+            torch.set_num_threads(self._users_own)
+            self._users_own = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether memory is limited, so that OpenMP may fail to make a thread, and :meth:`make` was not called."""
+        return not self._are_made and resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+
+    def make(self) -> None:
+        """Have OpenMP make the main thread's threads now (milliseconds).
+
+        Not before others have most of the memory: a process forked later has none of these threads, and would wait for
+        them for ever (:meth:`forget_in_child`).
+        """
+        self._are_made = True
+        parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+        if parallel is not None:
+            with unlimited_rlimit():
+                parallel(_NOTHING, None, ctypes.c_uint(torch.get_num_threads()), ctypes.c_uint(0))
+
+    def forget_in_child(self) -> None:
+        """Compute in one thread: a forked child has none of those that were made."""
+        if self._are_made:
+            torch.set_num_threads(1)
+
+
+class HeldGrant:
     """One session's grant, time and again.
 
     Parameters
     ----------
     page, meter, forecast
         The session's.
+    on_turn
+        Called with True when it begins and with False when it ends, on any thread.
     """
 
-    def __init__(self, page: Page, meter: Meter, forecast: Forecast) -> None:
+    def __init__(self, page: Page, meter: Meter, forecast: Forecast, on_turn: Callable[[bool], None]) -> None:
         self._words = page.words
         self._meter = meter
         self._forecast = forecast
+        self._on_turn = on_turn
         self.is_held = False
         #: there is a lane for it
         self.has_lane = True
@@ -40,28 +136,26 @@ class Grant:
         self.release_due = False
         #: how many threads the session's operations may use
         self.threads = ThreadBound()
-        #: called when it begins (True) and ends (False), on any thread
-        self.on_turn: Callable[[bool], None] = lambda begins: None
         #: boundaries passed when it began or was measured last, and when that was
         self._boundaries_before = 0
         self._measured_at = 0.0
 
     def begin(self) -> None:
-        """Take note of what there is as it begins; it is held already."""
+        """Start to measure the grant, which is held already."""
         self.release_due = False
         self._boundaries_before = self._words[Word.ITERATIONS]
         self._words[Word.TURN] = Turn.HOLDING
         self._forecast.grant_began(self._boundaries_before)
         self._measured_at = time.monotonic()
         self._meter.grant_began()
-        self.on_turn(True)
+        self._on_turn(True)
 
     def end(self, at: ReleasePoint) -> protocol.GrantReleased:
         """End it; return what to say of it."""
         utilisation = self._meter.utilisation()
         live = self._meter.grant_ended(at_boundary=at != "yield")
         self.is_held = False
-        self.on_turn(False)
+        self._on_turn(False)
         self._words[Word.TURN] = Turn.READY
         return protocol.GrantReleased(
             at=at,

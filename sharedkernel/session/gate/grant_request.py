@@ -1,6 +1,6 @@
-"""A session's wish for the device: said to the executor, waited for, answered or withdrawn.
+"""A session's requests for a grant: sent to the executor, answered or withdrawn.
 
-One thread at a time wishes (the gate sees to that); the link's thread brings the answer.
+One thread at a time requests (the gate sees to that); the link's thread brings the answer.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from collections.abc import Callable
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
-from sharedkernel.session.gate.connection import Link
-from sharedkernel.session.gate.grant import Grant
+from sharedkernel.session.connection import Link
+from sharedkernel.session.gate.grant import HeldGrant
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, Notice
+from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
-from sharedkernel.system.latch import Latch
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 #: seconds between two checks in a wait of another thread than the main one
 _CHECK_INTERVAL = 0.2
 
 
-def wait_for_answer(answered: Latch, notice: Notice, link: Link, check: Callable[[], None] | None = None) -> None:
+def wait_for_answer(
+    answered: InterruptSafeEvent, notice: WaitDisplay, link: Link, check: Callable[[], None] | None = None
+) -> None:
     """Wait for an answer of the executor, open to interrupts; if it takes long, *notice* shows why, and goes on to.
 
     Parameters
@@ -43,7 +45,7 @@ def wait_for_answer(answered: Latch, notice: Notice, link: Link, check: Callable
         notice.refresh(has_executor=link.is_connected)
 
 
-def _wait(answered: Latch, seconds: float, check: Callable[[], None] | None) -> bool:
+def _wait(answered: InterruptSafeEvent, seconds: float, check: Callable[[], None] | None) -> bool:
     if check is None:
         return answered.wait(seconds)
     deadline = time.monotonic() + seconds
@@ -54,73 +56,83 @@ def _wait(answered: Latch, seconds: float, check: Callable[[], None] | None) -> 
     return False
 
 
-class Wish:
-    """One session's wish for the device, time and again.
+class GrantRequest:
+    """One session's request for a grant, reused for each of them.
 
     Parameters
     ----------
-    page, meter, notice, forecast, grant
+    page, meter, link, notice, forecast, grant
         The session's.
     """
 
-    def __init__(self, page: Page, meter: Meter, notice: Notice, forecast: Forecast, grant: Grant) -> None:
+    def __init__(
+        self, page: Page, meter: Meter, link: Link, notice: WaitDisplay, forecast: Forecast, grant: HeldGrant
+    ) -> None:
         self._words = page.words
         self._meter = meter
+        self._link = link
         self._notice = notice
         self._forecast = forecast
         self._grant = grant
         #: it was said, and has no answer
         self.is_open = False
         #: there is something to do for who waits: an answer, or else what the gate has to do meanwhile
-        self.answered = Latch()
+        self.answered = InterruptSafeEvent()
         #: the answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
-        self.link: Link
 
-    def say(self, growth: int, spare: int) -> None:
-        """Ask for a grant, with *growth* more bytes, and *spare* ones that hold nothing."""
+    def send(self, growth: int, spare: int) -> None:
+        """Send a request for a grant.
+
+        Parameters
+        ----------
+        growth
+            Bytes that the session needs in addition.
+        spare
+            Bytes that the limit on the process has to allow beside them.
+        """
         memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
         self._notice.wait_begins()
-        with self.link.lock:
+        with self._link.lock:
             self.answered.clear()
             self.refusal = None
             self.is_open = True
             self._words[Word.TURN] = Turn.WANTING
             foreseen = self._forecast.news(self._words[Word.ITERATIONS])
             wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
-            self.link.send(*(message for message in (foreseen, wanted) if message))
+            self._link.send(*(message for message in (foreseen, wanted) if message))
 
     def wait(self, check: Callable[[], None] | None = None) -> None:
         """Wait until there is something to do, open to interrupts; *check* as in :func:`wait_for_answer`."""
         try:
-            wait_for_answer(self.answered, self._notice, self.link, check)
+            wait_for_answer(self.answered, self._notice, self._link, check)
         finally:
             self._notice.end()
 
     def drop(self) -> None:
-        """Take note that it is void (with `link.lock` held)."""
+        """Mark the request as void (with `link.lock` held)."""
         self.is_open = False
         self._words[Word.TURN] = Turn.READY
 
     def withdraw(self) -> None:
-        """Take it back. A grant may already be under way: wait for the answer, and give it back."""
+        """Withdraw the request. A grant may already be under way: wait for the answer, and release it."""
         with signals_held():  # also where the interrupt that ended the wait left them let through
-            self.link.send(protocol.DeviceWantWithdrawn())
+            self._link.send(protocol.DeviceWantWithdrawn())
             # The executor answers at once; if it is gone, the greeting to the next one says what holds.
-            while not self.answered.wait(0.1) and self.link.is_connected:
+            while not self.answered.wait(0.1) and self._link.is_connected:
                 pass
-            with self.link.lock:
+            with self._link.lock:
                 self.drop()
                 if self._grant.is_held:
-                    self.link.send(self._grant.end("boundary"))
+                    self._link.send(self._grant.end("boundary"))
 
-    def hear(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
-        """Take the executor's answer (on the link's thread)."""
-        with self.link.lock:
+    def handle(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
+        """Handle the executor's answer (on the link's thread)."""
+        with self._link.lock:
             granted = isinstance(message, protocol.Granted)
             if not self.is_open:
-                if granted and not self._grant.is_held:  # crossed with a withdrawal that nobody heard
-                    self.link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
+                if granted and not self._grant.is_held:  # crossed with a withdrawal that no executor received
+                    self._link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
                 return
             self.drop()
             if isinstance(message, protocol.RefusedGrant):

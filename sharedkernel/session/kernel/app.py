@@ -22,27 +22,27 @@ from tornado.ioloop import IOLoop
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.ipc import current_session
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
+from sharedkernel.session.connection import Link
+from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
+from sharedkernel.session.gate.acquisition import GateParts
 from sharedkernel.session.gate.boundaries import Boundaries
-from sharedkernel.session.gate.connection import Link
 from sharedkernel.session.gate.gate import Gate
-from sharedkernel.session.kernel import likeness, own_log, packages, user_account, working_directory
-from sharedkernel.session.kernel.backpressure import Pace, SessionApp
-from sharedkernel.session.kernel.kernel import SessionKernel
-from sharedkernel.session.kernel.message_log import Outbox
+from sharedkernel.session.kernel import likeness, own_log, packages, user_account
+from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn
+from sharedkernel.session.kernel.kernel import GatedKernel
+from sharedkernel.session.kernel.message_log import MessageLog
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
-from sharedkernel.session.memory.meters import make_lanes, make_meter, make_run_ahead, operation_filter
-from sharedkernel.session.memory.quota import Quota
-from sharedkernel.session.offload.movers import make_mover
-from sharedkernel.session.offload.residency import Reclaim
+from sharedkernel.session.memory.quota import ErrorTranslator, Quota
+from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.progress.iteration_cost import SoloCost
+from sharedkernel.session.progress.iteration_cost import IterationCostCounter
 from sharedkernel.session.progress.progress import Progress
-from sharedkernel.session.ui import device_status
 from sharedkernel.session.ui.wait_display import WaitNotice, show_sentence
 from sharedkernel.system import processes
 
@@ -58,7 +58,7 @@ _NO_VARIABLES = "Variables by KERNEL_ENV_ are not set here: sessions run under t
 boundaries: Boundaries | None = None
 
 
-class SessionProcess:
+class SessionRuntime:
     """Wires one kernel, its gate and its link.
 
     Parameters
@@ -89,11 +89,11 @@ class SessionProcess:
         #: the sentence with which it was refused last
         self._refusal: str | None = None
         self._app = app
-        self._kernel: SessionKernel = self._app.kernel
-        self._kernel.outbox = Outbox()
-        self._kernel.outbox.attend(self._app)
+        self._kernel: GatedKernel = self._app.kernel
+        message_log = MessageLog()
+        message_log.attend(self._app)
         Pace().attend(self._app)
-        notice = self._kernel.notice = WaitNotice(self._kernel)
+        notice = WaitNotice(self._kernel, out_of_turn)
         notice.attend(self._app)
         device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
@@ -101,36 +101,44 @@ class SessionProcess:
         self._channel = DescriptorClient(launch.executor_socket)
         self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
         self._quota = Quota()
-        reclaim = Reclaim(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
+        residency = Residency(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
         growth = Growth(self._meter, self._quota)
-        self._forecast = forecast = Forecast(Progress(), SoloCost())
+        self._forecast = forecast = Forecast(Progress(), IterationCostCounter())
+        self._link = Link(launch.executor_socket)
+        parts = GateParts(
+            page=page,
+            meter=self._meter,
+            link=self._link,
+            notice=notice,
+            residency=residency,
+            growth=growth,
+            forecast=forecast,
+        )
         self._gate = Gate(
-            page,
-            self._meter,
-            notice,
-            reclaim,
-            growth,
-            forecast,
+            parts,
+            check_memory=self._quota.check,
+            why_busy=self._kernel.why_busy,
             concerns=operation_filter(device_kind),
             lanes=self._lanes,
             run_ahead=make_run_ahead(device_kind),
         )
-        self._gate.on_measured = self._quota.check
-        self._quota.on_failure = self._gate.allocation_failed
-        self._link = Link(launch.executor_socket, self._hello, self._on_message)
-        boundaries = Boundaries(self._gate, self._meter, forecast.progress)
+        boundaries = self._boundaries = Boundaries(self._gate, self._meter, forecast.progress)
         boundaries.install()
         onlookers.install(self._gate)
         forecast.progress.install()
-        self._kernel.pass_gate(self._gate, self._quota)
+        translator = ErrorTranslator(
+            self._quota,
+            on_failure=self._gate.allocation_failed,
+        )
+        self._kernel.attach(self._gate, self._quota, translator, notice=notice, message_log=message_log)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 
     def run(self) -> None:
         """Serve until the kernel is shut down."""
-        self._meter.start()
-        self._gate.connect(self._link)
-        self._link.start()
+        self._meter.start(self._boundaries.clock_ticked, self._gate.watch_memory)
+        self._gate.enforce(self._boundaries)
+        self._link.start(self._hello, self._on_message)
         self._app.start()
         self._gate.open_for_good()
         self._link.close()
@@ -145,7 +153,7 @@ class SessionProcess:
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
-            **self._gate.standing(),
+            **self._gate.resume_state(),
         )
 
     def _on_message(self, message: Any) -> None:
@@ -155,17 +163,17 @@ class SessionProcess:
             self._quota.allowance = message
             self._meter.allow(message)
         elif isinstance(message, protocol.Notice):
-            if not device_status.on_answer(message.question, message.text):
+            if not current_session.on_answer(message.question, message.text):
                 show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             self._refused_since = self._refusal = None
             if isinstance(message, protocol.Welcome) and self._awaited is not None:
                 self._loop.add_callback(self._assign, self._awaited)
                 self._awaited = None
-            device_status.on_message(message)
+            current_session.on_message(message)
         elif isinstance(message, protocol.Offload):
-            if self._gate.ask_offload():
-                self._loop.add_callback(self._gate.offload)
+            if self._gate.sections.request_offload():
+                self._loop.add_callback(self._gate.sections.offload)
         elif isinstance(message, protocol.Failed):
             self._meet_refusal(message, time.monotonic())
         else:
@@ -205,11 +213,11 @@ class SessionProcess:
         if message.account is not None:
             self._become(message.account)
         os.environ.update(message.env)
-        place = working_directory.enter(message.cwd, message.notebook, own_home=message.account is not None)
+        place = user_account.enter_directory(message.cwd, message.notebook, own_home=message.account is not None)
         self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
         likeness.start_here(self._kernel.shell, message.notebook)
         packages.use_environment(message.environment)
-        device_status.connect(self._link, message.session, self._channel)
+        current_session.connect(self._link, message.session, self._channel)
         if self._lanes is not None and message.shares_lanes:
             self._lanes.enable(check_lanes=message.check_lanes)
         self._meter.start_over()
@@ -227,7 +235,7 @@ class SessionProcess:
 
 def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
-        kernel_class=SessionKernel,
+        kernel_class=GatedKernel,
         outstream_class="sharedkernel.session.kernel.backpressure.PacedStream",
         transport="ipc",
         # Without a parent to watch, the kernel outlives whatever forked it.
@@ -281,4 +289,4 @@ def run(
     _reseed()
     set_up_heap()
     app = _make_app(connection_file, log_stream, with_history=isolation == "none")
-    SessionProcess(launch, app, assign=assign).run()
+    SessionRuntime(launch, app, assign=assign).run()

@@ -24,7 +24,7 @@ from ipykernel.kernelapp import IPKernelApp
 
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.latch import Latch
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 #: messages in the socket's queue; each may be large
 _QUEUE = 16
@@ -67,12 +67,12 @@ class PacedStream(OutStream):
         return written
 
     def flush(self) -> None:
-        """Have what was printed sent, and wait for that; as its base does, but for interrupts (:class:`.Latch`)."""
+        """Send the buffer and wait until it is sent; unlike its base, safe with interrupts."""
         thread = None if self.pub_thread is None else self.pub_thread.thread
         if thread is None or not thread.is_alive() or thread is threading.current_thread():
             self._flush()
             return
-        sent = Latch()
+        sent = InterruptSafeEvent()
         self.pub_thread.schedule(self._flush)
         self.pub_thread.schedule(sent.set)
         if not sent.wait(self.flush_timeout):

@@ -12,7 +12,6 @@ import inspect
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ import torch
 import zmq
 from ipykernel import ipkernel
 from ipykernel.ipkernel import IPythonKernel
-from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
@@ -29,13 +27,11 @@ from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.loops import LoopReporter
 from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.likeness import named_as
-from sharedkernel.session.kernel.magics import SharedMagics
-from sharedkernel.session.kernel.message_log import REPLY, REQUEST, Outbox
-from sharedkernel.session.kernel.packages import PackageMagics
+from sharedkernel.session.kernel.message_log import REPLY, REQUEST, MessageLog
 from sharedkernel.session.kernel.reaper import reap_adopted
-from sharedkernel.session.kernel.request_limit import Inbox
-from sharedkernel.session.memory import data_limit
-from sharedkernel.session.memory.quota import ErrorTranslation, Quota
+from sharedkernel.session.kernel.request_limit import RequestLimit
+from sharedkernel.session.kernel.shell import SessionShell
+from sharedkernel.session.memory.quota import ErrorTranslator, Quota
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.source_hash import SourceReader
 from sharedkernel.session.ui.wait_display import WaitNotice
@@ -79,93 +75,25 @@ def _unaware_of_modules() -> Iterator[None]:
         ipkernel.sys = real
 
 
-@named_as(ZMQInteractiveShell)
-class SessionShell(ErrorTranslation, ZMQInteractiveShell):
-    """IPython's shell, with loops that report, errors that carry figures, a `%pip` of the user's own, and `%shared`."""
-
-    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
-        """Have errors reach the client that IPython cannot format."""
-        super().init_traceback_handlers(custom_exceptions)
-        formatted = self.InteractiveTB.structured_traceback
-        self.InteractiveTB.structured_traceback = _or_plain(formatted)  # type: ignore[method-assign]
-
-    def init_events(self) -> None:
-        """Have hooks be interrupted: what is done after a cell, like the drawing of figures, and before it, with it."""
-        super().init_events()
-        trigger = self.events.trigger
-
-        def open_to_interrupts(event: str, *args: Any, **kwargs: Any) -> None:
-            interrupts = self.kernel.interrupts
-            if event.startswith("post_"):
-                with interrupts.let_through():
-                    trigger(event, *args, **kwargs)
-            elif event == "pre_run_cell" and self.events.callbacks[event]:
-                with interrupts.let_into_hooks():
-                    trigger(event, *args, **kwargs)
-            else:  # before a request IPython does things of its own
-                trigger(event, *args, **kwargs)
-
-        self.events.trigger = open_to_interrupts  # type: ignore[method-assign]
-
-    async def run_code(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a piece of a cell, open to interrupts."""
-        with self.kernel.interrupts.let_into_code():
-            return await super().run_code(*args, **kwargs)
-
-    def user_expressions(self, expressions: dict[str, str]) -> Any:
-        """Evaluate what is asked for beside a cell, open to interrupts."""
-        with self.kernel.interrupts.let_through():
-            return super().user_expressions(expressions)
-
-    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        """Show an error, though the session may be at its memory's limit: to show it takes some, too."""
-        with data_limit.lifted():
-            super().showtraceback(*args, **kwargs)
-
-    def init_magics(self) -> None:
-        """Register IPython's magics, then ours over them."""
-        super().init_magics()
-        self.register_magics(PackageMagics, SharedMagics)
-
-
-def _or_plain(formatted: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Return *formatted*, which formats a traceback as Python itself does should it fail.
-
-    IPython prints both errors then, and clients hear of none. So it is in Python 3.11 for an interrupt between two
-    lines, where a frame has no line number: for one in some hundred that end a training.
-    """
-
-    def structured_traceback(kind: Any, error: Any, trace: Any = None, *args: Any, **kwargs: Any) -> list[str]:
-        try:
-            return formatted(kind, error, trace, *args, **kwargs)
-        except Exception:
-            try:
-                lines = traceback.format_exception(kind, error, trace)
-            except Exception:
-                lines = traceback.format_exception_only(kind, error)
-            return "".join(lines).splitlines()
-
-    return structured_traceback
-
-
 @named_as(IPythonKernel)
-class SessionKernel(IPythonKernel):
+class GatedKernel(IPythonKernel):
     """An ipykernel behind a gate.
 
-    The gate is set by :mod:`.process` once the kernel exists, before any message is handled.
+    :mod:`.app` calls :meth:`attach` once the kernel exists, before any message is handled.
     """
 
     shell_class = Type(SessionShell)
     gate = Instance(Gate, allow_none=True)
+    quota = Instance(Quota, allow_none=True)
     #: shows why cells wait
     notice = Instance(WaitNotice, allow_none=True)
     #: has what gateways may have missed
-    outbox = Instance(Outbox, allow_none=True)
+    message_log = Instance(MessageLog, allow_none=True)
     #: said before the first cell's own output; None once it was
     greeting: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:
-        self._inbox = Inbox()
+        self._request_limit = RequestLimit()
         #: who of its main thread they reach
         self.interrupts = Interrupts()
         #: whoever sent what has no answer was told that it is refused (on the thread that reads the channel)
@@ -176,14 +104,27 @@ class SessionKernel(IPythonKernel):
         if getattr(self, "debugger", None) is not None:
             self.debugger.kernel_modules = imported_files
 
-    def pass_gate(self, gate: Gate, quota: Quota) -> None:
-        """Run all user code behind *gate* from now on."""
+    def attach(
+        self, gate: Gate, quota: Quota, translator: ErrorTranslator, *, notice: WaitNotice, message_log: MessageLog
+    ) -> None:
+        """Run all user code behind the gate from now on.
+
+        Parameters
+        ----------
+        gate, quota
+            The session's.
+        translator
+            Translates the errors of user code.
+        notice
+            Shows why cells wait.
+        outbox
+            Has the messages that gateways may have missed.
+        """
         assert isinstance(self.shell, SessionShell)
-        self.gate = gate
-        self.shell.quota = quota
+        self.gate, self.quota, self.notice, self.message_log = gate, quota, notice, message_log
+        self.shell.translator = translator
         # The source as it was written, before anything is put into it.
         self.shell.ast_transformers += [SourceReader(gate.source_read), LoopReporter()]
-        gate.why_busy = self._why_busy
         for handlers in (self.shell_handlers, self.control_handlers):
             for kind, handler in handlers.items():
                 if kind not in HARMLESS:
@@ -206,7 +147,8 @@ class SessionKernel(IPythonKernel):
                     raise
                 time.sleep(_STDIN_PAUSE)
 
-    def _why_busy(self) -> str | None:
+    def why_busy(self) -> str | None:
+        """Return why user code may run although no cell does, as a sentence; None if it cannot."""
         return "It handles a request." if self._main_asyncio_lock.locked() else None
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
@@ -220,7 +162,7 @@ class SessionKernel(IPythonKernel):
         subshells = self.shell_channel_thread.manager.list_subshell()
         subshell = None if request is None else request["header"].get("subshell_id")
         is_passed_on = request is not None and (subshell is None or subshell in subshells)
-        if request is None or not is_passed_on or self._inbox.add(msg, subshell, subshells):
+        if request is None or not is_passed_on or self._request_limit.add(msg, subshell, subshells):
             self._has_refused = False
             await super().shell_channel_thread_main(msg)
         else:
@@ -231,8 +173,8 @@ class SessionKernel(IPythonKernel):
         assert self.session is not None
         kind, _, suffix = request["header"]["msg_type"].rpartition("_")
         sentence = (
-            f"this session is busy, and {format_bytes(self._inbox.limit_bytes)} of messages wait for it already; "
-            "send this one again when its cells have ended, or interrupt them."
+            f"this session is busy, and {format_bytes(self._request_limit.limit_bytes)} of messages wait for it "
+            "already; send this one again when its cells have ended, or interrupt them."
         )
         error = {"ename": "MessageRefused", "evalue": sentence, "traceback": [f"MessageRefused: {sentence}"]}
         self._publish_status("busy", "shell", parent=request)
@@ -253,7 +195,7 @@ class SessionKernel(IPythonKernel):
 
     async def dispatch_shell(self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False) -> None:
         """Handle a message of the shell channel; operations on a subshell's thread pass the gate from now on."""
-        self._inbox.take(msg)
+        self._request_limit.take(msg)
         if self.gate is not None:
             self.gate.guard_thread()
         await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
@@ -269,10 +211,10 @@ class SessionKernel(IPythonKernel):
         if request.get("msg_type") != REQUEST:
             await super().dispatch_control(msg)
             return
-        assert self.outbox is not None
+        assert self.message_log is not None
         assert self.control_stream is not None
         request = self.session.deserialize(frames, copy=False)
-        missed = self.outbox.since(request["content"]["seen"], request["content"]["identity"].encode())
+        missed = self.message_log.since(request["content"]["seen"], request["content"]["identity"].encode())
         content = {
             "status": "ok",
             "is_cut": missed.is_cut,
@@ -306,9 +248,9 @@ class SessionKernel(IPythonKernel):
             with contextlib.ExitStack() as section:
                 assert self.gate is not None
                 # The main thread's operations outside cells open a section of their own.
-                if self.gate.needs_section or threading.current_thread() is not threading.main_thread():
+                if self.gate.sections.is_needed or threading.current_thread() is not threading.main_thread():
                     try:
-                        section.enter_context(self.gate.section())
+                        section.enter_context(self.gate.sections.open())
                     except _NOT_OPENED as error:
                         self._reply_failed(stream, identities, request, error)
                         return
@@ -341,7 +283,7 @@ class SessionKernel(IPythonKernel):
         section = contextlib.ExitStack()
         try:
             with self.interrupts.let_through():
-                section.enter_context(self.gate.section())
+                section.enter_context(self.gate.sections.open())
         except _NOT_OPENED as error:
             return self._fail({"execution_count": self.execution_count, "payload": []}, error)
         used_before = self.gate.used_bytes
@@ -351,9 +293,9 @@ class SessionKernel(IPythonKernel):
             section.close()
             reap_adopted()
         if reply["status"] == "ok":
-            assert isinstance(self.shell, SessionShell)
+            assert self.quota is not None
             try:
-                self.shell.quota.check_growth(used_before, self.gate.used_bytes)
+                self.quota.check_growth(used_before, self.gate.used_bytes)
             except torch.OutOfMemoryError as error:
                 return self._fail(reply, error)
         return reply

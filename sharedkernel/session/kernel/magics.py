@@ -7,8 +7,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from sharedkernel.session.ui import device_status
-from sharedkernel.system.latch import Latch
+from sharedkernel.ipc import current_session
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0
@@ -33,7 +33,7 @@ class SharedMagics(Magics):
             For a part that there is not.
         """
         if words.split() == ["attach"]:
-            print(device_status.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
+            print(current_session.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
             return
         parts = words.split() or list(_PARTS)
         if unknown := [part for part in parts if part not in _PARTS]:
@@ -49,19 +49,19 @@ class SharedMagics(Magics):
         from sharedkernel.widgets.render import queue_text, usage_text
 
         texts = {"usage": usage_text, "queue": queue_text, "lanes": lanes_text}
-        print("\n\n".join(texts[part](status, device_status.session_id()) for part in parts))  # noqa: T201
+        print("\n\n".join(texts[part](status, current_session.session_id()) for part in parts))  # noqa: T201
 
 
 def _newest_status() -> dict[str, Any] | None:
     """Return the status document of this moment; None when it does not come in time."""
-    answered = Latch()
+    answered = InterruptSafeEvent()
     documents: list[dict[str, Any]] = []
 
     def take(status: dict[str, Any]) -> None:
         documents.append(status)
         answered.set()
 
-    unsubscribe = device_status.subscribe(take)
+    unsubscribe = current_session.subscribe(take)
     try:
         answered.wait(_ANSWER_TIMEOUT)
     finally:

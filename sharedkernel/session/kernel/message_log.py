@@ -1,8 +1,8 @@
-"""What a session has said lately, kept for whoever did not hear it.
+"""A log of a session's recent messages, for clients that missed them.
 
 Outputs are published, and so lost while no gateway listens; replies go to whoever asked, and are lost with them. So a
 copy of every message stays here for a while: the newest ones, up to a limit. A gateway asks for what its client has
-missed, by the last messages that this client has seen (:meth:`Outbox.since`).
+missed, by the last messages that this client has seen (:meth:`MessageLog.since`).
 
 The copies are in a memory file and not on the heap, which the session's meter measures and its quota bounds.
 """
@@ -41,7 +41,7 @@ class Missed:
     is_cut: bool
 
 
-class Outbox:
+class MessageLog:
     """Keeps the newest messages; every method may be called by any thread.
 
     Parameters

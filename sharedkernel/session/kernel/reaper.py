@@ -1,4 +1,4 @@
-"""Take note of the ends of programs that this process adopted, so that they do not stay in the system's list.
+"""Reap adopted programs that have ended, so that they do not stay in the system's process list.
 
 A session adopts what its programs leave behind (:func:`sharedkernel.system.processes.adopt_orphans`), and only a parent
 can take an ended process off the list. But which of its children it has adopted, the system does not tell, and to take
@@ -18,7 +18,7 @@ _THREADS = Path("/proc/self/task")
 
 
 def reap_adopted() -> None:
-    """Take note of the end of every child that was certainly adopted (a microsecond while no child has ended)."""
+    """Reap every child that was certainly adopted (a microsecond while no child has ended)."""
     with contextlib.suppress(ChildProcessError):
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return

@@ -18,7 +18,7 @@ from jupyter_client.session import DELIM
 DEFAULT_LIMIT = 128 << 20
 
 
-class Inbox:
+class RequestLimit:
     """Counts the messages that were passed on and are not handled yet; every method may be called by any thread.
 
     Parameters
@@ -56,7 +56,7 @@ class Inbox:
             return True
 
     def take(self, frames: Sequence[Any]) -> None:
-        """Take note that a message is being handled."""
+        """Record that a message is being handled."""
         with self._lock:
             self._take(_key(frames))
 

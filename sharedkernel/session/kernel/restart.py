@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from sharedkernel import protocol
-from sharedkernel.system.processes import end_process
 
 #: begins the names of variables that a client asks for
 PREFIX = "KERNEL_ENV_"
@@ -63,47 +61,4 @@ def start_afresh(launch: Launch, assign: protocol.Assign) -> NoReturn:
         launch.device_kind, launch.memory_mode, launch.isolation, str(message),
     ]  # fmt: skip
     environment = {**os.environ, **asked_variables(assign.env)}
-    os.execve(sys.executable, [sys.executable, "-m", __name__, *arguments], environment)
-
-
-def main(
-    process: str,
-    connection_file: str,
-    executor_socket: str,
-    page: str,
-    device_kind: str,
-    memory_mode: str,
-    isolation: str,
-    message: str,
-) -> None:
-    """Be the process that :func:`start_afresh` starts."""
-    if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are
-        del sys.path[0]
-    os.set_inheritable(int(page), False)
-    with open(int(message), "rb") as file:
-        [assign] = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES).feed(file.read())
-    from sharedkernel.session.kernel import app as session_process
-    from sharedkernel.session.kernel import kernel
-
-    kernel.note_imported_files()
-    session_process.run(
-        process,
-        connection_file,
-        executor_socket,
-        int(page),
-        device_kind,
-        memory_mode=memory_mode,
-        isolation=isolation,
-        assign=assign,
-    )
-
-
-if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except SystemExit as exit_:
-        end_process(exit_.code if isinstance(exit_.code, int) else 1)
-    except BaseException:
-        traceback.print_exc()
-        end_process(1)
-    end_process(0)
+    os.execve(sys.executable, [sys.executable, "-m", "sharedkernel.session", *arguments], environment)

@@ -1,7 +1,10 @@
-"""Become the user whose session this is: account, limits, home, and what Python and IPython have made of another home.
+"""Become the user of a session: account, limits, home directory, profile and working directory.
 
-Called once, on the main thread, before any of the user's code runs. The C library changes the account of all threads
-together.
+Called once, on the main thread, before any user code runs. The C library changes the account of all threads together.
+
+A session starts in the notebook's directory if that is on this machine too, else in the user's home directory. Where
+users have homes of their own, it starts nowhere else: a path that leads out of the home (``..``, a link) counts as
+outside, whatever a client sends.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import resource
 import site
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from ipykernel.kernelapp import IPKernelApp
@@ -95,3 +99,47 @@ def open_profile(app: IPKernelApp) -> None:
 def keep_no_history(app: IPKernelApp) -> None:
     """Open no history while it is not known whose it would be."""
     app.config.HistoryManager.enabled = False
+
+
+def enter_directory(cwd: str | None, notebook: str | None, *, own_home: bool) -> str | None:
+    """Go to the notebook's folder, or else home; return what the user should be told about it.
+
+    Parameters
+    ----------
+    cwd
+        The folder that the notebook has where its user is; a relative one is below home.
+    notebook
+        Its path there, below the folder that its Jupyter serves.
+    own_home
+        Whether sessions start in their user's home only, or below it.
+    """
+    home = Path.home()
+    for folder in _directories(home, cwd, notebook, own_home=own_home):
+        try:
+            os.chdir(folder)
+        except (OSError, ValueError):  # ValueError: a null byte
+            continue
+        return None
+    os.chdir(home)
+    if cwd is None or Path(cwd) == home:
+        return None
+    where = "in your home on" if own_home else "on"
+    return f"The notebook's folder {cwd} is not {where} the machine with the device; working in {home} there."
+
+
+def _directories(home: Path, cwd: str | None, notebook: str | None, *, own_home: bool) -> Iterator[Path]:
+    if cwd is not None:
+        folder = home / cwd  # an absolute path stays as it is
+        if _is_inside(folder, home) or (Path(cwd).is_absolute() and not own_home):
+            yield folder
+    if notebook is not None and own_home:
+        folder = home / Path(notebook).parent
+        if folder != home and _is_inside(folder, home):
+            yield folder
+
+
+def _is_inside(folder: Path, home: Path) -> bool:
+    try:
+        return folder.resolve().is_relative_to(home.resolve())
+    except (OSError, ValueError, RuntimeError):  # a loop of links, a null byte
+        return False

@@ -1,14 +1,14 @@
-"""What the gate tells a session's lane, from before there is one: the lane's memory is made when CUDA is first used.
+"""The gate's access to a session's lane, whose memory is set up when CUDA is first used.
 
 Until its user's code first touches the GPU a session has no context there, and must not make one by itself. Once it is
-assigned with lanes (:meth:`LaneTurns.enable`), its first grant sets up the arena and torch's pools, before the
+assigned with lanes (:meth:`LaneClient.enable`), its first grant sets up the arena and torch's pools, before the
 operation that wanted the grant. From then on all of torch's memory comes by page from the executor. Where that cannot
 be, torch's memory is its own as before; the executor is told why, and shows it in status.
 
 A turn is without a lane while threads of the user's are alive: they may use the device at any moment, also in somebody
 else's turn. If they appear in the middle of a turn, the lane stays this session's until they are gone.
 
-All calls but :meth:`LaneTurns.section_began` come from the main thread, with its signals held. Not yet run on a GPU.
+All calls but :meth:`LaneClient.section_began` come from the main thread, with its signals held. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any, Literal
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel import protocol
+from sharedkernel.device_memory.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.base import Driver
+from sharedkernel.device_memory.drivers.base import MemoryDriver
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
+from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.lanes.memory import Channel, CudaMemory, ExecutorSupplier
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
-from sharedkernel.session.offload import idleness
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _MOST_NAMES = 3
 
 
-class LaneTurns:
+class LaneClient:
     """One session's way to its lane.
 
     Parameters
@@ -50,6 +50,8 @@ class LaneTurns:
         Measures torch's allocator.
     channel
         To the executor.
+    user_threads
+        Returns the names of threads of the user's that are alive.
     make_driver
         Makes the driver that maps memory in this process, once CUDA is in use.
     """
@@ -59,19 +61,21 @@ class LaneTurns:
         torch: Any,
         meter: CudaMeter,
         channel: Channel,
-        make_driver: Callable[[], Driver] = lambda: CudaDriver(DEVICE),
+        user_threads: Callable[[], list[str]],
+        make_driver: Callable[[], MemoryDriver] = lambda: CudaDriver(DEVICE),
     ) -> None:
         self._torch = torch
         #: torch's allocator
         self.cuda = meter.cuda
         self._meter = meter
         self._channel = channel
+        self._user_threads = user_threads
         self._make_driver = make_driver
         self._is_due = False
         self._check_lanes = False
         #: what the executor was last told
         self._note: str | None = None
-        self._supplier = ExecutorSupplier(channel)
+        self._supplier = ExecutorSupplier(channel, self._check_limit)
         #: the session's device memory and its turns, once they are set up
         self._lanes: LaneMemory | None = None
         self.pages: CudaMemory | None = None
@@ -99,7 +103,7 @@ class LaneTurns:
     # --- what the gate says -------------------------------------------------------------------------------------------
 
     def section_began(self) -> None:
-        """Take note that other code begins to run than before."""
+        """Prepare for other code than before."""
         if self.pages is not None:
             self.pages.section_began()
 
@@ -110,14 +114,14 @@ class LaneTurns:
             self._set_up()
         if self.pages is None:
             return
-        note = _threads_alive()
+        note = _threads_alive(self._user_threads())
         if note is None:
             self._safely("take its lane", functools.partial(self.pages.turn_began, has_lane=has_lane))
             note = self.pages.off_reason
         self._tell(note)
 
     def boundary_passed(self) -> None:
-        """Take note of a boundary at which the grant is kept."""
+        """Handle a boundary at which the grant is kept."""
         if self.pages is not None:
             self._safely("go on in its lane", self.pages.boundary_passed)
 
@@ -128,7 +132,7 @@ class LaneTurns:
         """
         if self.pages is None:
             return True
-        if self.pages.has_turn and (note := _threads_alive()) is not None:
+        if self.pages.has_turn and (note := _threads_alive(self._user_threads())) is not None:
             self._tell(note)
             return True
         result = self._safely("hand its lane over", functools.partial(self.pages.hand_over, at))
@@ -155,7 +159,7 @@ class LaneTurns:
                     DEVICE,
                     self.cuda.unseen,
                     unnoticed=_disable_current_modes,
-                    has_threads=lambda: bool(idleness.user_threads()),
+                    has_threads=lambda: bool(self._user_threads()),
                 )
                 arena = Arena(self._make_driver())
                 self._lanes = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
@@ -167,6 +171,10 @@ class LaneTurns:
         self._empty_cache_by_page(self._lanes)
         self.pages = CudaMemory(self._lanes, self._supplier, self._channel, lambda: self.cuda.look().allocated)
         self._meter.count_pages(self.pages)
+
+    def _check_limit(self, size: int) -> None:
+        if self.pages is not None:
+            self.pages.check_limit(size)
 
     def _empty_cache_by_page(self, lanes: LaneMemory) -> None:
         """Let the user's `torch.cuda.empty_cache` give private pages back as well."""
@@ -204,9 +212,8 @@ class LaneTurns:
             self._channel.tell(protocol.LaneUnused(request=self._channel.number(), note=note))
 
 
-def _threads_alive() -> str | None:
+def _threads_alive(threads: list[str]) -> str | None:
     """Return why others must not use the lane, if threads may use the device at any moment."""
-    threads = idleness.user_threads()
     if not threads:
         return None
     names = ", ".join(threads[:_MOST_NAMES])

@@ -28,16 +28,16 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.errors import ArenaBroken, DeviceLost, OutOfDeviceMemory
+from sharedkernel.device_memory.backing_store import HostBackingStore
+from sharedkernel.device_memory.errors import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
-from sharedkernel.device_memory.offload import Leaving
-from sharedkernel.device_memory.shelter import MemoryShelter
+from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.session.memory.cuda_meter import PageBytes
 from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.latch import wait_for
+from sharedkernel.system.interrupt_safe_event import wait_for
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ ROOM_PATIENCE, _ROOM_INTERVAL = 3.0, 0.05
 WORTH_FREEING = 32 << 20
 
 
-class Descriptor(Protocol):
+class OpenFile(Protocol):
     """An open file of this process."""
 
     def fileno(self) -> int:
@@ -63,7 +63,7 @@ class Channel(Protocol):
     def number(self) -> int:
         """Return a number for a request."""
 
-    def request(self, message: Any) -> tuple[Any, Sequence[Descriptor]]:
+    def request(self, message: Any) -> tuple[Any, Sequence[OpenFile]]:
         """Return the answer and what came with it; raises SharedKernelError."""
 
     def start(self, message: Any) -> Future[Any]:
@@ -80,12 +80,13 @@ class ExecutorSupplier:
     ----------
     channel
         To the executor.
+    check_limit
+        Called with the bytes that torch is to get in the middle of a cell; raises Refused if they are too many.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, check_limit: Callable[[int], None] = lambda size: None) -> None:
         self._channel = channel
-        #: called with the bytes that torch is to get in the middle of a cell; refuses what is too much
-        self.check: Callable[[int], None] = lambda size: None
+        self._check_limit = check_limit
 
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
         """Return new private units of these sizes, in this order; raises SharedKernelError when there is no room.
@@ -95,7 +96,7 @@ class ExecutorSupplier:
         for up to `ROOM_PATIENCE` seconds.
         """
         if mid_iteration:
-            self.check(sum(sizes))
+            self._check_limit(sum(sizes))
         deadline = time.monotonic() + ROOM_PATIENCE
         while True:
             try:
@@ -114,7 +115,7 @@ class ExecutorSupplier:
         except BaseException:
             for unit in given:
                 os.close(unit.descriptor)
-            self.let_go([unit.unit for unit in given])
+            self.release_units([unit.unit for unit in given])
             raise
         if given:
             units = [unit.unit for unit in given]
@@ -135,8 +136,8 @@ class ExecutorSupplier:
             raise
         return given
 
-    def let_go(self, units: Sequence[int]) -> None:
-        """Tell the executor that nothing of these units is left in this process."""
+    def release_units(self, units: Sequence[int]) -> None:
+        """Notify the executor that this process has released these units."""
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
 
@@ -161,9 +162,9 @@ class ExecutorSupplier:
             raise
 
     def _let_go_unheeded(self, coming: Future[Any]) -> None:
-        """Let go of units that came after their wait was interrupted; of a lane's units none is lost by that."""
+        """Release units that came after their wait was interrupted; a lane's units are not lost by that."""
         if coming.exception() is None:
-            self.let_go([unit for unit, _ in coming.result()[0].units])
+            self.release_units([unit for unit, _ in coming.result()[0].units])
 
 
 class CudaMemory:
@@ -194,7 +195,6 @@ class CudaMemory:
         self._allocated = allocated
         #: what the lane is made of that this process has mapped; None: none
         self._layout: LaneLayout | None = None
-        supplier.check = self._check_limit
 
     @property
     def off_reason(self) -> str | None:
@@ -221,7 +221,14 @@ class CudaMemory:
         figures = self._memory.figures()
         return PageBytes(private=figures.private, lane=self.lane_bytes, away=figures.away, held=figures.held)
 
-    def _check_limit(self, size: int) -> None:
+    def check_limit(self, size: int) -> None:
+        """Refuse *size* more private bytes if they exceed the limit.
+
+        Raises
+        ------
+        Refused
+            With the figures.
+        """
         if self.limit_bytes is not None and self.private_bytes + size > self.limit_bytes:
             raise Refused(
                 f"{format_bytes(size)} more than {format_bytes(self.private_bytes)} are more than the "
@@ -231,10 +238,10 @@ class CudaMemory:
 
     # --- going away and coming back ---------------------------------------------------------------------------------
 
-    def prepare_offload(self) -> Leaving:
+    def prepare_offload(self) -> ArenaOffload:
         """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
         self._leave()
-        return self._memory.prepare_offload(MemoryShelter)
+        return self._memory.prepare_offload(HostBackingStore)
 
     def restore(self) -> None:
         """Bring everything back.
@@ -249,7 +256,7 @@ class CudaMemory:
     # --- what the gate says ---------------------------------------------------------------------------------------
 
     def section_began(self) -> None:
-        """Take note that other code begins to run than before."""
+        """Prepare for other code than before."""
         self._memory.start_job()
 
     def turn_began(self, *, has_lane: bool = True) -> None:
@@ -286,10 +293,10 @@ class CudaMemory:
         try:
             self._channel.request(protocol.LaneHandedOver(request=self._channel.number(), unused=unused))
         except SharedKernelError as error:  # until it is said nobody else uses the lane: dearer, not wrong
-            log.warning("the lane's hand-over was not heard: %s", error)
+            log.warning("the executor did not receive the lane's hand-over: %s", error)
 
     def boundary_passed(self) -> None:
-        """Take note of a boundary at which the grant is kept.
+        """Handle a boundary at which the grant is kept.
 
         Raises
         ------
@@ -312,13 +319,13 @@ class CudaMemory:
         ------
         KeyboardInterrupt
             When the user interrupts a wait for memory; the lane is still this session's.
-        ArenaBroken, DeviceLost
+        ArenaBroken, DeviceFaulted
             When nothing of this session on the device can be used any more.
         """
         had_turn = self.has_turn
         try:
             self._memory.hand_over(at)
-        except (ArenaBroken, DeviceLost):
+        except (ArenaBroken, DeviceFaulted):
             raise
         except SharedKernelError as error:
             log.info("the grant is kept: %s", error)
@@ -339,7 +346,7 @@ class CudaMemory:
         self._say_handed_over()
 
     def _give_back(self) -> None:
-        """Let go of private memory in which nothing lives: others were promised it."""
+        """Release private memory in which nothing lives: others were promised it."""
         if self.private_bytes - self._allocated() >= WORTH_FREEING:
             self._memory.trim()
 

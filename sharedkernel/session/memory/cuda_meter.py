@@ -43,7 +43,7 @@ _PLAUSIBLE_CONTEXT = range(64 << 20, 2 << 30)
 _WORTH_FREEING_BYTES = 32 << 20
 
 
-class Device(Protocol):
+class GpuSampler(Protocol):
     """What NVML tells: :class:`sharedkernel.system.nvml.Gpu`."""
 
     def sample(self) -> GpuSample:
@@ -106,20 +106,16 @@ class CudaMeter:
         self,
         page: Page,
         cuda: TorchCuda,
-        find_device: Callable[[], Device | None] = find_gpu,
+        find_device: Callable[[], GpuSampler | None] = find_gpu,
         *,
         gives_back: bool = True,
     ) -> None:
-        #: called about ten times a second while a grant is held (on the meter's thread)
-        self.on_clock: Callable[[], None] = lambda: None
-        #: called with the bytes in use at each look (on the meter's thread)
-        self.on_sample: Callable[[int], None] = lambda used: None
         self._pages: Pages | None = None
         self._words = page.words
         #: torch's allocator
         self.cuda = cuda
         self._find_device = find_device
-        self._device: Device | None = None
+        self._device: GpuSampler | None = None
         self._gives_back = gives_back
         self._allowance: Allowance | None = None
         self._persistent = 0
@@ -136,15 +132,21 @@ class CudaMeter:
         self._holding = threading.Event()
         self._clock: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start to measure."""
+    def start(
+        self,
+        on_clock: Callable[[], None] = lambda: None,
+        on_sample: Callable[[int], None] = lambda used: None,
+    ) -> None:
+        """Start to measure; see :class:`.Meter`."""
         self.cuda.install(self._on_first_use)
         self.start_over()
-        self._clock = threading.Thread(target=self._run_clock, name="sharedkernel-meter", daemon=True)
+        self._clock = threading.Thread(
+            target=self._run_clock, args=(on_clock, on_sample), name="sharedkernel-meter", daemon=True
+        )
         self._clock.start()
 
     def start_over(self) -> None:
-        """Take note that the session is its user's from now on: it has nothing on the device yet."""
+        """Start over for the session's user, with nothing on the device yet."""
         self._words[Word.FRAMEWORK] = self._framework
 
     @property
@@ -179,7 +181,7 @@ class CudaMeter:
         return 0
 
     def allow(self, allowance: Allowance) -> None:
-        """Take note of how far this session may grow (any thread).
+        """Apply the limits of the session's memory (any thread).
 
         A larger limit holds at once, since memory may come back before there is a grant; a smaller one from the next
         grant on, so that it breaks no iteration that was granted more.
@@ -265,7 +267,7 @@ class CudaMeter:
         return self._quiet_looks >= STABLE_AFTER
 
     def look_closely(self) -> None:
-        """Take note that other code may run now."""
+        """Sample closely again: other code may run now."""
         self._quiet_looks = 0
 
     def source_read(self, source: str) -> None:
@@ -286,13 +288,13 @@ class CudaMeter:
         self._stays = now.allocated
         self._show(0, held)
 
-    def went_away(self, size: int) -> None:
-        """Take note that *size* bytes were moved off the device."""
+    def record_offload(self, size: int) -> None:
+        """Record that *size* bytes were moved off the device."""
         self.measure_idle()
         self._measure_framework()
 
-    def came_back(self) -> None:
-        """Take note that everything is back."""
+    def record_restore(self) -> None:
+        """Record that everything is restored."""
         self.measure_idle()
 
     def utilisation(self) -> float | None:
@@ -344,7 +346,7 @@ class CudaMeter:
                 self._framework = max(own - self._weigh(self.cuda.look())[1], min(self._context, own))
         self._words[Word.FRAMEWORK] = self._framework
 
-    def _run_clock(self) -> None:
+    def _run_clock(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         """Tick while a grant is held, and show what is live then; measure framework memory once nothing runs."""
         idle = threading.Event()
         while True:
@@ -354,7 +356,7 @@ class CudaMeter:
             self._is_unsettled = True
             idle.wait(CLOCK_INTERVAL)
             if self._holding.is_set():
-                self.on_clock()
+                on_clock()
                 now = self.cuda.look()
                 self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
-                self.on_sample(now.allocated)
+                on_sample(now.allocated)

@@ -82,7 +82,7 @@ class Growth:
         self._is_wary = False
 
     def boundary_passed(self) -> None:
-        """Take note of a boundary at which memory was measured."""
+        """Handle a boundary at which memory was measured."""
         used = self._meter.used_bytes
         if used > self._used_at_boundary + LEFT_BEHIND and self._is_scarce(used):
             self._passes = 0

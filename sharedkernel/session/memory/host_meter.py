@@ -11,12 +11,13 @@ they take the same memory. What the process had in use when it was given to its 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sharedkernel.ipc.shared_page import Page, Word
@@ -128,6 +129,23 @@ def private_bytes() -> int:
     return total - bytes_mapped_alone()
 
 
+@contextlib.contextmanager
+def unlimited_rlimit() -> Iterator[None]:
+    """Lift the limit that the executor sets on this process's private memory (RLIMIT_DATA), for the session's own work.
+
+    Of user code only an exception's own text is requested meanwhile.
+    """
+    limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit != hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        # The executor may have set another one meanwhile, which holds.
+        if limit != hard and resource.getrlimit(resource.RLIMIT_DATA)[0] == hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
 class HostMeter:
     """Measures one session on the host device.
 
@@ -138,10 +156,6 @@ class HostMeter:
     """
 
     def __init__(self, page: Page) -> None:
-        #: called about ten times a second while a grant is held (on the meter's thread)
-        self.on_clock: Callable[[], None] = lambda: None
-        #: called with the bytes in use at each sample (on the meter's thread)
-        self.on_sample: Callable[[int], None] = lambda used: None
         self._words = page.words
         self._baseline = 0
         #: bytes that the heap counts as in use, and that were moved away
@@ -163,10 +177,16 @@ class HostMeter:
         self._holding = threading.Event()
         self._sampler: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start to measure, and to sample whenever a grant is held."""
+    def start(
+        self,
+        on_clock: Callable[[], None] = lambda: None,
+        on_sample: Callable[[int], None] = lambda used: None,
+    ) -> None:
+        """Start to measure, and to sample whenever a grant is held; see :class:`.Meter`."""
         self.start_over()
-        self._sampler = threading.Thread(target=self._sample, name="sharedkernel-meter", daemon=True)
+        self._sampler = threading.Thread(
+            target=self._sample, args=(on_clock, on_sample), name="sharedkernel-meter", daemon=True
+        )
         self._sampler.start()
 
     def start_over(self) -> None:
@@ -269,15 +289,15 @@ class HostMeter:
         self._interrupted_peak = 0
         self._set_persistent(self.used_bytes)
 
-    def went_away(self, size: int) -> None:
-        """Take note that *size* bytes were moved away, at unchanged addresses."""
+    def record_offload(self, size: int) -> None:
+        """Record that *size* bytes were offloaded, at unchanged addresses."""
         self._away = size
         self._words[Word.LIVE] = 0
         self.measure_idle()
         self._measure_framework()
 
-    def came_back(self) -> None:
-        """Take note that what was away is back."""
+    def record_restore(self) -> None:
+        """Record that everything is restored."""
         self._away = 0
         self._is_unsettled = True
         self.measure_idle()
@@ -314,7 +334,7 @@ class HostMeter:
         self._framework = framework
         self._words[Word.FRAMEWORK] = self._framework
 
-    def _sample(self) -> None:
+    def _sample(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         last_tick = sample_at = 0.0
         while True:
             if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
@@ -324,7 +344,7 @@ class HostMeter:
             self._is_unsettled = True
             if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:
                 last_tick = now
-                self.on_clock()
+                on_clock()
             if now < sample_at:
                 time.sleep(min(sample_at - now, CLOCK_INTERVAL))
                 continue
@@ -338,7 +358,7 @@ class HostMeter:
             if used > known + (known >> 4):
                 self._quiet_samples = 0
             self._quiet_samples += 1
-            self.on_sample(used)
+            on_sample(used)
             self._words[Word.LIVE] = max(0, used - self._persistent)
             sample_at = now + min(PAUSE_OVER_COST * cost, LONGEST_PAUSE)
             time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)

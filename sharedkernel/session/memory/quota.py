@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.session.gate.tracebacks import without_ours
 from sharedkernel.units import format_bytes, parse_bytes
 
 #: how torch's allocators say that they failed, on the host and on a GPU; what is raised here on purpose says neither
@@ -30,8 +28,6 @@ class Quota:
 
     def __init__(self) -> None:
         self.allowance: protocol.Allowance | None = None
-        #: called with a failed allocation that ends a cell; whether that cell asks for the memory when it runs again
-        self.on_failure: Callable[[BaseException], bool] = lambda error: False
 
     def check(self, memory: protocol.Memory) -> None:
         """Raise if *memory* is more than can be allowed: what was leased, or could be.
@@ -111,20 +107,6 @@ class Quota:
         number, unit = asked[1], asked[2]
         return int(number) if unit == "bytes" else parse_bytes(number + unit)
 
-    def translate(self, error: BaseException | None) -> BaseException | None:
-        """Return *error*, or in its place the quota's if a failed allocation is what it is about."""
-        if error is None or self.allowance is None or not self.is_allocation_failure(error):
-            return error
-        # "…[enforce fail at …] . DefaultCPUAllocator: …: you tried to allocate N bytes. Error code …", or on a GPU
-        # "CUDA out of memory. Tried to allocate N MiB. GPU 0 has …"
-        first_line = str(error).split(" Error code")[0].split(". GPU ")[0].rpartition("] ")[2].rpartition(": ")[2]
-        first_line = first_line.rpartition("out of memory. ")[2]
-        asked = f"This session asked for more memory than is left to it ({first_line or 'out of memory'})"
-        translated = torch.OutOfMemoryError(self.explain(asked, asks_again=self.on_failure(error)))
-        # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
-        translated.__context__, translated.__suppress_context__ = error, True
-        return translated.with_traceback(error.__traceback__)
-
 
 def _held_by(allowance: protocol.Allowance) -> str:
     """Return who of the other users holds most, as a part of a sentence."""
@@ -137,20 +119,37 @@ def _most(allowance: protocol.Allowance) -> int:
     return min(allowance.quota_bytes - allowance.others_bytes, allowance.capacity_bytes)
 
 
-class ErrorTranslation:
-    """Mixed into an IPython shell: errors that reach the user pass :meth:`Quota.translate`."""
+class ErrorTranslator:
+    """Turns failed allocations into errors with the quota's figures.
 
-    quota: Quota
+    Parameters
+    ----------
+    quota
+        The session's.
+    on_failure
+        Called with a failed allocation that ends a cell; returns whether that cell requests the memory when it runs
+        again.
+    """
 
-    def _get_exc_info(self, exc_tuple: Any = None) -> Any:
-        kind, error, traceback = super()._get_exc_info(exc_tuple)  # type: ignore[misc]
-        traceback = without_ours(traceback) or traceback
-        translated = self.quota.translate(error)
-        return (kind, error, traceback) if translated is error else (type(translated), translated, traceback)
+    def __init__(
+        self,
+        quota: Quota,
+        *,
+        on_failure: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
+        self._quota = quota
+        self._on_failure = on_failure
 
-    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
-        """Run one compiled statement and note the translated error in *result*."""
-        failed = await super().run_code(code_obj, result, async_=async_)  # type: ignore[misc]
-        if result is not None and result.error_in_exec is not None:
-            result.error_in_exec = self.quota.translate(result.error_in_exec)
-        return failed
+    def translate(self, error: BaseException | None) -> BaseException | None:
+        """Return *error*, or in its place the quota's if a failed allocation is what it is about."""
+        if error is None or self._quota.allowance is None or not self._quota.is_allocation_failure(error):
+            return error
+        # "…[enforce fail at …] . DefaultCPUAllocator: …: you tried to allocate N bytes. Error code …", or on a GPU
+        # "CUDA out of memory. Tried to allocate N MiB. GPU 0 has …"
+        first_line = str(error).split(" Error code")[0].split(". GPU ")[0].rpartition("] ")[2].rpartition(": ")[2]
+        first_line = first_line.rpartition("out of memory. ")[2]
+        asked = f"This session asked for more memory than is left to it ({first_line or 'out of memory'})"
+        translated = torch.OutOfMemoryError(self._quota.explain(asked, asks_again=self._on_failure(error)))
+        # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
+        translated.__context__, translated.__suppress_context__ = error, True
+        return translated.with_traceback(error.__traceback__)

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sharedkernel.device_memory.offload import Leaving
+from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.lanes.memory import CudaMemory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.cuda_storages import StorageMover, check_host_has_room
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, Absent, Departing
+from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, OffloadedMemory, PendingOffload
 from sharedkernel.units import format_bytes
 
 #: bytes of torch's own pool that are ours: the segment that its events are looked at with
 _OURS = 2 << 20
 
 
-class PagesAway:
+class OffloadedPages:
     """Pages that are away.
 
     Parameters
@@ -59,7 +59,7 @@ class PagesAway:
             ) from error
 
 
-class PagesDeparting:
+class PageOffload:
     """Pages on their way out.
 
     Parameters
@@ -68,16 +68,16 @@ class PagesDeparting:
         Whose, and the steps of it.
     """
 
-    def __init__(self, pages: CudaMemory, leaving: Leaving) -> None:
+    def __init__(self, pages: CudaMemory, pending: ArenaOffload) -> None:
         self._pages = pages
-        self._leaving = leaving
+        self._pending = pending
         self._stopped = False
         #: bytes to move
-        self.size = leaving.size
+        self.size = pending.size
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
         return self._stopped
 
     def write(self) -> None:
@@ -89,7 +89,7 @@ class PagesDeparting:
             When that fails, or was stopped.
         """
         try:
-            self._leaving.write(lambda: self._stopped)
+            self._pending.write(lambda: self._stopped)
         except (SharedKernelError, RuntimeError) as error:
             raise CannotOffload(f"Its memory could not be copied to the host: {error}", reason="memory") from error
         if self._stopped:
@@ -99,13 +99,13 @@ class PagesDeparting:
         """Make :meth:`write` end soon (any thread)."""
         self._stopped = True
 
-    def leave(self) -> Absent:
+    def commit(self) -> OffloadedMemory:
         """Free the memory (in the main thread, when all is copied and nothing changed since it began)."""
-        return PagesAway(self._pages, self._leaving.leave())
+        return OffloadedPages(self._pages, self._pending.commit())
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Forget the copy; the memory was never gone."""
-        self._leaving.give_up()
+        self._pending.abort()
 
 
 class PageMover:
@@ -131,7 +131,7 @@ class PageMover:
         """Pages come back where they were, storages elsewhere."""
         return self._pages() is not None
 
-    def prepare(self) -> Departing:
+    def prepare(self) -> PendingOffload:
         """Wait for the device, and find out where something lives.
 
         Raises
@@ -147,7 +147,7 @@ class PageMover:
             raise CannotOffload(f"Only {format_bytes(size)} could be moved, which is not worth it.", reason="nothing")
         check_host_has_room(size)
         try:
-            return PagesDeparting(pages, pages.prepare_offload())
+            return PageOffload(pages, pages.prepare_offload())
         except (SharedKernelError, RuntimeError) as error:
             raise CannotOffload(f"Its memory cannot be moved now: {error}", reason="memory") from error
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import storages
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, Absent, Departing
+from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, OffloadedMemory, PendingOffload
 from sharedkernel.units import format_bytes
 
 #: libraries whose arrays may share a tensor's memory by its address
@@ -31,7 +31,7 @@ _LEFT_FREE = 0.1
 Pair = tuple[torch.UntypedStorage, torch.UntypedStorage]
 
 
-class StoragesAway:
+class OffloadedStorages:
     """Storages that are empty, and what was in them.
 
     Parameters
@@ -80,7 +80,7 @@ class StoragesAway:
         self._pairs.clear()
 
 
-class StoragesDeparting:
+class StorageOffload:
     """Storages on their way out.
 
     Parameters
@@ -101,7 +101,7 @@ class StoragesDeparting:
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
         return self._stopped
 
     def write(self) -> None:
@@ -129,15 +129,15 @@ class StoragesDeparting:
         """Make :meth:`write` end soon (any thread)."""
         self._stopped = True
 
-    def leave(self) -> Absent:
+    def commit(self) -> OffloadedMemory:
         """Free the memory (in the main thread, when all is copied and nothing changed since it began)."""
         pairs = list(zip(self._found, self._copies, strict=True))
         for storage, _ in pairs:
             storage.resize_(0)
         self._give_back()
-        return StoragesAway(pairs)
+        return OffloadedStorages(pairs)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Forget the copies; the memory was never gone."""
         self._copies.clear()
 
@@ -164,7 +164,7 @@ class StorageMover:
         self._kind = kind
         self._kept: dict[str, int] = {}
 
-    def prepare(self) -> Departing:
+    def prepare(self) -> PendingOffload:
         """Look at all tensors.
 
         Raises
@@ -177,13 +177,13 @@ class StorageMover:
         found, self._kept, graphs = storages.movable_storages(self._kind)
         if graphs:
             raise CannotOffload("It has CUDA graphs, which remember where its tensors are.", reason="unsafe")
-        departing = StoragesDeparting(found, self._give_back)
-        if departing.size < SMALLEST_OFFLOAD:
+        pending = StorageOffload(found, self._give_back)
+        if pending.size < SMALLEST_OFFLOAD:
             raise CannotOffload(
-                f"Only {format_bytes(departing.size)} could be moved, which is not worth it.", reason="nothing"
+                f"Only {format_bytes(pending.size)} could be moved, which is not worth it.", reason="nothing"
             )
-        check_host_has_room(departing.size)
-        return departing
+        check_host_has_room(pending.size)
+        return pending
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stayed, the largest part first."""

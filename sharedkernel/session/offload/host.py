@@ -15,7 +15,7 @@
 the limit that fitted before not one model of five came back.)
 
 The file is written to the disk (`fdatasync`) before a page is freed: an error of the disk must not show when the memory
-is gone. This module knows no tensors and no kernel; :mod:`.storages` says what to move, :mod:`.reclaim` when.
+is gone. This module knows no tensors and no kernel; :mod:`.storages` says what to move, :mod:`.residency` when.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.paths import make_private_directory
-from sharedkernel.session.memory import data_limit
+from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.offload.storages import Region, Survey
 from sharedkernel.units import format_bytes
 
@@ -72,7 +72,7 @@ class RestoreFailed(SharedKernelError):
     reason = "restore_failed"
 
 
-class Away:
+class OffloadedRegions:
     """Memory that was moved away.
 
     Parameters
@@ -108,7 +108,7 @@ class Away:
         done = 0
         # What comes back was counted against the limit before it went, but together with free memory of the heap, which
         # one that was set since then leaves out.
-        with data_limit.lifted():
+        with unlimited_rlimit():
             try:
                 for piece, offset in self._pieces():
                     pause(done)
@@ -155,7 +155,7 @@ class Away:
                     self._bring_back(piece, offset)
 
 
-class Departure:
+class RegionOffload:
     """Memory on its way out: written by one thread, while the main thread may go on; then left, or given up.
 
     Parameters
@@ -238,10 +238,10 @@ class Departure:
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
         return self._stopped
 
-    def leave(self) -> Away:
+    def commit(self) -> OffloadedRegions:
         """Free the memory (in the main thread, when all is written and nothing changed since it began)."""
         offset = 0
         gone = []
@@ -252,9 +252,9 @@ class Departure:
                 break
             offset += region.size
             gone.append(region)
-        return Away(self._descriptor, gone, self._owners)
+        return OffloadedRegions(self._descriptor, gone, self._owners)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Forget the file; the memory was never gone."""
         os.close(self._descriptor)
 

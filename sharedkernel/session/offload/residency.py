@@ -27,8 +27,8 @@ from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import idleness, storages
-from sharedkernel.session.offload.host import CannotOffload, Departure
-from sharedkernel.system.latch import Latch
+from sharedkernel.session.offload.host import CannotOffload, RegionOffload
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from sharedkernel.units import format_bytes
 
 #: bytes below which a session is left alone
@@ -36,7 +36,7 @@ SMALLEST_OFFLOAD = 1 << 20
 _ELSEWHERE = "outside the tensors that Python can see (arrays of other libraries, for example)"
 
 
-class Departing(Protocol):
+class PendingOffload(Protocol):
     """Memory on its way out."""
 
     #: bytes to move
@@ -44,7 +44,7 @@ class Departing(Protocol):
 
     @property
     def is_stopped(self) -> bool:
-        """It cannot be left any more."""
+        """Whether :meth:`commit` is no longer possible."""
 
     def write(self) -> None:
         """Copy everything away (any thread); raises CannotOffload."""
@@ -52,14 +52,14 @@ class Departing(Protocol):
     def stop(self) -> None:
         """Make `write` end soon (any thread)."""
 
-    def leave(self) -> Absent:
+    def commit(self) -> OffloadedMemory:
         """Free the memory (main thread, when all is written)."""
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Forget the copy."""
 
 
-class Absent(Protocol):
+class OffloadedMemory(Protocol):
     """Memory that is away."""
 
     #: bytes moved away
@@ -76,7 +76,7 @@ class Mover(Protocol):
     def keeps_addresses(self) -> bool:
         """Whether what comes back has the addresses it had, so that it can go away in the middle of an operation."""
 
-    def prepare(self) -> Departing:
+    def prepare(self) -> PendingOffload:
         """Find what can be moved, and make room for it elsewhere; raises CannotOffload."""
 
     def why_kept(self) -> str | None:
@@ -98,7 +98,7 @@ class HostMover:
         self._meter = meter
         self._kept: dict[str, int] = {}
 
-    def prepare(self) -> Departing:
+    def prepare(self) -> PendingOffload:
         """Look at all tensors, and make the file.
 
         Raises
@@ -114,7 +114,7 @@ class HostMover:
                 f"Only {format_bytes(survey.size)} could be moved, which is not worth it. {stays or ''}".strip(),
                 reason="nothing",
             )
-        return Departure(survey, offload_directory())
+        return RegionOffload(survey, offload_directory())
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stays, the largest part first."""
@@ -131,16 +131,36 @@ class HostMover:
         return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in sorted(told)[::-1]) + "."
 
 
-class Answer:
-    """What the executor says to a session that waits to be restored."""
+class NoMover:
+    """Moves nothing: in plain mode a session's memory stays on the GPU until its user's code frees it."""
+
+    keeps_addresses = False
+
+    def prepare(self) -> PendingOffload:
+        """Decline.
+
+        Raises
+        ------
+        CannotOffload
+            Always.
+        """
+        raise CannotOffload("Device memory stays where it is in this run of the executor.", reason="mode")
+
+    def why_kept(self) -> str | None:
+        """Return None: nothing was ever moved."""
+        return None
+
+
+class RestoreAnswer:
+    """The executor's answer to a session that waits to be restored."""
 
     def __init__(self) -> None:
         #: set once there is an answer
-        self.came = Latch()
+        self.came = InterruptSafeEvent()
         self._refusal: protocol.RefusedGrant | None = None
 
     def give(self, refusal: protocol.RefusedGrant | None) -> None:
-        """Take the answer: there is room, or *refusal*."""
+        """Record the answer: there is room, or *refusal*."""
         self._refusal = refusal
         self.came.set()
 
@@ -161,8 +181,8 @@ class Answer:
             raise torch.OutOfMemoryError(self._refusal.message)
 
 
-class Reclaim:
-    """What of one session is away; its gate calls this with `link.lock` held where it says so.
+class Residency:
+    """Tracks and moves the offloaded memory of one session; called with `link.lock` held where it says so.
 
     Parameters
     ----------
@@ -173,19 +193,19 @@ class Reclaim:
     def __init__(self, mover: Mover, meter: Meter) -> None:
         self._mover = mover
         self._meter = meter
-        self._departing: Departing | None = None
-        self._absent: Absent | None = None
-        self.answer = Answer()
+        self._pending: PendingOffload | None = None
+        self._offloaded: OffloadedMemory | None = None
+        self.answer = RestoreAnswer()
 
     @property
     def away_bytes(self) -> int:
         """Bytes that are away."""
-        return self._absent.size if self._absent is not None else 0
+        return self._offloaded.size if self._offloaded is not None else 0
 
     @property
     def is_away(self) -> bool:
         """Something is away."""
-        return self._absent is not None
+        return self._offloaded is not None
 
     @property
     def keeps_addresses(self) -> bool:
@@ -195,17 +215,17 @@ class Reclaim:
     @property
     def is_moving(self) -> bool:
         """Memory is being written away, which the next section stops."""
-        return self._departing is not None
+        return self._pending is not None
 
     def section_opened(self) -> None:
         """Keep the memory where it is from now on (with the lock held)."""
-        if self._departing is not None:
-            self._departing.stop()
+        if self._pending is not None:
+            self._pending.stop()
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def departure(self, busy: Callable[[], str | None]) -> AsyncIterator[Callable[[], protocol.Offloaded]]:
+    async def offload(self, busy: Callable[[], str | None]) -> AsyncIterator[Callable[[], protocol.Offloaded]]:
         """Write away what can be moved, and yield a function that frees it and returns what to say.
 
         Parameters
@@ -219,13 +239,13 @@ class Reclaim:
             When it has to stay.
         """
         loop = asyncio.get_running_loop()
-        with self._departing_if(lambda: _check_idle(busy, loop)) as (departing, leave):
-            await _in_a_thread(departing.write)
-            yield leave
+        with self._offloading(lambda: _check_idle(busy, loop)) as (pending, commit):
+            await _in_a_thread(pending.write)
+            yield commit
 
     @contextlib.contextmanager
-    def departure_at_once(self) -> Iterator[Callable[[], protocol.Offloaded]]:
-        """Write everything away in the main thread, in the middle of a cell, and yield what :meth:`departure` yields.
+    def offload_at_once(self) -> Iterator[Callable[[], protocol.Offloaded]]:
+        """Write everything away in the main thread, in the middle of a cell, and yield what :meth:`offload` yields.
 
         Raises
         ------
@@ -233,40 +253,42 @@ class Reclaim:
             When it has to stay.
         """
         loop = asyncio.get_running_loop()
-        with self._departing_if(lambda: _check_alone(loop)) as (departing, leave):
-            departing.write()
-            yield leave
+        with self._offloading(lambda: _check_alone(loop)) as (pending, commit):
+            pending.write()
+            yield commit
 
     @contextlib.contextmanager
-    def _departing_if(self, check: Callable[[], None]) -> Iterator[tuple[Departing, Callable[[], protocol.Offloaded]]]:
+    def _offloading(
+        self, check: Callable[[], None]
+    ) -> Iterator[tuple[PendingOffload, Callable[[], protocol.Offloaded]]]:
         """Prepare to leave, and yield what is to be written and a function that leaves, if *check* still passes."""
         check()
         began = time.monotonic()
-        departing = self._departing = self._mover.prepare()
+        pending = self._pending = self._mover.prepare()
         left = False
 
-        def leave() -> protocol.Offloaded:
+        def commit() -> protocol.Offloaded:
             nonlocal left
-            if departing.is_stopped:
+            if pending.is_stopped:
                 raise CannotOffload("Its code runs.", reason="busy")
             check()
             left = True
-            self._absent = departing.leave()
-            self._meter.went_away(self._absent.size)
+            self._offloaded = pending.commit()
+            self._meter.record_offload(self._offloaded.size)
             return protocol.Offloaded(
                 memory=self._meter.memory,
-                offloaded_bytes=self._absent.size,
+                offloaded_bytes=self._offloaded.size,
                 kept=self._mover.why_kept(),
                 seconds=time.monotonic() - began,
             )
 
         try:
-            yield departing, leave
+            yield pending, commit
         finally:
-            self._departing = None
-            departing.stop()
+            self._pending = None
+            pending.stop()
             if not left:
-                departing.give_up()
+                pending.abort()
 
     # --- back ---------------------------------------------------------------------------------------------------------
 
@@ -283,14 +305,14 @@ class Reclaim:
         RestoreFailed
             When it cannot be brought back; it is away as before.
         """
-        absent = self._absent
-        assert absent is not None
+        offloaded = self._offloaded
+        assert offloaded is not None
         began = time.monotonic()
-        absent.restore(lambda done: pause(done, absent.size))
+        offloaded.restore(lambda done: pause(done, offloaded.size))
 
         def note() -> protocol.Restored:
-            self._absent = None
-            self._meter.came_back()
+            self._offloaded = None
+            self._meter.record_restore()
             return protocol.Restored(memory=self._meter.memory, seconds=time.monotonic() - began)
 
         return note

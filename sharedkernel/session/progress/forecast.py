@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.session.progress.iteration_cost import SoloCost
+from sharedkernel.session.progress.iteration_cost import IterationCostCounter
 from sharedkernel.session.progress.progress import Progress, fraction_done
 
 #: by how much iterations left, and their length, may differ from what was said before it is said anew, as a share
@@ -46,7 +46,7 @@ class Forecast:
         What shows how far its cell is, and what an iteration costs.
     """
 
-    def __init__(self, progress: Progress, cost: SoloCost) -> None:
+    def __init__(self, progress: Progress, cost: IterationCostCounter) -> None:
         self.progress = progress
         self.cost = cost
         self._source: str | None = None
@@ -64,7 +64,7 @@ class Forecast:
         self._told_at = 0
 
     def section_began(self) -> None:
-        """Take note that other code runs now."""
+        """Prepare for other code than before."""
         self.progress.section_began()
         self.cost.section_began()
         self._source = self._last = self._first = self._remaining = self._seconds = None
@@ -72,17 +72,17 @@ class Forecast:
         self._told, self._told_at = protocol.Foreseen(), 0
 
     def source_read(self, source: str) -> None:
-        """Take note of the source that runs; what it runs itself (as `%%time` does) belongs to it."""
+        """Record the source that runs; sources that it runs itself (as `%%time` does) belong to it."""
         if self._source is None:
             self._source = source
             self.cost.source_read(source)
 
     def grant_began(self, iterations: int) -> None:
-        """Take note that the time from now on, when *iterations* are completed, is held."""
+        """Count the time from now on as held, with *iterations* completed so far."""
         self._held_since = (time.monotonic(), iterations)
 
     def executor_changed(self) -> None:
-        """Take note that whoever was told something is gone."""
+        """Forget what the previous executor was sent."""
         self._told = protocol.Foreseen()
 
     @property

@@ -34,7 +34,7 @@ class IterationCost(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class SoloCost:
+class IterationCostCounter:
     """Counts one iteration of each source."""
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class SoloCost:
         self.cost: IterationCost | None = None
 
     def section_began(self) -> None:
-        """Take note that other code runs now."""
+        """Prepare for other code than before."""
         self.cost = self._source = None
         self._is_counting = False
         self._passes = 0
 
     def source_read(self, source: str) -> None:
-        """Take note of the running section's source: what was counted of it holds still."""
+        """Record the running section's source; earlier counts of the same source stay valid."""
         self._source = source
         self.cost = self._known.get(source)
 
@@ -71,7 +71,7 @@ class SoloCost:
         return self._is_counting
 
     def boundary_passed(self, *, is_known: bool) -> None:
-        """Take note of a boundary, with the mode in; *is_known*: the one that iterations are told by."""
+        """Handle a boundary with the mode in; *is_known* if it is the one that delimits iterations."""
         self._passes += 1
         if not is_known or self.cost is not None:
             return
@@ -85,7 +85,7 @@ class SoloCost:
         self._is_counting = self.cost is None and self._passes < _GIVE_UP_AFTER
 
     def mode_left(self) -> None:
-        """Take note that operations are not seen any more."""
+        """Stop counting: operations are no longer intercepted."""
         self._is_counting = False
 
     def count(self, operation: Any, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:

@@ -90,7 +90,7 @@ class Progress:
         return counter
 
     def unsay(self, counter: Counter) -> None:
-        """Take note that a loop that counted by itself is over."""
+        """Remove the counter of a loop that has ended."""
         with contextlib.suppress(ValueError):  # its section is over
             self._said.remove(counter)
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from uuid import uuid4
 
 from jupyter_client.session import DELIM
 
 from sharedkernel import protocol
-from sharedkernel.session.kernel.backpressure import out_of_turn
 from sharedkernel.session.ui.wait_line import Wait, WaitLine, restore_line
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -37,7 +36,7 @@ _NO_OUTPUT = ("status", "execute_input")
 _LOCK_PATIENCE = 1.0
 
 
-class Notice(Protocol):
+class WaitDisplay(Protocol):
     """Shows why a cell waits."""
 
     @property
@@ -45,7 +44,7 @@ class Notice(Protocol):
         """Whether the line is in the cell now."""
 
     def wait_begins(self) -> None:
-        """Take note that a wait begins, before the executor can say anything of it."""
+        """Record that a wait begins, before the executor has sent anything about it."""
 
     def show(self, *, has_executor: bool = True) -> None:
         """Show the line in the cell that runs in this thread, if that has no output yet."""
@@ -77,10 +76,13 @@ class WaitNotice:
     ----------
     kernel
         The ipykernel whose cells wait (made in its main thread).
+    out_of_turn
+        Returns a context in which what this thread publishes does not wait for earlier outputs.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, out_of_turn: Callable[[], AbstractContextManager[None]]) -> None:
         self._kernel = kernel
+        self._out_of_turn = out_of_turn
         self._pid = os.getpid()
         # Reentrant: the line itself passes the lookout for outputs.
         self._lock = threading.RLock()
@@ -153,7 +155,7 @@ class WaitNotice:
         return self._parent is not None
 
     def wait_begins(self) -> None:
-        """Take note that a wait begins, before the executor can say anything of it."""
+        """Record that a wait begins, before the executor has sent anything about it."""
         with self._lock:
             self._wait = Wait(time.monotonic())
 
@@ -214,21 +216,21 @@ class WaitNotice:
         ident = f"kernel.{kernel.ident}.{kind}".encode()
         self._sender = threading.get_ident()
         try:
-            with out_of_turn():  # the thread that hears the executor waits for the lock
+            with self._out_of_turn():  # the thread that receives the executor's messages waits for the lock
                 kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=ident)
         finally:
             self._sender = None
 
 
-class Progress:
+class RestoreProgress:
     """Tells in *notice* how far the way back of a session's memory has come, unless it is quick."""
 
-    def __init__(self, notice: Notice) -> None:
+    def __init__(self, notice: WaitDisplay) -> None:
         self._notice = notice
         self._next = time.monotonic() + (0.0 if notice.is_shown else NOTICE_AFTER)
 
     def tell(self, done: int, total: int) -> None:
-        """Take note of the bytes that are back, of all there are."""
+        """Show how many bytes of how many are back, unless that was shown a moment ago."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + REFRESH_INTERVAL

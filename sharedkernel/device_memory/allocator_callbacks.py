@@ -1,0 +1,86 @@
+"""The C functions that torch's allocator calls for segments; see :mod:`.torch_pool` for the rules they keep."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from signal import SIGINT
+from types import CodeType
+from typing import Any
+
+from cffi import FFI
+
+log = logging.getLogger(__name__)
+_ffi = FFI()
+#: bytes, device, stream → address. A function that ctypes makes for C returns whatever it finds when its Python code
+#: raises, and an interrupt may come before the first line there
+_ALLOCATE = "uintptr_t(size_t, int, void *)"
+#: what torch calls to free a segment: it only reads a constant, needs no interpreter lock, and ignores its arguments
+_FREE = ctypes.pythonapi.Py_IsInitialized
+
+# The C function, since Python's would run the handler at once.
+_raise = ctypes.PyDLL(None)["raise"]
+_raise.argtypes = [ctypes.c_int, ctypes.py_object]
+_interrupt = functools.partial(_raise, SIGINT)
+
+#: C functions that torch may call for as long as the process lives
+_kept_alive: list[Any] = []
+#: the code that they run
+_callbacks: set[CodeType] = set()
+
+
+def make_allocator(torch: Any, on_allocate: Callable[[int, int, int | None], int]) -> Any:
+    """Return an allocator of torch's that gets its segments from a callback, for the life of the process.
+
+    Parameters
+    ----------
+    torch
+        The module, or what stands in for it.
+    on_allocate
+        A Python function that gets a size in bytes, a device and a stream, and returns an address. Called in any
+        thread. If it raises, torch gets no memory: it frees what it can, tries again, and raises ``OutOfMemoryError``
+        in the end. After an interrupt another one comes as soon as torch returns, whatever it had in the end.
+    """
+    function = _ffi.callback(_ALLOCATE, on_allocate, error=0, onerror=_refuse)
+    address = int(_ffi.cast("uintptr_t", function))
+    allocator = torch._C._cuda_customAllocator(address, ctypes.cast(_FREE, ctypes.c_void_p).value)
+    _kept_alive.append((function, allocator))
+    _callbacks.add(on_allocate.__code__)  # type: ignore[attr-defined]
+    return allocator
+
+
+class _FrameEnd:
+    """A local variable; it is freed with its frame, after the last bytecode there."""
+
+    __slots__ = ("__weakref__",)
+
+
+#: the last one that an interrupt waited for
+_frame_ends: list[weakref.ref[_FrameEnd]] = []
+
+
+def _refuse(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """Keep an error from torch's C++; an interrupt comes again when no line of Python is left before torch's."""
+    if isinstance(error, KeyboardInterrupt):
+        frame_end = _FrameEnd()
+        _frame_ends[:] = [weakref.ref(frame_end, _interrupt)]
+    else:
+        log.info("torch gets no memory: %s", error)
+
+
+def is_called_back() -> bool:
+    """Return whether torch's allocator is calling back in this thread: nothing may be done to a pool then.
+
+    A signal's handler may run in the middle of a callback, and its own frames say so at every instruction, where a
+    note that the callback makes of itself would be late or early by one.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code in _callbacks:
+            return True
+    return False

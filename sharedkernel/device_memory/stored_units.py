@@ -1,0 +1,79 @@
+"""Records of the store: units, lanes and accounts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sharedkernel.device_memory.drivers.base import Handle
+from sharedkernel.device_memory.layout import UnitInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitAccount:
+    """Where every byte is; the figures for the ledger."""
+
+    #: bytes of each lane, by its number
+    lanes: dict[int, int]
+    #: private bytes of each session, by its name
+    private: dict[str, int]
+    #: bytes that no lane uses any more and sessions still have mapped
+    releasing: int
+    #: bytes created for lanes in advance
+    stock: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of device memory in use."""
+        return sum(self.lanes.values()) + sum(self.private.values()) + self.releasing + self.stock
+
+
+class UnitPlace(StrEnum):
+    """The account that a unit is in."""
+
+    LANE = "lane"
+    PRIVATE = "private"
+    RELEASING = "releasing"
+    STOCK = "stock"
+
+
+@dataclass(slots=True, eq=False)
+class StoredUnit:
+    """A unit as the store knows it."""
+
+    #: its number
+    unit: int
+    size: int
+    #: None: only sessions have it
+    handle: Handle | None
+    #: the account it is in; a private unit's only holder is its session
+    place: UnitPlace
+    #: sessions that were given it and have not released it
+    holders: set[str] = field(default_factory=set)
+
+    @property
+    def info(self) -> UnitInfo:
+        """The unit by name."""
+        return UnitInfo(self.unit, self.size)
+
+
+@dataclass(slots=True)
+class StoredLane:
+    """A lane as the store knows it."""
+
+    #: its number
+    lane: int
+    version: int
+    units: list[StoredUnit]
+    occupant: str | None = None
+    #: whose bytes are in it
+    last_user: str | None = None
+    #: it holds what its next user must not read: another's bytes, or whatever new units hold
+    is_dirty: bool = False
+    #: its occupant has to scrub it, and has not said yet that this is done
+    is_scrubbed: bool = True
+
+    @property
+    def size(self) -> int:
+        """Bytes of the lane."""
+        return sum(unit.size for unit in self.units)

@@ -1,0 +1,223 @@
+"""Acquire the device for a thread, and release it.
+
+One thread at a time requests the device or restores memory. The main thread takes its lane with a grant, and hands it
+over before it releases that; other threads neither take a lane nor hand one over. `link.lock` covers each change of
+state together with the message about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sharedkernel import protocol
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.session.connection import Link
+from sharedkernel.session.gate.dispatch_mode import DeviceMode
+from sharedkernel.session.gate.eviction import SessionEviction
+from sharedkernel.session.gate.grant import HeldGrant, LaneAccess, ReleasePoint
+from sharedkernel.session.gate.grant_request import GrantRequest
+from sharedkernel.session.memory.growth import Growth
+from sharedkernel.session.memory.meters import Meter
+from sharedkernel.session.offload.idleness import is_pythons
+from sharedkernel.session.offload.residency import Residency
+from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.ui.wait_display import WaitDisplay
+from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
+from sharedkernel.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateParts:
+    """What a session's gate works with."""
+
+    #: shared with the executor
+    page: Page
+    #: measures the session's memory
+    meter: Meter
+    #: to the executor
+    link: Link
+    #: shows waits in the notebook
+    notice: WaitDisplay
+    #: offloads and restores the session's memory
+    residency: Residency
+    #: decides when the session needs more memory
+    growth: Growth
+    #: predicts the session's work
+    forecast: Forecast
+
+
+class Acquisition:
+    """Acquires and releases one session's device.
+
+    Parameters
+    ----------
+    parts
+        What the gate works with.
+    grant
+        The grant that is acquired.
+    mode
+        The main thread's dispatch mode, which goes in whenever the grant is released.
+    lanes
+        The session's lane; None where no bytes are shared.
+    check_memory
+        Called with the figures that were measured at a boundary; may raise torch.OutOfMemoryError.
+    """
+
+    def __init__(
+        self,
+        parts: GateParts,
+        grant: HeldGrant,
+        mode: DeviceMode,
+        *,
+        lanes: LaneAccess | None,
+        check_memory: Callable[[protocol.Memory], None],
+    ) -> None:
+        self._words = parts.page.words
+        self._meter = parts.meter
+        self._link = parts.link
+        self._growth = parts.growth
+        self._forecast = parts.forecast
+        self._grant = grant
+        self._mode = mode
+        self._check_memory = check_memory
+        self._main = threading.get_ident()
+        self._asking = threading.RLock()
+        #: the session's lane; None where no bytes are shared, and in a forked child
+        self.lanes = lanes
+        self.request = GrantRequest(parts.page, parts.meter, parts.link, parts.notice, parts.forecast, grant)
+        self.eviction = SessionEviction(parts.residency, parts.link, parts.notice, self.request, self.one_at_a_time)
+        #: the main thread waits for the device
+        self.is_main_waiting = False
+
+    @contextlib.contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """Wait until no other thread asks for the device, open to interrupts."""
+        while not self._asking.acquire(timeout=0.1):
+            with interrupts_let_through():
+                pass
+        try:
+            yield
+        finally:
+            self._asking.release()
+
+    def acquire(self) -> None:
+        """Wait for a grant, with room for what the same code failed for when it ran last.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            When the request is refused.
+        """
+        missed = self._growth.take_missed(self._forecast.source)
+        if missed:
+            try:
+                return self._acquire(missed)
+            except torch.OutOfMemoryError as error:
+                log.info("runs without more memory: %s", error)
+        return self._acquire()
+
+    def _acquire(self, growth: int = 0, spare: int = 0) -> None:
+        """Request a grant with *growth* more bytes and *spare* ones that hold nothing, and wait for it."""
+        self.is_main_waiting = threading.get_ident() == self._main
+        check = None if is_pythons(threading.get_ident()) else self._interrupt_check()
+        self.request.send(growth, spare)
+        try:
+            self.request.wait(check)
+            while self.eviction.is_asked and self.request.is_open:
+                if self.eviction.give_way():
+                    self.request.send(0, spare)
+                self.request.wait(check)
+        except BaseException:
+            self.request.withdraw()
+            raise
+        finally:
+            self.is_main_waiting = False
+            self.eviction.decline("busy", "Its code runs.")
+        if self.request.refusal is not None:
+            # What earlier code needed may not fit beside what is kept by now. What runs next may need less; if it does
+            # not, it is refused when it grows.
+            if not growth and self._meter.forget_peak():
+                return self._acquire(spare=spare)
+            raise torch.OutOfMemoryError(self.request.refusal.message)
+        if threading.get_ident() == self._main:
+            if self._grant.threads.is_due and self._growth.is_crowded:
+                self._grant.threads.make()
+            if self.lanes is not None:
+                self.lanes.turn_began(has_lane=self._grant.has_lane)
+
+    def _interrupt_check(self) -> Callable[[], None]:
+        """Return what raises once the user interrupts, for a wait of a thread that Python did not start.
+
+        The main thread waits for that one in C++, where Python runs no signal's handler.
+        """
+        before = self._words[Word.INTERRUPTS]
+
+        def check() -> None:
+            if self._words[Word.INTERRUPTS] != before:
+                raise KeyboardInterrupt
+
+        return check
+
+    @property
+    def is_main_in_lane(self) -> bool:
+        """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""
+        return self.lanes is not None and self.lanes.has_turn and threading.get_ident() != self._main
+
+    def grow(self, growth: int, spare: int = 0) -> None:
+        """Release the device in the middle of what runs, and acquire it again with more memory.
+
+        Parameters
+        ----------
+        growth
+            Bytes to request in addition.
+        spare
+            Bytes that the limit on the process has to allow beside them, because free memory is in too many pieces.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            When the memory cannot be had, or the device cannot be released now.
+        """
+        log.info("asks for %s more", format_bytes(growth))
+        with signals_held(), self.one_at_a_time():
+            if not self.release("yield"):
+                raise torch.OutOfMemoryError(
+                    f"{format_bytes(growth)} more device memory were needed in the middle of an iteration that cannot "
+                    "be interrupted now; nothing was lost: free what you no longer need (`del name`) and run the cell "
+                    "again."
+                )
+            self._acquire(growth, spare)
+        if threading.get_ident() == self._main:
+            self._grant.threads.keep()
+
+    def release(self, at: ReleasePoint) -> bool:
+        """Release the grant and let the next operation acquire one again; return whether it is released."""
+        main = threading.get_ident() == self._main
+        with signals_held():
+            if self.lanes is not None and main and self._grant.is_held and not self.hand_over(self.lanes, at):
+                return False
+            with self._link.lock:
+                if not self._grant.is_held:
+                    return True
+                self._link.send(self._grant.end(at))
+            if main and not self._mode.is_in:
+                self._mode.put_in()
+        if at == "boundary":
+            self._check_memory(self._meter.memory)
+        return True
+
+    def hand_over(self, lanes: LaneAccess, at: ReleasePoint) -> bool:
+        """Hand the lane over; the executor stops nobody who does."""
+        self._words[Word.HANDING_OVER] = 1
+        try:
+            return lanes.hand_over(at)
+        finally:
+            self._words[Word.HANDING_OVER] = 0

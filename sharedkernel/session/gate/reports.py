@@ -1,0 +1,55 @@
+"""Reports to the executor about iterations while a grant is kept."""
+
+from __future__ import annotations
+
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.session.connection import Link
+from sharedkernel.session.gate.dispatch_mode import DeviceMode
+from sharedkernel.session.gate.grant import HeldGrant
+from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.system.deferred_signals import signals_held
+
+
+class IterationReports:
+    """Follows one session's iterations, and sends what the executor does not expect.
+
+    Parameters
+    ----------
+    page, link
+        The session's.
+    forecast
+        Predicts the session's work.
+    grant, mode
+        The session's grant, and the dispatch mode that counts operations while it is in.
+    """
+
+    def __init__(self, page: Page, link: Link, forecast: Forecast, grant: HeldGrant, mode: DeviceMode) -> None:
+        self._words = page.words
+        self._link = link
+        self._forecast = forecast
+        self._grant = grant
+        self._mode = mode
+
+    def count_cost(self, *, is_known: bool) -> None:
+        """Record what the iteration cost, if its operations were counted."""
+        if self._mode.is_in:
+            self._forecast.cost.boundary_passed(is_known=is_known)
+
+    def record_progress(self, *, is_known: bool) -> None:
+        """Record how far the cell is."""
+        if is_known:
+            with signals_held(), self._link.lock:
+                self._forecast.look(self._words[Word.ITERATIONS])
+
+    def send_news(self) -> None:
+        """Send what the executor does not expect."""
+        with signals_held(), self._link.lock:
+            news = (self._forecast.news(self._words[Word.ITERATIONS]), self._grant.news())
+            if any(news):
+                self._link.send(*(message for message in news if message))
+
+    def count(self, iterations: int) -> None:
+        """Record iterations that passed no boundary (main thread)."""
+        self._words[Word.ITERATIONS] += iterations
+        self.record_progress(is_known=True)
+        self.send_news()

@@ -1,0 +1,79 @@
+"""What the gate has to know of torch's internals: function transforms, Dynamo, and frames in tracebacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch._ops
+from torch._C._dynamo import eval_frame
+
+from sharedkernel.system import deferred_signals
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TORCH = os.path.dirname(torch.__file__)
+#: function transforms run the user's function from these files
+_TRANSFORMS = (os.path.join(_TORCH, "_functorch", ""), os.path.join(_TORCH, "_vmap_internals.py"))
+
+_SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+_SESSION = str(Path(__file__).parents[1])
+_OURS = (_SESSION, deferred_signals.__file__)
+#: files whose frames are dropped directly below one of ours
+_CALLED_BY_OURS = (torch._ops.__file__, contextlib.__file__)
+
+
+def is_transform_under_way() -> bool:
+    """Return whether the calling thread is inside a function transform (`torch.func.vmap`, `jacfwd`, `grad`, …).
+
+    While an operation passes the levels of transforms, torch sets this thread's dispatch keys aside and puts them back
+    afterwards. A mode that came or went meanwhile would leave keys behind that no mode belongs to, or the reverse:
+    torch then fails with "Hit Python dispatch key but no arguments had PyInterpreter". The levels themselves do not
+    tell, since torch takes the topmost off while it works on the others. This takes a microsecond for a few dozen
+    frames.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_TRANSFORMS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def uncompiled(function: F) -> F:
+    """Return *function*, a Python function that Dynamo no longer compiles, nor what it calls.
+
+    After a graph break Dynamo compiles whatever Python function runs next, handlers and hooks included: its limits and
+    counters would show them, and its guards would depend on the gate's state. `torch.compiler.disable` would return
+    another function, with frames of torch's around this one, and costs 2 µs.
+    """
+    eval_frame.set_code_exec_strategy(function.__code__, _SKIP)
+    return function
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return *trace* without the frames of the session's own code; the remaining frames are linked anew.
+
+    The last line that users see is then one of theirs, or of a library of theirs. An operation that fails while the
+    dispatch mode is in, an interrupted wait and a refused growth all pass functions of this package, and functions of
+    torch and the standard library that these call.
+    """
+    kept: list[TracebackType] = []
+    is_below_ours = False
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        is_below_ours = file.startswith(_OURS) or (is_below_ours and file in _CALLED_BY_OURS)
+        if not is_below_ours:
+            kept.append(trace)
+        trace = trace.tb_next
+    first = None
+    for entry in reversed(kept):
+        entry.tb_next, first = first, entry
+    return first

@@ -1,0 +1,187 @@
+"""An interrupt at any moment: what it meets has its reply, and what comes after works."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.session.kernel.interrupts import Interrupts
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from tests.session.harness import SessionUnderTest
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        session.run("import asyncio")
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [("6 * 7", "KeyboardInterrupt"), ("await asyncio.sleep(0)", "CancelledError")]
+)
+def test_a_cell_that_is_interrupted_at_any_moment_has_its_reply(
+    session: SessionUnderTest, code: str, error: str
+) -> None:
+    """Also before its first line and after its last, where nobody's code runs."""
+    rng = random.Random(0)
+    began = time.monotonic()
+    session.run(code)
+    typical = time.monotonic() - began
+    for _ in range(150):
+        request = session.client.execute(code)
+        time.sleep(rng.uniform(0.0, 1.5 * typical))
+        session.interrupt()
+        reply = session.reply(request)
+        failed = reply.get("ename")
+        assert failed in (None, error, "KeyboardInterrupt"), reply
+        # What is done after a cell may be interrupted, too, and says so without failing it.
+        assert reply["errors"] == [failed] or (failed is None and reply["errors"] in ([], ["KeyboardInterrupt"])), reply
+    assert session.run(code)["status"] == "ok"
+
+
+def test_a_hook_that_waits_for_the_device_is_interrupted_with_its_cell(session: SessionUnderTest) -> None:
+    """IPython goes on after its hooks whatever they meet; the cell of one that was interrupted does not run."""
+    session.run("def hook(*_): print('hooked', flush=True); torch.zeros(1); print('went on')")
+    session.run("get_ipython().events.register('pre_run_cell', hook)")
+    granting, session.on_wanted = session.on_wanted, lambda wanted: None
+    try:
+        since = session.mark
+        request = session.client.execute("print('-' * 9)")
+        session.wait_for(protocol.DeviceWanted, since)
+        session.interrupt()
+        reply = session.reply(request)
+    finally:
+        session.on_wanted = granting
+    assert reply["ename"] == "KeyboardInterrupt", reply
+    assert "hooked" in reply["text"]
+    assert "went on" not in reply["text"]
+    assert "-" * 9 not in reply["text"]
+    reply = session.run("get_ipython().events.unregister('pre_run_cell', hook)")
+    assert (reply["status"], reply["text"]) == ("ok", "hooked\nwent on\n")
+
+
+_HANDLE = """
+heard = []
+previous = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+signal.raise_signal(signal.SIGINT)
+print(heard, previous is signal.default_int_handler)
+_ = signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.raise_signal(signal.SIGINT)
+_ = signal.signal(signal.SIGINT, previous)
+print('ends')
+signal.raise_signal(signal.SIGINT)
+print('goes on')
+"""
+
+
+def test_a_handler_of_the_users_is_there_to_the_end_of_its_cell(session: SessionUnderTest) -> None:
+    """For all its statements, as in any kernel; the next cell begins with Python's own."""
+    session.run("import signal")
+    reply = session.run(_HANDLE)
+    assert (reply["ename"], reply["text"]) == ("KeyboardInterrupt", "[2] True\nends\n"), reply
+    session.run("_ = signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    assert session.run("print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)")["text"] == "True\n"
+
+
+@pytest.fixture
+def handled() -> Iterator[Interrupts]:
+    """Yield the interrupts of this process while it handles a request."""
+    before = signal.getsignal(signal.SIGINT)
+    interrupts = Interrupts()
+    interrupts.begin()
+    yield interrupts
+    interrupts.end()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_one_that_came_between_two_statements_reaches_the_handler_that_the_first_set(handled: Interrupts) -> None:
+    """It waits for the next one, and a request that is handled in the middle of one has a handler of its own."""
+    heard: list[int] = []
+    with handled.let_into_code():
+        signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    signal.raise_signal(signal.SIGINT)
+    assert heard == []
+    with handled.let_into_code():
+        assert heard == [signal.SIGINT]
+        handled.begin()
+        with pytest.raises(KeyboardInterrupt), handled.let_into_code():
+            signal.raise_signal(signal.SIGINT)
+        handled.end()
+        signal.raise_signal(signal.SIGINT)
+    with handled.let_through():
+        signal.raise_signal(signal.SIGINT)
+    assert len(heard) == 3
+    with handled.let_into_code():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), handled.let_into_code():
+        pass
+    with handled.let_into_code():
+        pass
+
+
+def test_what_a_handler_of_the_users_raises_around_their_code_is_an_interrupt(handled: Interrupts) -> None:
+    """IPython shows errors of any kind only in the code itself; anywhere else the cell would have no reply."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with handled.let_into_code():
+        signal.signal(signal.SIGINT, fail)
+    with pytest.raises(ZeroDivisionError), handled.let_into_code():
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), handled.let_through():
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), handled.let_through():
+        pass
+    with handled.let_into_code():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with handled.let_through():
+        signal.raise_signal(signal.SIGINT)
+
+
+_LOG_AND_BE_INTERRUPTED = """
+import logging, signal
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(300):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        while True:
+            logging.info("a line of the user's")
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_a_session_hears_its_executor_after_code_that_logs_was_interrupted(session: SessionUnderTest) -> None:
+    """The thread that hears it logs, too, and no lock is left behind for which it would wait."""
+    assert session.run(_LOG_AND_BE_INTERRUPTED)["status"] == "ok"
+    session.say(protocol.Failed(request=0, reason="error", message="nothing of importance"))
+    assert session.run("torch.zeros(1)")["status"] == "ok"
+    assert "nothing of importance" in session.log()
+
+
+def test_a_latch_ends_a_wait_from_another_thread() -> None:
+    """As an event does: also one that comes later, and after it was cleared."""
+    latch = InterruptSafeEvent()
+    assert not latch.wait(0.0)
+    threading.Timer(0.05, latch.set).start()
+    assert latch.wait(60.0)
+    assert latch.wait(0.0)
+    latch.clear()
+    assert not latch.wait(0.01)
+    waiting = [threading.Thread(target=latch.wait, args=(60.0,)) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    latch.set()
+    for thread in waiting:
+        thread.join(30.0)
+        assert not thread.is_alive()

@@ -1,0 +1,111 @@
+"""What a session said lately is kept within a limit, and each client gets what it has missed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jupyter_client.session import DELIM
+
+from sharedkernel.session.kernel.message_log import MessageLog, message_id
+
+LIMIT = 1000
+
+
+def message(number: int, size: int = 0, to: bytes = b"") -> list[bytes]:
+    return [to or b"topic", DELIM, b"signature", json.dumps({"msg_id": str(number)}).encode(), bytes(size)]
+
+
+@pytest.fixture
+def message_log() -> Iterator[MessageLog]:
+    box = MessageLog(LIMIT)
+    yield box
+    box.close()
+
+
+@given(st.lists(st.integers(0, LIMIT + 100), max_size=60), st.integers(0, 59))
+@settings(deadline=None)
+def test_the_newest_messages_are_kept_whole_and_in_order(sizes: list[int], seen: int) -> None:
+    """What is given out is what came after the last message seen; where that is gone, it is said."""
+    message_log = MessageLog(LIMIT)
+    sent = [message(number, size) for number, size in enumerate(sizes)]
+    for frames in sent:
+        message_log.keep("iopub", frames)
+    kept = [frames for _, frames in message_log.since([], b"").messages]
+    assert kept == sent[len(sent) - len(kept) :]
+    assert sum(len(b"".join(frames)) for frames in kept) <= LIMIT
+    if seen < len(sent):
+        missed = message_log.since([str(seen), "another"], b"")
+        is_there = seen >= len(sent) - len(kept)
+        assert [frames for _, frames in missed.messages] == (sent[seen + 1 :] if is_there else kept)
+        assert missed.is_cut is not is_there
+    message_log.close()
+
+
+def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
+    """All that are kept: nobody knows which of them have arrived."""
+    replies = [message(number, to=who) for number, who in enumerate((b"ada", b"grace", b"ada"))]
+    for frames in replies:
+        message_log.keep("shell", frames)
+    message_log.keep("iopub", message(3))
+    message_log.keep("iopub", message(4))
+    missed = message_log.since(["3"], b"ada").messages
+    assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
+
+
+def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog) -> None:
+    """A client that has seen nothing of this session gets what was said while no client was there, and that once."""
+    note = message_log._noting_listeners(lambda frames: None)
+
+    def say(*numbers: int) -> None:
+        for number in numbers:
+            message_log.keep("iopub", message(number))
+
+    def told(seen: list[str]) -> list[str | None]:
+        return [message_id(frames) for _, frames in message_log.since(seen, b"").messages]
+
+    note([b"\x01"])
+    say(1, 2)  # heard by the client of whoever started the session
+    note([b"\x00"])
+    say(3)
+    note([b"\x01"])  # a gateway that goes before its client comes
+    say(4)
+    note([b"\x00"])
+    note([b"\x01"])
+    say(5)
+    assert told(["elsewhere_1_7"]) == ["3", "4", "5"]
+    say(6, 7)
+    assert told(["elsewhere_1_8"]) == []
+    assert told(["6"]) == ["7"]
+
+
+def test_who_has_seen_what_is_no_longer_kept_gets_all_that_is(message_log: MessageLog) -> None:
+    """It is of this session, as its id says, and so has missed everything after it."""
+    message_log._noting_listeners(lambda frames: None)([b"\x01"])
+    for number in range(3):
+        frames = message(0, size=LIMIT // 2)
+        frames[3] = json.dumps({"msg_id": f"here_1_{number}"}).encode()
+        message_log.keep("iopub", frames)
+    missed = message_log.since(["here_1_0"], b"")
+    assert [message_id(frames) for _, frames in missed.messages] == ["here_1_2"]
+    assert missed.is_cut
+
+
+def test_a_forked_child_keeps_nothing(message_log: MessageLog) -> None:
+    """What it prints comes by way of its parent, and is kept there."""
+    pid = os.fork()
+    if pid == 0:
+        send = message_log._keeping("iopub", lambda frames: frames)
+        os._exit(send([b"x"]) != [b"x"])
+    assert os.waitpid(pid, 0)[1] == 0
+    assert message_log.since([], b"").messages == []
+
+
+def test_what_is_no_message_has_no_id() -> None:
+    """Frames that anybody's code may have sent are no reason to fail."""
+    for frames in ([], [b"x"], [DELIM, b"s", b"{"], [DELIM, b"s", b"[]"], [DELIM, b"s", b'{"msg_id": 1}']):
+        assert message_id(frames) is None

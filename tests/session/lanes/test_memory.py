@@ -1,0 +1,300 @@
+"""A session's turns in a lane, with real descriptors over real sockets, on the memory-file driver.
+
+The executor's loop runs in a thread of its own; sessions are played here, each with its own connection to it, and a
+model of torch's allocator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.drivers.memfd import MemfdDriver
+from sharedkernel.device_memory.layout import lane_bytes
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.executor.control.fd_server import DescriptorChannel
+from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.ipc.fd_client import DescriptorClient
+from sharedkernel.paths import DESCRIPTOR_SOCKET
+from sharedkernel.protocol import Limits
+from sharedkernel.session.lanes.memory import CudaMemory, ExecutorSupplier
+from tests.device_memory.support import Tenant
+from tests.executor.devices.support import make_process
+
+CAPACITY = 512 * MIB
+LANE = 7
+
+
+class Desk:
+    """The executor's side."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.store = LaneStore(MemfdDriver(), capacity=CAPACITY)
+        #: seconds on the executor's clock
+        self.time = 0.0
+        self.desk = LaneDesk(self.store, lambda: self.time)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._channels: list[DescriptorChannel] = []
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call *function* on the executor's loop."""
+
+        async def run() -> Any:
+            return function()
+
+        return self.wait(run())
+
+    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+    def serve(self, name: str, user: str) -> SessionProcess:
+        """Listen for one session, which is this process."""
+        path = self._directory / name
+        path.mkdir()
+
+        def listen() -> SessionProcess:
+            process = make_process(name, limits=Limits(user=user))
+            channel = DescriptorChannel(
+                path / DESCRIPTOR_SOCKET, lambda pid: process, self.desk.handlers(), lambda process: None
+            )
+            channel.start()
+            self._channels.append(channel)
+            return process
+
+        process: SessionProcess = self.call(listen)
+        return process
+
+    def grant(self, session: Session, size: int, lane: int = LANE) -> None:
+        self.call(lambda: self.desk.granted(session.process, lane, size))
+        session.cuda.turn_began()
+
+    def release(self, session: Session, at: Any = "boundary") -> None:
+        assert session.cuda.hand_over(at)
+        session.tenant.check_nothing_lives_in_lane()
+        self.store.validate()
+
+    def close(self) -> None:
+        self.call(lambda: [channel.close() for channel in self._channels])
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Session:
+    """One session's memory."""
+
+    def __init__(self, desk: Desk, directory: Path, name: str, user: str = "ada") -> None:
+        self.process = desk.serve(name, user)
+        self.client = DescriptorClient(str(directory / name / "executor.sock"))
+        supplier = ExecutorSupplier(self.client)
+        self.tenant = Tenant(supplier, name)
+        self.cuda = CudaMemory(self.tenant.memory, supplier, self.client)
+
+    def iterate(self, byte: int, *, keep: bool = False) -> Any:
+        """Allocate and free as an iteration does; what is kept survives it."""
+        blocks = [self.tenant.allocate(size, byte) for size in (MIB // 4, 3 * MIB, 12 * MIB)]
+        kept = blocks.pop() if keep else None
+        for block in blocks:
+            self.tenant.free(block)
+        return kept
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.close()
+
+
+def test_two_sessions_take_turns_in_the_same_bytes(desk: Desk, tmp_path: Path) -> None:
+    """A lane is there once, whoever uses it; what survives a turn is private, and intact after the other's."""
+    sessions = [Session(desk, tmp_path, name) for name in ("p", "q")]
+    size = 64 * MIB
+    kept: list[list[Any]] = [[], []]
+    for turn in range(6):
+        for number, session in enumerate(sessions):
+            desk.grant(session, size)
+            session.iterate(turn * 2 + number)
+            session.cuda.boundary_passed()
+            survivor = session.iterate(100 + turn * 2 + number, keep=turn < 2)
+            if survivor is not None:
+                kept[number].append(survivor)
+            desk.release(session)
+            session.tenant.check_all()
+    assert [len(blocks) for blocks in kept] == [2, 2]
+    account = desk.store.account()
+    assert account.lanes == {LANE: lane_bytes(size)}
+    for session in sessions:
+        session.tenant.check_all()
+        assert session.cuda.private_bytes == account.private[session.process.process]
+        assert session.cuda.lane_bytes == lane_bytes(size)
+
+
+def test_another_users_bytes_are_written_over(desk: Desk, tmp_path: Path) -> None:
+    """Within one user's sessions the lane passes as it is."""
+    ada, grace = Session(desk, tmp_path, "p", "ada"), Session(desk, tmp_path, "q", "grace")
+    desk.grant(ada, 32 * MIB)
+    for _ in range(3):
+        ada.iterate(0x5A)
+        ada.cuda.boundary_passed()
+    ada.iterate(0x5A)
+    desk.release(ada)
+    desk.grant(grace, 32 * MIB)
+    seen: set[int] = set()
+    blocks = [grace.tenant.torch.malloc(size) for size in (MIB // 4, 3 * MIB, 12 * MIB)]
+    for block in blocks:
+        seen |= set(grace.tenant._places(block).tolist())
+    assert 0x5A not in seen
+
+
+def test_at_a_cells_end_the_lane_is_left(desk: Desk, tmp_path: Path) -> None:
+    """So a lane that goes needs no idle session to let go of it."""
+    session = Session(desk, tmp_path, "p")
+    desk.grant(session, 32 * MIB)
+    session.iterate(1)
+    desk.release(session, "cell")
+    assert session.cuda.lane_bytes == 0
+    other = Session(desk, tmp_path, "q")
+    desk.call(lambda: desk.desk.removed(LANE))
+    desk.grant(other, 48 * MIB, lane=LANE + 1)
+    session.client.request(_ask(session))  # answered after all that was told before
+    account = desk.store.account()
+    assert account.lanes == {LANE + 1: lane_bytes(48 * MIB)}
+    assert account.releasing == 0
+
+
+def _ask(session: Session) -> Any:
+    from sharedkernel import protocol
+
+    return protocol.UnitsLetGo(request=session.client.number(), units=[])
+
+
+def test_a_lane_grows_between_turns(desk: Desk, tmp_path: Path) -> None:
+    """As the core has it; what is kept in the meantime is not in it."""
+    session = Session(desk, tmp_path, "p")
+    kept = []
+    for size in (32 * MIB, 96 * MIB, 104 * MIB):
+        desk.grant(session, size)
+        kept.append(session.iterate(7, keep=True))
+        desk.release(session)
+        assert desk.store.account().lanes == {LANE: lane_bytes(size)}
+        session.tenant.check_all()
+
+
+def test_a_lane_shrinks_once_much_less_was_needed_for_some_seconds(desk: Desk, tmp_path: Path) -> None:
+    """Each change costs a pool; needs that vary a little from turn to turn change nothing."""
+    session = Session(desk, tmp_path, "p")
+    versions = set()
+    for seconds, size in enumerate((110, 106, 96, 94, 86, 30, 100, 30)):
+        desk.time = float(seconds)
+        desk.grant(session, size * MIB)
+        session.iterate(7)
+        desk.release(session)
+        versions.add(desk.store.layout(LANE).version)
+    assert versions == {1}
+    desk.time += 6
+    desk.grant(session, 30 * MIB)
+    desk.release(session)
+    assert desk.store.account().lanes == {LANE: lane_bytes(30 * MIB)}
+
+
+def test_a_lane_shrinks_at_once_where_the_device_is_nearly_full(desk: Desk, tmp_path: Path) -> None:
+    """Others need what it does not."""
+    session = Session(desk, tmp_path, "p")
+    desk.grant(session, 96 * MIB)
+    desk.release(session)
+    desk.call(lambda: desk.store.give_private("hoarder", [64 * MIB] * 6))
+    desk.grant(session, 90 * MIB)
+    desk.release(session)
+    assert desk.store.account().lanes == {LANE: lane_bytes(90 * MIB)}
+
+
+def test_without_room_for_survivors_the_grant_is_kept(desk: Desk, tmp_path: Path) -> None:
+    """Nothing is lost; once there is room the next boundary hands over."""
+    session = Session(desk, tmp_path, "p")
+    desk.grant(session, 64 * MIB)
+    kept = session.iterate(9, keep=True)
+    left = CAPACITY - desk.store.account().total
+    hoard = desk.call(lambda: desk.store.give_private("hoarder", [2 * MIB] * (left // (2 * MIB))))
+    assert not session.cuda.hand_over("boundary")
+    session.tenant.check_all()
+    desk.call(lambda: desk.store.take_back("hoarder", [unit.unit for unit in hoard]))
+    desk.release(session)
+    session.tenant.check(kept)
+
+
+def test_a_lane_that_cannot_be_made_is_done_without(desk: Desk, tmp_path: Path) -> None:
+    """Iterations use memory of the session's own then."""
+    session = Session(desk, tmp_path, "p")
+    desk.grant(session, 2 * CAPACITY)
+    assert session.cuda.lane_bytes == 0
+    kept = session.iterate(3, keep=True)
+    desk.release(session)
+    session.tenant.check(kept)
+    assert desk.store.account().lanes == {}
+
+
+def test_sessions_keep_their_memory_where_lanes_are_off(desk: Desk, tmp_path: Path) -> None:
+    """An executor whose self-test failed gives no lane; sessions of the one before still get private memory."""
+    session = Session(desk, tmp_path, "p")
+    desk.desk.is_off = True
+    desk.grant(session, 32 * MIB)
+    assert not session.cuda.has_turn
+    session.iterate(1, keep=True)
+    session.tenant.check_all()
+    account = desk.store.account()
+    assert (account.lanes, account.private["p"] > 0) == ({}, True)
+
+
+def test_a_lane_that_was_not_handed_over_is_nobody_elses(desk: Desk, tmp_path: Path) -> None:
+    """A grant may be lost in the middle of an iteration (a stopped process): its bytes stay, and others do without."""
+    stopped, other = Session(desk, tmp_path, "p"), Session(desk, tmp_path, "q")
+    desk.grant(stopped, 64 * MIB)
+    live = stopped.iterate(5, keep=True)
+    desk.grant(other, 64 * MIB)
+    assert other.cuda.lane_bytes == 0
+    other.iterate(6, keep=True)
+    desk.release(other)
+    stopped.tenant.check(live)
+    desk.release(stopped, "yield")
+    desk.grant(other, 64 * MIB)
+    assert other.cuda.lane_bytes == lane_bytes(64 * MIB)
+
+
+def test_what_a_dead_session_had_is_free(desk: Desk, tmp_path: Path) -> None:
+    """Also in the middle of its turn; the next one gets the lane, scrubbed if need be."""
+    session, other = Session(desk, tmp_path, "p", "ada"), Session(desk, tmp_path, "q", "grace")
+    desk.grant(session, 64 * MIB)
+    session.iterate(1, keep=True)
+    desk.call(lambda: desk.desk.ended(session.process))
+    desk.store.validate()
+    assert session.process.process not in desk.store.account().private
+    desk.grant(other, 64 * MIB)
+    other.iterate(2)
+    desk.release(other)
+
+
+def test_units_of_others_are_out_of_reach(desk: Desk, tmp_path: Path) -> None:
+    """A session gets units of the lane it is granted, and no others."""
+    from sharedkernel import protocol
+    from sharedkernel.errors import ProtocolError, Refused
+
+    session, other = Session(desk, tmp_path, "p"), Session(desk, tmp_path, "q", "grace")
+    with pytest.raises(Refused):
+        other.client.request(protocol.TakeLane(request=other.client.number()))
+    desk.grant(session, 32 * MIB)
+    units = [unit.unit for unit in desk.store.layout(LANE).units][:1]
+    with pytest.raises(Refused):
+        other.client.request(protocol.FetchUnits(request=other.client.number(), units=units))
+    with pytest.raises(ProtocolError):
+        session.client.request(protocol.FetchUnits(request=session.client.number(), units=[10**6]))

@@ -1,0 +1,388 @@
+"""The GPU's meter against a stand-in for torch's CUDA functions, and NVML's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.session.memory.cuda_meter import USUAL_CONTEXT_BYTES, CudaMeter, PageBytes
+from sharedkernel.session.memory.torch_cuda import TorchCuda
+from sharedkernel.system.nvml import Gpu, NvmlUnavailable
+from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.session.memory.fake_torch_cuda import GIB, FakeTorch
+
+MIB = 1 << 20
+
+
+class Session:
+    """A meter on a stand-in for torch and NVML."""
+
+    def __init__(self, *, host_pids: bool = True, nvml: bool = True, **options: Any) -> None:
+        self.torch = FakeTorch()
+        self.gpu = FakeGpu(uuid="GPU-1", total=self.torch.total, reserved=0)
+        self.page = Page.create("test")  # never closed: the clock's thread holds its words for life
+        self.nvml_is_asked = False
+
+        def find() -> Gpu | None:
+            self.nvml_is_asked = True
+            return Gpu("GPU-1", library=FakeNvml(self.gpu), host_pids=host_pids) if nvml else None
+
+        self.cuda = TorchCuda(self.torch)
+        self.meter = CudaMeter(self.page, self.cuda, find, **options)
+        #: set at each tick of the meter's clock
+        self.ticked = threading.Event()
+        self.meter.start(self.ticked.set)
+
+    def word(self, word: Word) -> int:
+        return self.page.words[word]
+
+
+class FakePages:
+    """Memory that comes by page, with the figures a test wants."""
+
+    def __init__(self, *, has_turn: bool = False, **figures: int) -> None:
+        self.limit_bytes: int | None = None
+        self.has_turn = has_turn
+        self.bytes = PageBytes(**figures)
+
+    def look(self) -> PageBytes:
+        return self.bytes
+
+
+@pytest.fixture
+def session() -> Session:
+    session = Session()
+    session.torch.use()
+    return session
+
+
+def test_before_cuda_is_used_nothing_is_asked_of_it() -> None:
+    """Every figure is 0, and neither a context nor NVML is needed for it: a plain Python notebook takes nothing."""
+    session = Session()
+    meter = session.meter
+    meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
+    meter.grant_began()
+    meter.boundary_measured()
+    assert meter.grant_ended(at_boundary=True) == 0
+    meter.measure_idle()
+    assert meter.memory == Memory(persistent=0, ephemeral=0, framework=0)
+    assert not session.nvml_is_asked
+
+
+def test_what_stays_is_persistent_and_the_peak_beyond_it_ephemeral(session: Session) -> None:
+    """As torch counts it; what torch keeps for later is neither."""
+    torch, meter = session.torch, session.meter
+    torch.allocate(2 * GIB)
+    meter.grant_began()
+    torch.allocate(3 * GIB)
+    torch.free(3 * GIB)
+    assert meter.grant_ended(at_boundary=True) == 0
+    assert (meter.memory.persistent, meter.memory.ephemeral) == (2 * GIB, 3 * GIB)
+    assert (session.word(Word.PERSISTENT), session.word(Word.EPHEMERAL)) == (2 * GIB, 3 * GIB)
+    assert session.word(Word.LIVE) == 0
+
+
+def test_a_peak_belongs_to_its_iteration(session: Session) -> None:
+    """A later, smaller one lets the figure decline slowly; a larger one counts at once."""
+    torch, meter = session.torch, session.meter
+    meter.grant_began()
+    for size, expected in ((4 * GIB, 4 * GIB), (GIB, GIB + round(3 * GIB * 0.98)), (6 * GIB, 6 * GIB)):
+        torch.allocate(size)
+        torch.free(size)
+        meter.boundary_measured()
+        assert meter.memory.ephemeral == pytest.approx(expected, abs=1)
+
+
+def test_in_the_middle_of_an_iteration_live_bytes_are_not_persistent(session: Session) -> None:
+    """A yield reports what is live and leaves persistent as it was."""
+    torch, meter = session.torch, session.meter
+    torch.allocate(GIB)
+    meter.measure_idle()
+    meter.grant_began()
+    torch.allocate(5 * GIB)
+    assert meter.grant_ended(at_boundary=False) == 5 * GIB
+    assert (meter.memory.persistent, meter.memory.ephemeral) == (GIB, 5 * GIB)
+    assert session.word(Word.LIVE) == 5 * GIB
+
+
+def test_the_device_is_waited_for_before_the_grant_goes(session: Session) -> None:
+    """Nothing of this session runs in another's turn, and what torch keeps for later is free for it."""
+    torch, meter = session.torch, session.meter
+    meter.grant_began()
+    torch.allocate(GIB)
+    torch.free(GIB)
+    assert torch.reserved == GIB
+    meter.grant_ended(at_boundary=True)
+    assert torch.waits == 1
+    assert torch.reserved == 0
+    assert session.word(Word.RESERVED) == 0
+
+
+def test_where_lanes_are_shared_torch_keeps_what_it_has() -> None:
+    """The lane's bytes are the others' as well, so there is nothing to give back."""
+    session = Session(gives_back=False)
+    session.torch.use()
+    session.meter.grant_began()
+    session.torch.allocate(GIB)
+    session.torch.free(GIB)
+    session.meter.grant_ended(at_boundary=True)
+    assert session.torch.reserved == GIB
+
+
+@pytest.mark.parametrize("trouble", ["capture", "failure"])
+def test_a_grant_ends_whatever_the_device_says(session: Session, trouble: str) -> None:
+    """While a CUDA graph is captured nothing may wait; after a failed CUDA kernel nothing can."""
+    torch, meter = session.torch, session.meter
+    meter.grant_began()
+    torch.allocate(GIB)
+    if trouble == "capture":
+        torch.capturing = True
+    else:
+        torch.failure = "CUDA error: an illegal memory access was encountered"
+    assert meter.grant_ended(at_boundary=False) == GIB
+    assert torch.waits == 0
+
+
+def test_an_allowance_binds_torch_when_the_next_grant_begins(session: Session) -> None:
+    """By a part of the whole device; beyond it torch refuses."""
+    torch, meter = session.torch, session.meter
+    meter.allow(Allowance(limit_bytes=2 * GIB, quota_bytes=8 * GIB, others_bytes=0, capacity_bytes=100 * GIB))
+    meter.grant_began()
+    torch.allocate(2 * GIB)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        torch.allocate(MIB)
+    meter.grant_ended(at_boundary=False)
+    pages = FakePages()
+    meter.count_pages(pages)  # from now on the limit is where the pages come from
+    meter.grant_began()
+    assert pages.limit_bytes == 2 * GIB
+    torch.allocate(GIB)
+
+
+def test_pages_count_where_they_are_shared(session: Session) -> None:
+    """Persistent is what is private by page and what torch has from elsewhere; a lane is sized to hold the peak."""
+    torch, meter = session.torch, session.meter
+    pages = FakePages(private=300 * MIB, lane=2 * GIB, held=3 * GIB, has_turn=True)
+    meter.count_pages(pages)
+    meter.grant_began()
+    torch.allocate(2 * GIB)
+    torch.allocate(GIB + 40 * MIB)
+    torch.free(GIB)
+    meter.grant_ended(at_boundary=True)
+    assert meter.memory.persistent == 340 * MIB, "40 MiB are from elsewhere"
+    assert session.word(Word.EPHEMERAL) == GIB
+    assert GIB * 33 // 32 < (meter.memory.ephemeral or 0) < GIB * 9 // 8
+    assert session.word(Word.RESERVED) == 340 * MIB + 2 * GIB
+    pages.bytes = PageBytes(private=500 * MIB, lane=2 * GIB, held=3 * GIB)
+    meter.grant_began()
+    assert meter.grant_ended(at_boundary=False) == 200 * MIB, "an interrupted iteration was moved out of the lane"
+    assert meter.memory.persistent == 340 * MIB
+
+
+def test_without_a_lane_what_an_iteration_takes_is_charged_as_a_lane(session: Session) -> None:
+    """It is private memory, but goes back with the grant."""
+    torch, meter = session.torch, session.meter
+    meter.count_pages(FakePages(private=3 * GIB, held=3 * GIB))
+    meter.grant_began()
+    torch.allocate(3 * GIB)
+    torch.free(2 * GIB)
+    meter.boundary_measured()
+    assert meter.memory.persistent == GIB
+    assert session.word(Word.EPHEMERAL) == 2 * GIB
+
+
+def test_what_is_only_taken_to_have_it_is_no_peak(session: Session) -> None:
+    """A pool that is filled beforehand is no need of the user's, neither ours to see nor theirs."""
+    torch, meter = session.torch, session.meter
+    meter.grant_began()
+    torch.allocate(GIB)
+    torch.free(GIB)
+    with meter.cuda.unseen():
+        torch.allocate(5 * GIB)
+        torch.free(5 * GIB)
+    assert torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["peak"] == GIB
+    meter.grant_ended(at_boundary=True)
+    assert meter.memory.ephemeral == GIB
+
+
+def test_more_is_allowed_at_once_and_less_from_the_next_grant_on(session: Session) -> None:
+    """Memory comes back before there is a grant, and an iteration goes on with what it was granted."""
+    torch, meter = session.torch, session.meter
+
+    def allow(size: int) -> None:
+        meter.allow(Allowance(limit_bytes=size, quota_bytes=8 * GIB, others_bytes=0, capacity_bytes=100 * GIB))
+
+    allow(GIB)
+    meter.grant_began()
+    allow(3 * GIB)
+    torch.allocate(2 * GIB)
+    allow(2 * GIB)
+    torch.allocate(GIB)
+    torch.free(2 * GIB)
+    meter.grant_ended(at_boundary=True)
+    meter.grant_began()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        torch.allocate(2 * GIB)
+
+
+def test_the_users_own_peaks_stay_theirs(session: Session) -> None:
+    """`torch.cuda.max_memory_allocated` and its reset work as without a meter that resets peaks all the time."""
+    torch, meter, memory = session.torch, session.meter, session.torch.cuda.memory
+
+    def users_peak() -> int:
+        peaks = {
+            module.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["peak"] for module in (memory, torch.cuda)
+        }
+        (peak,) = peaks
+        return int(peak)
+
+    meter.grant_began()
+    torch.allocate(3 * GIB)
+    torch.free(3 * GIB)
+    meter.grant_ended(at_boundary=True)
+    meter.grant_began()
+    assert torch.peak == 0
+    assert users_peak() == 3 * GIB
+    torch.allocate(GIB)
+    torch.free(GIB)
+    torch.cuda.reset_peak_memory_stats()
+    assert users_peak() == 0
+    torch.allocate(MIB)
+    torch.free(MIB)
+    assert users_peak() == MIB
+    meter.grant_ended(at_boundary=True)
+    # what the user's reset hid from torch's counter it did not hide from the meter
+    assert meter.memory.ephemeral == pytest.approx(GIB + 2 * GIB * 0.98, rel=1e-6)
+
+
+# --- framework memory -----------------------------------------------------------------------------------------------
+
+
+def test_framework_memory_is_what_nvml_sees_beyond_torch() -> None:
+    """The context, and whatever other libraries hold."""
+    session = Session()
+    session.gpu.processes = {os.getpid(): 700 * MIB, 1: 9 * GIB}
+    session.torch.use()
+    assert session.meter.memory.framework == 700 * MIB
+    session.torch.allocate(GIB)
+    session.gpu.processes[os.getpid()] = GIB + 2 * GIB
+    session.meter.record_offload(0)  # measures anew
+    assert session.meter.memory.framework == 2 * GIB
+    assert session.word(Word.FRAMEWORK) == 2 * GIB
+
+
+@pytest.mark.parametrize("processes", [{}, {1: GIB}, {"own": None}])
+def test_where_processes_are_untold_the_context_is_what_the_device_lacks_since(processes: dict[Any, Any]) -> None:
+    """Free bytes before and after the context was made, as long as that makes sense."""
+    session = Session()
+    session.gpu.processes = {os.getpid() if pid == "own" else pid: used for pid, used in processes.items()}
+    session.torch.use()
+    assert session.meter.memory.framework == session.torch.context
+
+
+def test_foreign_process_numbers_are_not_believed() -> None:
+    """In a container NVML numbers processes as the host does; ours may be somebody else's there."""
+    session = Session(host_pids=False)
+    session.gpu.processes = {os.getpid(): 50 * GIB}
+    session.torch.use()
+    assert session.meter.memory.framework == session.torch.context
+
+
+@pytest.mark.parametrize("others", [-3 * GIB, 30 * GIB])
+def test_a_difference_that_is_no_contexts_is_not_believed(others: int) -> None:
+    """Somebody else freed or took memory at that moment: a usual figure is better."""
+    session = Session()
+    session.torch.others = others
+    session.torch.use()
+    assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
+
+
+def test_without_nvml_a_usual_figure_is_taken() -> None:
+    """And nothing fails: the user's first operation on the device is on its way."""
+    session = Session(nvml=False)
+    session.torch.use()
+    assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
+    session.meter.record_offload(0)
+    assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
+
+
+def test_an_nvml_that_fails_later_changes_nothing(session: Session) -> None:
+    """The figure last measured stays."""
+    before = session.meter.memory.framework
+    session.gpu.lost = True
+    with pytest.raises(NvmlUnavailable):
+        Gpu("GPU-1", library=FakeNvml(session.gpu))
+    session.meter.record_offload(0)
+    assert session.meter.memory.framework == before
+
+
+# --- the clock ------------------------------------------------------------------------------------------------------
+
+
+def test_while_a_grant_is_held_the_clock_ticks_and_shows_live_bytes(session: Session) -> None:
+    """On the meter's thread; it is how boundaries are found, and what people see of a running cell."""
+    ticked = session.ticked
+    session.meter.grant_began()
+    session.torch.allocate(GIB)
+    assert ticked.wait(60)
+    shown = _eventually(lambda: session.word(Word.LIVE) == GIB, ticked)
+    assert shown
+    session.meter.grant_ended(at_boundary=True)
+
+
+def _eventually(condition: Callable[[], bool], tick: threading.Event) -> bool:
+    for _ in range(100):
+        if condition():
+            return True
+        tick.clear()
+        tick.wait(1)
+    return False
+
+
+# --- plain mode ---------------------------------------------------------------------------------------------------
+
+
+class PublicTorch(FakeTorch):
+    """Has public functions only; one that needs the context makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self._C, self.cuda._lazy_call
+
+    def _mem_get_info(self, device: int) -> tuple[int, int]:
+        if not self.initialized:
+            self.use()
+        return super()._mem_get_info(device)
+
+
+def test_plain_mode_calls_public_functions_only() -> None:
+    """It measures and limits as elsewhere, from the first operation on, and the user's peaks stay theirs."""
+    torch = PublicTorch()
+    meter = CudaMeter(Page.create("test"), TorchCuda(torch, public_only=True), lambda: None)
+    meter.start()
+    assert not torch.initialized
+    meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
+    meter.grant_began()
+    assert torch.fraction == GIB / torch.total
+    torch.allocate(GIB // 2)
+    torch.free(GIB // 4)
+    meter.grant_ended(at_boundary=True)
+    assert meter.memory.persistent == meter.memory.ephemeral == GIB // 4
+    assert torch.reserved == GIB // 4, "the rest was given back"
+    assert torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["peak"] == GIB // 2
+
+
+def test_a_limit_holds_for_the_operation_that_makes_the_context() -> None:
+    """Its memory is asked for right after."""
+    session = Session()
+    session.meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
+    session.meter.grant_began()
+    session.torch.use()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        session.torch.allocate(2 * GIB)

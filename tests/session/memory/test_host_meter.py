@@ -1,0 +1,115 @@
+"""The host device's meter against known allocations."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.session.memory.host_meter import STABLE_AFTER, HostMeter
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def page() -> Page:
+    return Page.create("test")  # never closed: the sampler's thread holds its words for life
+
+
+@pytest.fixture
+def samples() -> list[int]:
+    """Return the bytes in use at each sample, the latest last."""
+    return []
+
+
+@pytest.fixture
+def meter(page: Page, samples: list[int]) -> HostMeter:
+    gc.collect()
+    meter = HostMeter(page)
+    meter.start(on_sample=samples.append)
+    return meter
+
+
+def test_what_stays_is_persistent(meter: HostMeter, page: Page) -> None:
+    """A kept tensor counts with its size, and no more once it is gone."""
+    kept = torch.empty(32 * MIB, dtype=torch.uint8)
+    meter.measure_idle()
+    assert meter.memory.persistent == pytest.approx(32 * MIB, abs=MIB)
+    assert page.words[Word.PERSISTENT] == meter.memory.persistent
+    del kept
+    meter.measure_idle()
+    assert meter.memory.persistent < MIB
+
+
+def test_the_peak_of_an_iteration_is_ephemeral(meter: HostMeter) -> None:
+    """What is there between two boundaries and gone at the second is ephemeral."""
+    kept = torch.empty(8 * MIB, dtype=torch.uint8)
+    meter.grant_began()
+    scratch = torch.empty(64 * MIB, dtype=torch.uint8)
+    sampled = threading.Event()
+    # The sampler needs a moment to see it, as it has in any iteration of a few milliseconds.
+    while page_live(meter) < 60 * MIB:
+        sampled.wait(0.001)
+    del scratch
+    assert meter.grant_ended(at_boundary=True) == 0
+    assert meter.memory.persistent == pytest.approx(8 * MIB, abs=MIB)
+    assert meter.memory.ephemeral == pytest.approx(64 * MIB, abs=MIB)
+    assert len(kept) == 8 * MIB
+
+
+def page_live(meter: HostMeter) -> int:
+    return meter._words[Word.LIVE]
+
+
+def test_in_the_middle_of_an_iteration_live_bytes_are_not_persistent(meter: HostMeter) -> None:
+    """A yield reports what is live and leaves persistent as it was."""
+    meter.measure_idle()
+    before = meter.memory.persistent
+    meter.grant_began()
+    activations = torch.empty(16 * MIB, dtype=torch.uint8)
+    live = meter.grant_ended(at_boundary=False)
+    assert live == pytest.approx(16 * MIB, abs=MIB)
+    assert meter.memory.persistent == before
+    assert len(activations) == 16 * MIB
+
+
+def test_a_source_measured_before_is_sampled_closely_for_a_moment_only(meter: HostMeter, samples: list[int]) -> None:
+    """And again for as long as ever once its peak rises."""
+
+    def until_stable(source: str) -> int:
+        meter.look_closely()
+        meter.source_read(source)
+        meter.source_read("what it runs itself")
+        samples.clear()
+        meter.grant_began()
+        while not meter.is_stable:
+            threading.Event().wait(0.001)
+        taken = len(samples)
+        meter.grant_ended(at_boundary=True)
+        return taken
+
+    kept = torch.empty(8 * MIB, dtype=torch.uint8)
+    meter.measure_idle()
+    assert until_stable("training") >= STABLE_AFTER - 1
+    assert until_stable("another") >= STABLE_AFTER - 1
+    assert until_stable("training") < STABLE_AFTER // 2
+    meter.look_closely()
+    meter.source_read("training")
+    meter.grant_began()
+    while not meter.is_stable:
+        threading.Event().wait(0.001)
+    scratch = torch.empty(64 * MIB, dtype=torch.uint8)
+    while meter.is_stable:
+        threading.Event().wait(0.001)
+    meter.grant_ended(at_boundary=True)
+    assert kept.numel()
+    assert scratch.numel()
+
+
+def test_framework_memory_is_what_the_process_keeps_besides(meter: HostMeter) -> None:
+    """It is measured in bytes of this process, which has imported torch."""
+    assert meter.memory.framework > 5 * MIB
+    assert meter.data_bytes() > 0

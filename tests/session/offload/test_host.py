@@ -1,0 +1,344 @@
+"""Memory goes to a file and comes back: nothing that uses it notices, whatever fails on the way."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharedkernel.session.offload import host
+from sharedkernel.session.offload.host import CannotOffload, OffloadedRegions, RegionOffload
+from sharedkernel.session.offload.storages import survey
+
+MIB = 1 << 20
+
+
+def send_away(directory: Path) -> OffloadedRegions:
+    pending = RegionOffload(survey(), directory)
+    pending.write()
+    return pending.commit()
+
+
+def nothing(done: int) -> None:
+    """Pause for nothing."""
+
+
+def resident_bytes() -> int:
+    """Return this process's private memory in use; pages of files do not count."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError
+
+
+def test_memory_is_freed_and_comes_back_where_it_was(directory: Path) -> None:
+    """64 MiB are free while they are away; afterwards addresses, versions and values are as before."""
+    gc.collect()
+    tensors = [torch.randn(MIB) for _ in range(16)]
+    copies = [tensor.tolist()[:100] for tensor in tensors]
+    standing = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+    before = resident_bytes()
+    away = send_away(directory)
+    assert away.size >= 64 * MIB - 16 * 8192
+    gone = resident_bytes()
+    assert before - gone > 50 * MIB
+    away.restore(nothing)
+    assert resident_bytes() - gone > 60 * MIB
+    assert [(tensor.data_ptr(), tensor._version) for tensor in tensors] == standing
+    assert [tensor.tolist()[:100] for tensor in tensors] == copies
+
+
+def test_what_is_away_can_be_read(directory: Path) -> None:
+    """Code that looks at a tensor without asking anybody sees what is in it."""
+    tensor = torch.arange(MIB)
+    array = tensor.numpy()
+    away = send_away(directory)
+    assert tensor.tolist() == list(range(MIB))
+    assert int(array[-1]) == MIB - 1
+    away.restore(nothing)
+    tensor += 1
+    assert int(array[-1]) == MIB
+
+
+def test_a_graph_built_before_gives_the_same_gradients_after(directory: Path) -> None:
+    """Tensors that autograd saved, views, gradients so far and an optimizer's state are in place."""
+
+    def gradients(*, interrupted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh(), torch.nn.Linear(512, 256))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            model(torch.ones(64, 256)).square().mean().backward()
+            optimizer.step()
+        inputs = torch.randn(512, 256)
+        part = inputs[7:]
+        loss = model(part).square().mean()
+        if interrupted:
+            away = send_away(directory)
+            away.restore(nothing)
+        loss.backward()
+        optimizer.step()
+        return [*(parameter.clone() for parameter in model.parameters()), part.clone()]
+
+    undisturbed = gradients(interrupted=False)
+    disturbed = gradients(interrupted=True)
+    assert all(torch.equal(one, other) for one, other in zip(undisturbed, disturbed, strict=True))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError])
+def test_a_restore_cut_short_anywhere_leaves_everything_away(directory: Path, error: type[BaseException]) -> None:
+    """At each of twenty random points: still away and readable, and the next attempt brings it back."""
+    tensors = [torch.full((MIB,), float(number)) for number in range(8)]
+    away = send_away(directory)
+    gone = resident_bytes()
+    generator = random.Random(error.__name__)
+    for _ in range(20):
+        stop_at = generator.randrange(away.size)
+
+        def pause(done: int, stop_at: int = stop_at) -> None:
+            if done + host.PIECE_BYTES > stop_at:
+                raise error
+
+        with pytest.raises(host.RestoreFailed if error is OSError else error):
+            away.restore(pause)
+        assert resident_bytes() < gone + 8 * MIB
+        assert [tensor[-1].tolist() for tensor in tensors] == [float(number) for number in range(8)]
+    away.restore(nothing)
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+def test_it_comes_back_under_a_limit_lower_than_what_the_process_has(directory: Path) -> None:
+    """The free part of the heap counts against a limit on private memory, but not against what comes back."""
+    tensors = [torch.ones(MIB) for _ in range(16)]
+    away = send_away(directory)
+    data = int(Path("/proc/self/statm").read_text().split()[5]) * 4096
+    limit = (data - MIB, resource.RLIM_INFINITY)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, limit)
+    try:
+        away.restore(nothing)
+        assert resource.getrlimit(resource.RLIMIT_DATA) == limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    assert all(bool((tensor == 1).all()) for tensor in tensors)
+
+
+def test_the_address_space_is_as_before(directory: Path) -> None:
+    """Mappings join again: a session may be offloaded any number of times."""
+    tensors = [torch.ones(MIB // 8) for _ in range(200)]
+    mappings = Path("/proc/self/maps")
+    away = send_away(directory)
+    away.restore(nothing)
+    before = len(mappings.read_text().splitlines())
+    for _ in range(5):
+        away = send_away(directory)
+        away.restore(nothing)
+    assert len(mappings.read_text().splitlines()) <= before + 10
+    assert all(bool((tensor == 1).all()) for tensor in tensors)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def open_files() -> dict[int, str]:
+    """Return the files that are open for good: an earlier test's may just be closed, by a thread or as garbage."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "sharedkernel-offload":
+            thread.join()
+    files = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            files[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+        except FileNotFoundError:  # the listing's own
+            continue
+    return files
+
+
+def test_the_file_is_private_nameless_and_not_inherited(directory: Path) -> None:
+    """It is 0600 in a directory of 0700, has no name from the start, and is closed in programs started from here."""
+    tensor = torch.ones(MIB)
+    before = set(open_files())
+    away = send_away(directory)
+    (descriptor,) = set(open_files()) - before
+    assert list(directory.iterdir()) == []
+    assert os.stat(directory).st_mode & 0o777 == 0o700
+    assert os.fstat(descriptor).st_mode & 0o777 == 0o600
+    assert not os.get_inheritable(descriptor)
+    away.restore(nothing)
+    assert set(open_files()) == before
+    assert bool((tensor == 1).all())
+
+
+def test_a_departure_given_up_changes_nothing(directory: Path) -> None:
+    """Stopped while it writes: nothing moved, nothing left."""
+    tensor = torch.ones(MIB)
+    before = set(open_files())
+    pending = RegionOffload(survey(), directory)
+    pending.stop()
+    with pytest.raises(CannotOffload) as caught:
+        pending.write()
+    assert caught.value.reason == "busy"
+    assert pending.is_stopped
+    pending.abort()
+    assert set(open_files()) == before
+    tensor += 1
+    assert bool((tensor == 2).all())
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(directory: Path) -> None:
+    """A limit on the size of files stands for a full disk: refused with the figure and what to do."""
+    tensor = torch.ones(4 * MIB)
+    before = set(open_files())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
+    try:
+        with pytest.raises(CannotOffload, match="SHAREDKERNEL_OFFLOAD_DIR") as caught:
+            RegionOffload(survey(), directory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.reason == "disk"
+    assert "MiB cannot be moved" in str(caught.value)
+    assert set(open_files()) == before
+    tensor += 1
+    assert bool((tensor == 2).all())
+
+
+def test_a_disk_that_fails_half_way_changes_nothing(directory: Path) -> None:
+    """The same while writing."""
+    tensor = torch.ones(4 * MIB)
+    pending = RegionOffload(survey(), directory)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
+    try:
+        with pytest.raises(CannotOffload) as caught:
+            pending.write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        pending.abort()
+    assert caught.value.reason == "disk"
+    tensor += 1
+    assert bool((tensor == 2).all())
+
+
+@pytest.mark.parametrize("kind", ["a file", "open to others"])
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path, kind: str) -> None:
+    """No directory, or not a private one: one sentence that says which and what to do."""
+    path = tmp_path / "offload"
+    if kind == "a file":
+        path.touch()
+    else:
+        path.mkdir(mode=0o755)
+        path.chmod(0o755)
+    tensor = torch.ones(MIB)
+    with pytest.raises(CannotOffload, match=r"SHAREDKERNEL_OFFLOAD_DIR\.") as caught:
+        RegionOffload(survey(), path)
+    assert caught.value.reason == "disk"
+    assert str(path) in str(caught.value)
+    assert len(tensor) == MIB
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
+    """A disk that does not give back what it took: told, and what is still there stays away for another attempt."""
+    done = run_python(
+        """
+        import os, sys
+        from pathlib import Path
+        import torch
+        from sharedkernel.session.offload.host import RegionOffload, RestoreFailed
+        from sharedkernel.session.offload.storages import survey
+
+        tensors = [torch.full((1 << 20,), float(number)) for number in range(8)]
+        pending = RegionOffload(survey(), Path(sys.argv[1]))
+        pending.write()
+        away = pending.commit()
+        (file,) = [entry for entry in Path("/proc/self/fd").iterdir() if sys.argv[1] in str(entry.resolve())]
+        os.truncate(file, 16 << 20)
+        for attempt in range(2):
+            try:
+                away.restore(lambda done: None)
+            except RestoreFailed as error:
+                print(error)
+        print([float(tensor[1000]) for tensor in tensors[:2]])
+        os._exit(0)
+        """,
+        tmp_path / "offload",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, values = done.stdout.splitlines()
+    assert first == second
+    assert "could not be brought back from the disk: its file is shorter than it was" in first
+    assert values == "[0.0, 1.0]"
+
+
+def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
+    """One under which a thread can be made, but not take its first steps, has nobody wait for it."""
+    code = """
+    import resource, sys
+    from pathlib import Path
+    import torch
+    from sharedkernel.session.offload.host import PIECE_BYTES, RegionOffload
+    from sharedkernel.session.offload.storages import survey
+
+    UNLIMITED = resource.RLIM_INFINITY, resource.RLIM_INFINITY
+
+    def data_bytes():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmData:")) << 10
+
+    kept = torch.arange(1 << 20)
+    # the first thread's stack serves the others
+    for spare in (64 << 20, *range(0, 128 << 10, 4 << 10)):
+        pending = RegionOffload(survey(), Path(sys.argv[1]))
+        pending.write()
+        away = pending.commit()
+
+        def limit(done):
+            if away.size - done <= PIECE_BYTES:
+                limit = data_bytes() + min(PIECE_BYTES, away.size - done) + spare
+                resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+        away.restore(limit)
+        resource.setrlimit(resource.RLIMIT_DATA, UNLIMITED)
+    print(int(kept.sum()))
+    """
+    result = run_python(code, tmp_path / "offload")
+    assert result.stdout == f"{sum(range(1 << 20))}\n", result.stderr
+
+
+def test_nothing_is_left_of_a_process_that_died(tmp_path: Path) -> None:
+    """Killed while its memory is away, a process leaves no file."""
+    done = run_python(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        import torch
+        from sharedkernel.session.offload.host import RegionOffload
+        from sharedkernel.session.offload.storages import survey
+
+        tensor = torch.ones(1 << 20)
+        pending = RegionOffload(survey(), Path(sys.argv[1]))
+        pending.write()
+        away = pending.commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path / "offload",
+    )
+    assert done.returncode == -9
+    assert list((tmp_path / "offload").iterdir()) == []

@@ -1,0 +1,163 @@
+"""Trainings whose memory is moved away and back many times compute the same numbers, bit by bit.
+
+Undisturbed and disturbed runs alternate nothing but that: same seeds, same data. The memory goes and comes between two
+iterations, as it does between two cells, at random points.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sharedkernel.session.offload.host import RegionOffload
+from sharedkernel.session.offload.storages import survey
+
+#: how often memory is moved; all of it takes minutes
+TIMES = [15, pytest.param(100, marks=pytest.mark.slow)]
+ITERATIONS = 120
+
+Loss = Callable[[], float]
+
+
+def mlp_with_adam() -> Iterator[Loss]:
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    inputs, labels = torch.randn(128, 64), torch.randint(10, (128,))
+
+    def iterate() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    yield iterate
+
+
+class Block(nn.Module):
+    """A block of ResNet-18."""
+
+    def __init__(self, width: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(width, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out))
+        self.shortcut = nn.Conv2d(width, out, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(self.first(inputs)) + self.shortcut(inputs))
+
+
+def resnet18_with_momentum() -> Iterator[Loss]:
+    width = 16
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    for stage in range(4):
+        out = width if stage == 0 else 2 * width
+        layers += [Block(width, out, 1 if stage == 0 else 2), Block(out, out, 1)]
+        width = out
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    inputs, labels = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
+
+    def iterate() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    yield iterate
+
+
+def mixed_precision_with_grad_scaler() -> Iterator[Loss]:
+    model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Dropout(0.2), nn.Linear(512, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    inputs, labels = torch.randn(128, 64), torch.randint(10, (128,))
+
+    def iterate() -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    yield iterate
+
+
+def data_loader_with_workers() -> Iterator[Loss]:
+    """Have workers that are forked before memory is moved, live on, and read their copy of the data set."""
+    model = nn.Linear(256, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(1024, 256), torch.randint(10, (1024,)))
+    loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+
+    def iterate() -> float:
+        nonlocal batches
+        try:
+            inputs, labels = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            inputs, labels = next(batches)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    yield iterate
+    batches._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def losses(training: Callable[[], Iterator[Loss]], disturb: Callable[[], None], disturbed: set[int]) -> list[float]:
+    """Return the loss of each of :data:`ITERATIONS` iterations, with *disturb* called before those in *disturbed*."""
+    torch.manual_seed(7)
+    found = []
+    for iterate in training():
+        for number in range(ITERATIONS):
+            if number in disturbed:
+                disturb()
+            found.append(iterate())
+    return found
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize(
+    "training",
+    [mlp_with_adam, resnet18_with_momentum, mixed_precision_with_grad_scaler, data_loader_with_workers],
+)
+def test_the_loss_is_the_same_to_the_bit(training: Callable[[], Iterator[Loss]], times: int, directory: Path) -> None:
+    """Moved away and back again and again, at random points, a training has the losses of an undisturbed one."""
+    gc.collect()
+    moved: list[int] = []
+
+    def move_away_and_back() -> None:
+        pending = RegionOffload(survey(), directory)
+        pending.write()
+        away = pending.commit()
+        moved.append(away.size)
+        away.restore(lambda done: None)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads around
+            undisturbed = losses(training, move_away_and_back, set())
+            points = set(random.Random(training.__name__).sample(range(ITERATIONS), times))
+            disturbed = losses(training, move_away_and_back, points)
+    finally:
+        torch.set_num_threads(threads)
+    assert disturbed == undisturbed
+    assert len(moved) == times
+    assert min(moved) > 64 << 10
