@@ -25,10 +25,8 @@ from typing import Any, TypeVar
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.executor.control.api import Gateways
-from sharedkernel.executor.control.connections import Connection
 from sharedkernel.executor.control.fd_server import DescriptorChannel
 from sharedkernel.executor.control.handshake import Greetings
-from sharedkernel.executor.control.sanitize import believe
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import Grants
@@ -36,10 +34,12 @@ from sharedkernel.executor.dispatch.totals import Totals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import Foresight
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
+from sharedkernel.executor.processes.connections import Connection
+from sharedkernel.executor.processes.process import KeptSession, SessionProcess, describe_end, real_user, start_time
+from sharedkernel.executor.processes.sanitize import believe
 from sharedkernel.executor.sessions.detached import Lingering
 from sharedkernel.executor.sessions.idle_monitor import IdleWatch
 from sharedkernel.executor.sessions.pool import Spares
-from sharedkernel.executor.sessions.process import KeptSession, SessionProcess, describe_end, real_user, start_time
 from sharedkernel.executor.sessions.recovery import Adoption
 from sharedkernel.executor.sessions.starting import Starting
 from sharedkernel.executor.shelf.room import Room, room_for

@@ -17,7 +17,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
-from sharedkernel.executor.sessions.process import KeptSession, start_time
+from sharedkernel.executor.processes.process import KeptSession, start_time
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Limits

@@ -18,7 +18,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.dispatch.totals import JOURNAL_NAME
-from sharedkernel.executor.sessions.process import KeptSession
+from sharedkernel.executor.processes.process import KeptSession
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.seqpacket import connect, listen
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET

@@ -23,7 +23,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.executor.control.fd_server import DescriptorChannel
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, Shelves
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
 from sharedkernel.ipc.seqpacket import PacketSocket, connect

@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused
-from sharedkernel.executor.control.sanitize import MOST_BYTES, believe
+from sharedkernel.executor.processes.sanitize import MOST_BYTES, believe
 from sharedkernel.protocol import Limits, Memory
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until

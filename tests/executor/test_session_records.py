@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sharedkernel.executor.sessions.process import start_time
-from sharedkernel.executor.sessions.records import SessionRecords, are_there_sessions
+from sharedkernel.executor.processes.process import start_time
+from sharedkernel.executor.processes.records import SessionRecords, are_there_sessions
 from tests.executor.devices.support import make_process
 
 

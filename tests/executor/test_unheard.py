@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from sharedkernel import protocol
-from sharedkernel.executor.control.connections import Connection
+from sharedkernel.executor.processes.connections import Connection
 from sharedkernel.executor.sessions.recovery import Adoption
 from tests.executor.devices.support import make_process
 from tests.executor.harness import Executor, ExecutorProcess, until

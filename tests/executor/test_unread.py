@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from sharedkernel import protocol
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Page
 from tests.executor.harness import PATIENCE
 

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.sessions.process import KeptSession, start_time
+from sharedkernel.executor.processes.process import KeptSession, start_time
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 

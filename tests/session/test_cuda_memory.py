@@ -20,7 +20,7 @@ from sharedkernel.device_memory.layout import lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.executor.control.fd_server import DescriptorChannel
 from sharedkernel.executor.devices.lane_server import LaneDesk
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits

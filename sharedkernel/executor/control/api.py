@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
-from sharedkernel.executor.control.connections import Connection
-from sharedkernel.executor.control.requests import check_reclaim
 from sharedkernel.executor.dispatch.controller import Grants
 from sharedkernel.executor.isolation.policy import Isolation
+from sharedkernel.executor.processes.connections import Connection
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.sessions.detached import Lingering
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.sessions.requests import check_reclaim
 from sharedkernel.executor.sessions.starting import Starting
 from sharedkernel.executor.shelf.store import Shelves
 from sharedkernel.executor.supervision.supervisor import Supervisor, send_signal

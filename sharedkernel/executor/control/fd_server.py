@@ -22,7 +22,7 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from functools import partial
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.executor.control.connections import Connection
 from sharedkernel.executor.isolation.policy import Isolation
-from sharedkernel.executor.sessions.process import SessionProcess, start_time
+from sharedkernel.executor.processes.connections import Connection
+from sharedkernel.executor.processes.process import SessionProcess, start_time
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.protocol import Device
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.usage import UserRecord
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig

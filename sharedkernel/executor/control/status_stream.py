@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 
 #: the shortest interval between two views, seconds
 _SHORTEST = 0.1

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sharedkernel import protocol
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.status.text import expected_wait, usual_wait
 
 #: seconds until those that wait are first told, and between looks at what has changed

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.executor.devices.lane_server import LaneDesk
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.protocol import Device, Limits
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from sharedkernel.executor.devices import Oversight
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)

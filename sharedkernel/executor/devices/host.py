@@ -23,7 +23,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.lifted import LiftedLimits
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 

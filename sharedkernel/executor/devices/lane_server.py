@@ -30,7 +30,7 @@ from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import ProtocolError, Refused
 from sharedkernel.executor.control.fd_server import Answer, Handler
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 
 log = logging.getLogger(__name__)

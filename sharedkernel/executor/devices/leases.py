@@ -11,7 +11,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.escalation import Escalation, Step
 from sharedkernel.executor.devices.leases import Leases, own_bytes
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.units import format_bytes
 

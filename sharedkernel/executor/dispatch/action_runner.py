@@ -22,7 +22,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.lane_server import LaneDesk
 from sharedkernel.executor.dispatch.driver import Driver
 from sharedkernel.executor.dispatch.usage import Users
-from sharedkernel.executor.sessions.process import SessionProcess, id_of, profile_of
+from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
 from sharedkernel.executor.supervision.supervisor import send_signal
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events

@@ -13,7 +13,6 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKernelError
-from sharedkernel.executor.control.requests import user_configured
 from sharedkernel.executor.control.status_builder import build_status, visible_to
 from sharedkernel.executor.control.status_stream import Views
 from sharedkernel.executor.control.wait_notifier import WaitTeller
@@ -24,7 +23,8 @@ from sharedkernel.executor.dispatch.totals import UserTotals
 from sharedkernel.executor.dispatch.usage import Users
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import Foresight
-from sharedkernel.executor.sessions.process import SessionProcess, id_of, profile_of
+from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
+from sharedkernel.executor.sessions.requests import user_configured
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events

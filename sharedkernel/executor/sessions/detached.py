@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Turn, Word
 
 #: seconds between looks

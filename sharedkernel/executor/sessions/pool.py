@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)

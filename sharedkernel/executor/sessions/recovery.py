@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.executor.control.connections import Connection
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.connections import Connection
+from sharedkernel.executor.processes.process import SessionProcess
 
 log = logging.getLogger(__name__)
 

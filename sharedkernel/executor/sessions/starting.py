@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
-from sharedkernel.executor.control.requests import check_start
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import Grants
 from sharedkernel.executor.isolation.policy import Isolation
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.sessions.pool import Spares
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.sessions.requests import check_start
 from sharedkernel.executor.supervision.environments import Environment
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import Tasks

@@ -31,7 +31,7 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.executor.control.fd_server import Answer, Handler
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.shelf.room import Room
 from sharedkernel.units import format_bytes
 

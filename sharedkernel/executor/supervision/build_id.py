@@ -21,7 +21,7 @@ import msgspec
 
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.sessions.process import start_time
+from sharedkernel.executor.processes.process import start_time
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKETS
 from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromKeeper

@@ -21,8 +21,8 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.sessions.process import KeptSession, SessionProcess, start_time
-from sharedkernel.executor.sessions.records import SessionRecords
+from sharedkernel.executor.processes.process import KeptSession, SessionProcess, start_time
+from sharedkernel.executor.processes.records import SessionRecords
 from sharedkernel.executor.shelf.store import KEY_PREFIX, Shelves
 from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.warm_parents import WarmParents

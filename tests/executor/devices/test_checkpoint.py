@@ -13,7 +13,7 @@ from sharedkernel.executor.devices.cuda.checkpoint import (
     Suspensions,
     unavailable_because,
 )
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Word
 from tests.executor.devices.fake_cuda import CUprocessState, CUresult, FakeDriver
 from tests.executor.devices.support import make_process

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Word
 
 log = logging.getLogger(__name__)

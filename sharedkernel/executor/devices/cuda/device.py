@@ -32,8 +32,8 @@ from sharedkernel.executor.devices.lane_server import LaneDesk
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
-from sharedkernel.executor.sessions.process import SessionProcess
-from sharedkernel.executor.sessions.records import are_there_sessions
+from sharedkernel.executor.processes.process import SessionProcess
+from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sharedkernel.executor.sessions.process import KeptSession, start_time
+from sharedkernel.executor.processes.process import KeptSession, start_time
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import UNREADABLE
 

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from sharedkernel import protocol
-from sharedkernel.executor.control.sanitize import MOST_BYTES
+from sharedkernel.executor.processes.sanitize import MOST_BYTES
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Limits, Memory, SessionRecord
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
