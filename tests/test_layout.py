@@ -64,7 +64,6 @@ LONG_MODULES = frozenset(
         "executor.dispatch.controller",
         "executor.service",
         "executor.shelf.store",
-        "executor.supervision.supervisor",
         "relay.relay",
         "session.gate.gate",
         "shelf.layout",
@@ -90,7 +89,6 @@ TINY_MODULES = frozenset(
 AMBIGUOUS_CLASSES = frozenset(
     {
         "Account",
-        "Answer",
         "CellClosed",
         "CellOpened",
         "Connection",

@@ -18,15 +18,17 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.executor.control.api import Gateways
-from sharedkernel.executor.control.fd_server import DescriptorChannel
+from sharedkernel.executor.control.fd_server import FdServer
 from sharedkernel.executor.control.handshake import Greetings
+from sharedkernel.executor.control.status_builder import StatusBuilder
+from sharedkernel.executor.control.status_stream import Views
+from sharedkernel.executor.control.wait_notifier import WaitTeller
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import Grants
@@ -37,27 +39,25 @@ from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import Connection
 from sharedkernel.executor.processes.process import KeptSession, SessionProcess, describe_end, real_user, start_time
 from sharedkernel.executor.processes.sanitize import believe
+from sharedkernel.executor.runtime_directory import RuntimeDirectory
 from sharedkernel.executor.sessions.detached import Lingering
 from sharedkernel.executor.sessions.idle_monitor import IdleWatch
+from sharedkernel.executor.sessions.interventions import Interventions
 from sharedkernel.executor.sessions.pool import Spares
 from sharedkernel.executor.sessions.recovery import Adoption
 from sharedkernel.executor.sessions.starting import Starting
 from sharedkernel.executor.shelf.room import Room, room_for
-from sharedkernel.executor.shelf.store import Shelves
-from sharedkernel.executor.supervision.build_id import check_left
+from sharedkernel.executor.shelf.store import KEY_PREFIX, Shelves
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
-from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.executor.supervision.keeper_client import KeeperClient
+from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
-    LONGEST_RUNTIME_DIRECTORY,
-    SESSIONS_DIRECTORY,
-    make_private_directory,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
-from sharedkernel.system.lock_file import lock_directory
 from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,17 @@ _M = TypeVar("_M", bound=protocol.Message)
 _KEEP_INTERVAL = 2.0
 
 
-class ExecutorService:
-    """Serves one device from one runtime directory.
+async def start_executor(
+    runtime_directory: Path,
+    served: ServedDevice,
+    config: SchedulerConfig,
+    *,
+    isolation: Isolation | None = None,
+    environments: Mapping[str, Environment] | None = None,
+    spares: int = 1,
+    start_timeout: float = 50.0,
+) -> ExecutorService:
+    """Take over the runtime directory and serve.
 
     Parameters
     ----------
@@ -87,80 +96,121 @@ class ExecutorService:
         Initialised sessions kept ready for the next users.
     start_timeout
         Seconds that a session may take to be ready for its user once it is given to them.
+
+    Raises
+    ------
+    ConfigError
+        When the directory cannot be used, another executor serves it, or what is in it speaks another version.
     """
+    isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
+    service = ExecutorService(
+        RuntimeDirectory(runtime_directory, isolation),
+        served,
+        config,
+        isolation,
+        environments or {OWN: own_environment()},
+        spares=spares,
+        start_timeout=start_timeout,
+    )
+    await service.start()
+    return service
+
+
+class ExecutorService:
+    """Serves one device from one runtime directory (see :func:`start_executor`); needs a running event loop."""
 
     def __init__(
         self,
-        runtime_directory: Path,
+        directory: RuntimeDirectory,
         served: ServedDevice,
         config: SchedulerConfig,
+        isolation: Isolation,
+        environments: Mapping[str, Environment],
         *,
-        isolation: Isolation | None = None,
-        environments: Mapping[str, Environment] | None = None,
-        spares: int = 1,
-        start_timeout: float = 50.0,
+        spares: int,
+        start_timeout: float,
     ) -> None:
-        self.directory = runtime_directory
+        #: set when the service should end
+        self.stopped = asyncio.Event()
+        self._directory = directory
         self._served = served
-        self._config = config
-        self._start_timeout = start_timeout
-        self._isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
-        self._shelves = Shelves(self._tell_keeper, self._shelf_room)
-        self._environments = environments or {OWN: own_environment()}
-        self._supervisor = Supervisor(runtime_directory, self._on_end, self._shelves, self._environments)
-        self._supervisor.device_kind = served.device.kind
-        self._supervisor.isolation = self._isolation.kind
+        self._isolation = isolation
+        self._tasks = Tasks()
+        path = directory.path
+        self._totals = Totals(path)
+        events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
+        self._grants = Grants(served, config, events, Foresight(path, served.device.kind))
+        self._keeper = KeeperClient(path, str(environments[OWN].stamp))
+        self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
         self._spares = Spares(self._supervisor, spares)
+        self._interventions = Interventions(self._grants, self._supervisor, self._tasks)
+        self._lingering = Lingering(
+            self._interventions.offload, lambda process: self._tasks.spawn(self._supervisor.end(process))
+        )
+        self._adoption = Adoption(self._grants.take_over, self._hear_session)
+        self._idle_watch = IdleWatch(self._grants.sessions)
+        self._shelves = Shelves(self._keeper.send, self._shelf_room, self._grants.shelf_changed)
         lanes = served.lane_desk
-        self._channel = DescriptorChannel(
-            runtime_directory / DESCRIPTOR_SOCKET,
+        self._channel = FdServer(
+            path / DESCRIPTOR_SOCKET,
             self._session_of,
             {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
             self._shelves.forget_reservations,
         )
-        self._tasks = Tasks()
-        self._lingering = Lingering(self.offload, lambda process: self._tasks.spawn(self._supervisor.end(process)))
-        self._totals = Totals(runtime_directory)
-        self._lock_descriptor = -1
-        #: set when the service should end
-        self.stopped = asyncio.Event()
-        self._greetings: Greetings
-        self._grants: Grants
-        self._adoption: Adoption
-        self._starting: Starting
-        self._gateways: Gateways
-        self._server: asyncio.Server
+        self._starting = Starting(
+            self._grants,
+            self._supervisor,
+            self._spares,
+            served,
+            isolation,
+            environments,
+            self._tasks,
+            timeout=start_timeout,
+        )
+        status = StatusBuilder(served, self._grants)
+        self._waits = WaitTeller(self._grants.sessions, status.document)
+        self._views = Views(status.view)
+        self._gateways = Gateways(
+            self._grants,
+            self._supervisor,
+            self._starting,
+            self._lingering,
+            isolation,
+            self._shelves,
+            status,
+            self.stop,
+        )
+        self._greetings = Greetings(
+            self._supervisor,
+            isolation,
+            served.device,
+            [name for name in environments if name != OWN],
+            on_gateway=self._gateways.joined,
+            on_session=self._greeted,
+        )
+        self._server: asyncio.Server | None = None
+
+    @property
+    def sessions(self) -> Mapping[str, SessionProcess]:
+        """The processes that serve a session now, by its id."""
+        return self._grants.sessions
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take over the runtime directory and serve.
+        """Adopt what an earlier executor left, and listen.
 
         Raises
         ------
         ConfigError
-            When the directory cannot be used, another executor serves it, or what is in it speaks another version.
+            When something that was required does not start.
         """
-        if len(os.fsencode(self.directory)) > LONGEST_RUNTIME_DIRECTORY:
-            raise ConfigError(
-                f"{self.directory} is too long a path for sockets; name one of at most {LONGEST_RUNTIME_DIRECTORY} "
-                "characters with --runtime-dir."
-            )
-        if not self._isolation.uses_accounts:  # or sessions pass through it
-            make_private_directory(self.directory)
-        self._lock_descriptor = lock_directory(self.directory)
-        check_left(self.directory)
         allow_many_descriptors()
-        make_private_directory(self.directory / LOGS_DIRECTORY)
-        self._isolation.make_sessions_directory(self.directory / SESSIONS_DIRECTORY)
-        await self._served.start(self.directory, self)
-        self._supervisor.memory_mode = self._served.memory_mode
-        self._make_parts()
-        path = self.directory / EXECUTOR_SOCKET
-        path.unlink(missing_ok=True)
-        loop = asyncio.get_running_loop()
-        self._shelves.on_change = self._grants.shelf_changed
-        kept = await self._supervisor.start()
+        path = self._directory.path
+        await self._served.start(path, self._interventions)
+        socket = path / EXECUTOR_SOCKET
+        socket.unlink(missing_ok=True)
+        kept = await self._supervisor.start(await self._adopt_shelves())
         attained: defaultdict[str, float] = defaultdict(float)
         for session in kept:
             attained[session.user or ""] += session.attained
@@ -170,54 +220,24 @@ class ExecutorService:
                 self._adopt(process, session)
         self._shelves.start()
         self._channel.start()
-        self._server = await loop.create_unix_server(lambda: Connection(self), str(path))
-        path.chmod(self._socket_mode)
-        (self.directory / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: Connection(self), str(socket))
+        socket.chmod(self._socket_mode)
+        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
         self._adoption.begin()
         self._spares.want()
-        self._idle_watch = IdleWatch(self._grants.sessions)
+        self._idle_watch.start()
         self._tasks.spawn(self._keep_service())
-
-    def _make_parts(self) -> None:
-        """Make what needs a running event loop."""
-        events = EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl")
-        foresight = Foresight(self.directory, self._served.device.kind)
-        self._grants = Grants(self._served, self._config, events, foresight)
-        self._adoption = Adoption(self._grants.take_over, self._hear_session)
-        self._starting = Starting(
-            self._grants,
-            self._supervisor,
-            self._spares,
-            self._served,
-            self._isolation,
-            self._environments,
-            self._tasks,
-            timeout=self._start_timeout,
-        )
-        self._gateways = Gateways(
-            self._grants,
-            self._supervisor,
-            self._starting,
-            self._lingering,
-            self._isolation,
-            self._shelves,
-            self.stop,
-        )
-        self._greetings = Greetings(
-            self._supervisor,
-            self._isolation,
-            self._served.device,
-            [name for name in self._environments if name != OWN],
-            on_gateway=self._gateways.joined,
-            on_session=self._greeted,
-        )
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop serving; sessions run on unless *end_sessions*."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self._channel.close()
         self._lingering.close()
         self._idle_watch.close()
+        self._waits.close()
+        self._views.close()
         self._spares.close()
         self._tasks.cancel()
         if not end_sessions:
@@ -228,6 +248,7 @@ class ExecutorService:
                 len(self._grants.sessions),
             )
         await self._supervisor.stop(end_sessions=end_sessions)
+        self._keeper.close(quit_too=end_sessions)
         self._shelves.close()
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
@@ -235,9 +256,16 @@ class ExecutorService:
         self._totals.keep(self._grants.totals())
         self._totals.close()
         self._grants.close()
-        (self.directory / EXECUTOR_SOCKET).unlink(missing_ok=True)
-        os.close(self._lock_descriptor)
+        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        self._directory.release()
         self.stopped.set()
+
+    def _fork_traits(self) -> ForkTraits:
+        return ForkTraits(
+            device_kind=self._served.device.kind,
+            memory_mode=self._served.memory_mode,
+            isolation=self._isolation.kind,
+        )
 
     @property
     def _socket_mode(self) -> int:
@@ -251,11 +279,7 @@ class ExecutorService:
         if not process.session:
             process.session = None  # whoever took this spare is gone
             # It was not made ready for what its user will be, or is of other code than new sessions are now.
-            if (
-                process.isolation != self._isolation.kind
-                or process.memory_mode != self._served.memory_mode
-                or not self._supervisor.is_current(process)
-            ):
+            if not self._supervisor.is_current(process):
                 process.take()
                 self._tasks.spawn(self._supervisor.end(process))
             return
@@ -302,39 +326,6 @@ class ExecutorService:
             log.warning("process %d did not greet", peer.pid)
             peer.transport.close()
 
-    # --- what the device may do to sessions ---------------------------------------------------------------------------
-
-    def sessions(self) -> Iterable[SessionProcess]:
-        """Return the processes that serve a session now."""
-        return self._grants.sessions.values()
-
-    def warn(self, process: SessionProcess, text: str) -> None:
-        """Show *text*, a sentence, in the session's notebook."""
-        process.warn(text)
-
-    def offload(self, process: SessionProcess) -> None:
-        """Have the session's memory moved away, if it is idle."""
-        self._tasks.spawn(self._try_offload(process))
-
-    async def _try_offload(self, process: SessionProcess) -> None:
-        try:
-            await self._grants.offload(process)
-        except SharedKernelError as error:
-            log.info("session %s is not offloaded: %s", process.session, error)
-
-    def end(self, process: SessionProcess, reason: str, message: str) -> None:
-        """End the session; its user is told *message*."""
-        process.end_reason = (reason, message)
-        self._tasks.spawn(self._supervisor.end(process))
-
-    def attained(self) -> Mapping[str, float]:
-        """Return what each session, by its id, was served so far, in device-seconds."""
-        return self._grants.attained()
-
-    def charge(self, process: SessionProcess, seconds: float) -> None:
-        """Count *seconds* in which the session used the device without a grant as served."""
-        self._grants.charge(process, seconds)
-
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _greeted(self, peer: Connection, hello: protocol.SessionHello) -> None:
@@ -362,9 +353,12 @@ class ExecutorService:
             return
         elif isinstance(message, protocol.WantEarlier):
             self._gateways.want_earlier(process, message.question)
+        elif isinstance(message, protocol.Watch):
+            self._views.watch(process, message.interval)
         else:
             process.used = process.used or isinstance(message, protocol.CellOpened)
             self._grants.hear(process, self._believe(process, message))
+            self._waits.tell_soon()
             if isinstance(message, protocol.CellClosed):
                 self._lingering.came_to_rest(process)
 
@@ -392,13 +386,21 @@ class ExecutorService:
             return  # it ended before this executor took it over; whoever asks for sessions will miss it
         self._channel.hang_up(process)
         self._lingering.forget(process)
+        self._views.forget(process)
         self._grants.remove(process)
         self._gateways.tell(died)
 
     # --- shelves ------------------------------------------------------------------------------------------------------
 
-    def _tell_keeper(self, message: protocol.Message, descriptors: list[int]) -> None:
-        self._supervisor.tell_keeper(message, descriptors)
+    async def _adopt_shelves(self) -> list[tuple[protocol.Kept, list[int]]]:
+        """Take over what the keeper has for shelves; return the rest, which is about sessions."""
+        rest = []
+        for message, descriptors in await self._keeper.open():
+            if not message.key.startswith(KEY_PREFIX):
+                rest.append((message, descriptors))
+            elif self._shelves.adopt(message.data, descriptors):
+                self._keeper.hold(message, descriptors)
+        return rest
 
     def _session_of(self, pid: int) -> SessionProcess | None:
         """Return the session whose process has this id; what it starts itself has others."""

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -19,7 +18,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.dispatch.totals import JOURNAL_NAME
 from sharedkernel.executor.processes.process import KeptSession
-from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.ipc.seqpacket import connect, listen
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
@@ -283,12 +282,12 @@ def test_a_keeper_may_end_when_it_is_asked(tmp_path: Path) -> None:
     """The executor starts without it, as if it had ended earlier."""
 
     async def main() -> None:
-        supervisor = Supervisor(tmp_path, Mock(), Mock(), {})
         with listen(str(tmp_path / KEEPER_SOCKET)) as listener:
-            supervisor._keeper = connect(str(tmp_path / KEEPER_SOCKET), protocol.FromKeeper)
-            listener.accept()[0].close()
-        assert supervisor._adopt() == []
-        supervisor._keeper.close()
+            keeper = KeeperClient(tmp_path, "")
+            ends = asyncio.get_running_loop().run_in_executor(None, lambda: listener.accept()[0].close())
+            assert await keeper.open() == []
+            await ends
+            keeper.close(quit_too=False)
 
     asyncio.run(main())
 

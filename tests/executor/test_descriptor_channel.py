@@ -22,7 +22,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.control.fd_server import DescriptorChannel
+from sharedkernel.executor.control.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, Shelves
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
@@ -89,13 +89,14 @@ class Desk:
     def start(self) -> None:
         """Be a new executor: take over what the keeper has."""
         self._to_keeper = self.to_keeper()
-        self.shelves = Shelves(self._to_keeper.send, lambda user: self.room)
-        self.shelves.on_change = lambda user, size: self.changes.append((user, size))
+        self.shelves = Shelves(
+            self._to_keeper.send, lambda user: self.room, lambda user, size: self.changes.append((user, size))
+        )
         self._to_keeper.send(protocol.GetAll())
         while isinstance((answer := self._to_keeper.receive())[0], protocol.Kept):
             self.shelves.adopt(answer[0].data, answer[1])
         self.shelves.start()
-        self.channel = DescriptorChannel(
+        self.channel = FdServer(
             self.directory / DESCRIPTOR_SOCKET,
             lambda pid: self.session if pid == os.getpid() else None,
             self.shelves.handlers(),

@@ -18,7 +18,7 @@ from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.layout import lane_bytes
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.executor.control.fd_server import DescriptorChannel
+from sharedkernel.executor.control.fd_server import FdServer
 from sharedkernel.executor.devices.lane_server import LaneDesk
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.fd_client import DescriptorClient
@@ -44,7 +44,7 @@ class Desk:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._channels: list[DescriptorChannel] = []
+        self._channels: list[FdServer] = []
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call *function* on the executor's loop."""
@@ -64,7 +64,7 @@ class Desk:
 
         def listen() -> SessionProcess:
             process = make_process(name, limits=Limits(user=user))
-            channel = DescriptorChannel(
+            channel = FdServer(
                 path / DESCRIPTOR_SOCKET, lambda pid: process, self.desk.handlers(), lambda process: None
             )
             channel.start()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
+from sharedkernel.executor.control.status_builder import StatusBuilder
 from sharedkernel.executor.dispatch.controller import Grants
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import Connection
@@ -20,7 +21,7 @@ from sharedkernel.executor.sessions.detached import Lingering
 from sharedkernel.executor.sessions.requests import check_reclaim
 from sharedkernel.executor.sessions.starting import Starting
 from sharedkernel.executor.shelf.store import Shelves
-from sharedkernel.executor.supervision.supervisor import Supervisor, send_signal
+from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.shared_page import Word
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Gateways:
 
     Parameters
     ----------
-    grants, supervisor, starting, lingering, isolation, shelves
+    grants, supervisor, starting, lingering, isolation, shelves, status
         What requests are about.
     stop
         Ends the service.
@@ -52,6 +53,7 @@ class Gateways:
         lingering: Lingering,
         isolation: Isolation,
         shelves: Shelves,
+        status: StatusBuilder,
         stop: Stop,
     ) -> None:
         self._grants = grants
@@ -60,6 +62,7 @@ class Gateways:
         self._lingering = lingering
         self._isolation = isolation
         self._shelves = shelves
+        self._status = status
         self._stop = stop
         self._connected: set[Connection] = set()
 
@@ -120,7 +123,7 @@ class Gateways:
                 process = self._session(message.session)
                 if message.signum == signal.SIGINT:
                     process.page.words[Word.INTERRUPTS] += 1
-                send_signal(process, message.signum)
+                process.send_signal(message.signum)
             case protocol.ListSessions():
                 records = [
                     process.record() for process in self._grants.sessions.values() if process.connection is not None
@@ -136,7 +139,7 @@ class Gateways:
             case protocol.StopExecutor(end_sessions=end_sessions):
                 await self._stop(end_sessions=end_sessions)
             case protocol.GetStatus():
-                status = self._grants.status()
+                status = self._status.document()
                 status["device"] |= self._isolation.status()
                 return protocol.Status(request=message.request, status=status)
             case protocol.AwaitChange():

@@ -5,8 +5,9 @@ Who asks is known by the process that connected, as the operating system tells i
 be the process of a live session of this executor. Processes that a session starts are not, and a descriptor of the
 connection that one of them inherited is closed there (`ipc/fd_client.py`).
 
-The channel knows no message. Whoever has something to answer names the types and what to do with them; so far that is
-the shelf (`executor/shelf/store.py`). Nothing here waits for a peer: one that does not take its answers is hung up on.
+The server knows no message. Its owners name the types and their handlers: the shelf (`executor/shelf/store.py`) and
+lanes (`executor/devices/lane_server.py`). Nothing here waits for a peer: one that does not read its answers is hung up
+on.
 """
 
 from __future__ import annotations
@@ -18,19 +19,33 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
-from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
 
 log = logging.getLogger(__name__)
 
 
+class Client(Protocol):
+    """A process that may connect; hashable by identity."""
+
+    @property
+    def session(self) -> str | None:
+        """The id of its session, for the log."""
+
+    @property
+    def uid(self) -> int:
+        """The user id that it runs under."""
+
+
+C = TypeVar("C", bound=Client)
+
+
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is said to a request."""
+class FdReply:
+    """The answer to a request."""
 
     message: protocol.Message
     #: travel along, and are closed here then
@@ -39,10 +54,10 @@ class Answer:
 
 #: answers a message of a session; the descriptors that came with it are closed afterwards, so what is to stay is
 #: duplicated. Refuses by raising a :class:`~sharedkernel.errors.SharedKernelError`
-Handler = Callable[[SessionProcess, Any, list[int]], Answer]
+FdHandler = Callable[[C, Any, list[int]], FdReply]
 
 
-class DescriptorChannel:
+class FdServer(Generic[C]):
     """The executor's end, for all of its sessions.
 
     Parameters
@@ -60,15 +75,15 @@ class DescriptorChannel:
     def __init__(
         self,
         path: Path,
-        identify: Callable[[int], SessionProcess | None],
-        handlers: Mapping[type[protocol.Message], Handler],
-        on_disconnect: Callable[[SessionProcess], None],
+        identify: Callable[[int], C | None],
+        handlers: Mapping[type[protocol.Message], FdHandler[C]],
+        on_disconnect: Callable[[C], None],
     ) -> None:
         self._path = path
         self._identify = identify
         self._handlers = handlers
         self._on_disconnect = on_disconnect
-        self._connections: dict[SessionProcess, PacketSocket] = {}
+        self._connections: dict[C, PacketSocket] = {}
         self._listener: socket.socket
         self._loop: asyncio.AbstractEventLoop
 
@@ -87,7 +102,7 @@ class DescriptorChannel:
         for process in list(self._connections):
             self.hang_up(process)
 
-    def hang_up(self, process: SessionProcess) -> None:
+    def hang_up(self, process: C) -> None:
         """End a session's connection, if it has one."""
         connection = self._connections.pop(process, None)
         if connection is not None:
@@ -111,25 +126,25 @@ class DescriptorChannel:
                 "only a notebook's own process is served here, not one that it started; do this in the notebook and "
                 "hand on what the other process needs."
             )
-            _send(connection, Answer(protocol.Failed(request=0, reason="session_not_found", message=text)))
+            _send(connection, FdReply(protocol.Failed(request=0, reason="session_not_found", message=text)))
             connection.close()
             return
         self.hang_up(process)  # a session has one connection, and uses no older one any more
         welcome = protocol.DescriptorWelcome(version=protocol.PROTOCOL_VERSION)
-        if not _send(connection, Answer(welcome)):
+        if not _send(connection, FdReply(welcome)):
             connection.close()
             return
         self._connections[process] = connection
         self._loop.add_reader(connection, self._receive, process, connection)
 
-    def _receive(self, process: SessionProcess, connection: PacketSocket) -> None:
+    def _receive(self, process: C, connection: PacketSocket) -> None:
         try:
             message, descriptors = connection.receive()
         except BlockingIOError:
             return
         except (OSError, ProtocolError) as error:
             log.warning("hung up on session %s: %s", process.session, error)
-            _send(connection, Answer(protocol.Failed(request=0, reason=ProtocolError.reason, message=str(error))))
+            _send(connection, FdReply(protocol.Failed(request=0, reason=ProtocolError.reason, message=str(error))))
             self.hang_up(process)
             return
         if message is None:
@@ -144,7 +159,7 @@ class DescriptorChannel:
             log.warning("hung up on session %s: it does not take its answers", process.session)
             self.hang_up(process)
 
-    def _answer(self, process: SessionProcess, message: Any, descriptors: list[int]) -> Answer:
+    def _answer(self, process: C, message: Any, descriptors: list[int]) -> FdReply:
         try:
             return self._handlers[type(message)](process, message, descriptors)
         except SharedKernelError as error:
@@ -153,10 +168,10 @@ class DescriptorChannel:
         except Exception:
             log.exception("%s of session %s failed", type(message).__name__, process.session)
             reason, text = "error", "the executor failed to do this; its log says why."
-        return Answer(protocol.Failed(request=message.request, reason=reason, message=text))
+        return FdReply(protocol.Failed(request=message.request, reason=reason, message=text))
 
 
-def _send(connection: PacketSocket, answer: Answer) -> bool:
+def _send(connection: PacketSocket, answer: FdReply) -> bool:
     """Send *answer* and close its descriptors; False if it could not be sent at once."""
     try:
         connection.send(answer.message, answer.descriptors)

@@ -12,12 +12,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharedkernel.executor.devices import ServedDevice
+from sharedkernel.executor.dispatch.controller import Grants
 from sharedkernel.executor.dispatch.usage import UserRecord
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
+
+
+class StatusBuilder:
+    """Builds the document from the present state.
+
+    Parameters
+    ----------
+    served, controller
+        What is shared, and who has it.
+    """
+
+    def __init__(self, served: ServedDevice, controller: Grants) -> None:
+        self._served = served
+        self._controller = controller
+
+    def document(self) -> dict[str, Any]:
+        """Return the whole document, nothing hidden."""
+        controller = self._controller
+        users = controller.users.records
+        return build_status(self._served, controller.config, controller.snapshot(), controller.sessions, users)
+
+    def view(self, user: str) -> dict[str, Any]:
+        """Return what *user*, who is no admin, may see, with the last minutes."""
+        return {**visible_to(self.document(), user), "timeline": self._controller.timeline(user)}
 
 
 def build_status(

@@ -29,7 +29,7 @@ from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import ProtocolError, Refused
-from sharedkernel.executor.control.fd_server import Answer, Handler
+from sharedkernel.executor.control.fd_server import FdHandler, FdReply
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 
@@ -183,7 +183,7 @@ class LaneDesk:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], Handler]:
+    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionProcess]]:
         """Return what answers each message about units."""
         return {
             protocol.TakeLane: self._take_lane,
@@ -201,14 +201,14 @@ class LaneDesk:
             raise Refused("this session has no lane now.", reason="no_lane")
         return lane
 
-    def _take_lane(self, process: SessionProcess, message: protocol.TakeLane, _: list[int]) -> Answer:
+    def _take_lane(self, process: SessionProcess, message: protocol.TakeLane, _: list[int]) -> FdReply:
         lane = self._lane_of(process)
         if self._turns.get(process.process, lane) != lane:
             raise Refused("this session has not handed over the lane it had before.", reason="no_lane")
         must_scrub = self._store.begin_turn(lane, process.process, process.user or "")
         self._turns[process.process] = lane
         layout = self._store.layout(lane)
-        return Answer(
+        return FdReply(
             protocol.LaneTaken(
                 request=message.request,
                 lane=lane,
@@ -218,7 +218,7 @@ class LaneDesk:
             )
         )
 
-    def _fetch(self, process: SessionProcess, message: protocol.FetchUnits, _: list[int]) -> Answer:
+    def _fetch(self, process: SessionProcess, message: protocol.FetchUnits, _: list[int]) -> FdReply:
         lane = self._lane_of(process)
         by_number = {unit.unit: unit for unit in self._store.layout(lane).units}
         if len(message.units) > UNITS_PER_ANSWER or not by_number.keys() >= set(message.units):
@@ -226,24 +226,24 @@ class LaneDesk:
         self._store.share_lane(lane, process.process)
         return self._answer(message.request, [by_number[number] for number in message.units])
 
-    def _handed_over(self, process: SessionProcess, message: protocol.LaneHandedOver, _: list[int]) -> Answer:
+    def _handed_over(self, process: SessionProcess, message: protocol.LaneHandedOver, _: list[int]) -> FdReply:
         lane = self._turns.pop(process.process, None)
         if lane is not None:
             self._store.end_turn(lane, process.process, unused=message.unused)
             self._free_removed()
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _note_unused(self, process: SessionProcess, message: protocol.LaneUnused, _: list[int]) -> Answer:
+    def _note_unused(self, process: SessionProcess, message: protocol.LaneUnused, _: list[int]) -> FdReply:
         if process.process not in self._adopted:
             process.lane_note = message.note
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _give_private(self, process: SessionProcess, message: protocol.WantPrivateUnits, _: list[int]) -> Answer:
+    def _give_private(self, process: SessionProcess, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:
         if len(message.sizes) > UNITS_PER_ANSWER:
             raise ProtocolError("a session asked for too many units at a time.")
         return self._answer(message.request, self._store.give_private(process.process, message.sizes))
 
-    def _answer(self, request: int, units: list[UnitInfo]) -> Answer:
+    def _answer(self, request: int, units: list[UnitInfo]) -> FdReply:
         descriptors: list[int] = []
         try:
             for _, batch in self._store.exported(units):
@@ -252,12 +252,12 @@ class LaneDesk:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        return Answer(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
+        return FdReply(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
 
-    def _imported(self, process: SessionProcess, message: protocol.UnitsImported, _: list[int]) -> Answer:
+    def _imported(self, process: SessionProcess, message: protocol.UnitsImported, _: list[int]) -> FdReply:
         self._store.confirm(process.process, message.units)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _let_go(self, process: SessionProcess, message: protocol.UnitsLetGo, _: list[int]) -> Answer:
+    def _let_go(self, process: SessionProcess, message: protocol.UnitsLetGo, _: list[int]) -> FdReply:
         self._store.take_back(process.process, message.units)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))

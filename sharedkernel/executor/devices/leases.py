@@ -25,20 +25,11 @@ NUM_HOLDERS = 3
 WORTH_TELLING_BYTES = 1 << 20
 
 
-def own_bytes(session: SessionProcess) -> int:
-    """Return the bytes that are a session's beyond what every process holds.
-
-    What it keeps, and what is live of its iteration or was promised to it: a limit below what a process has in use
-    would make any allocation of its libraries fail, and end it.
-    """
-    return session.memory.persistent + max(session.promised_bytes, session.live_bytes)
-
-
 def _holders(by_user: Mapping[str, list[SessionProcess]], shelves: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the users who hold most, one more than a session is told, each with the bytes of all their sessions."""
     held = dict(shelves)
     for user, own in by_user.items():
-        held[user] = held.get(user, 0) + sum(own_bytes(session) + session.memory.framework for session in own)
+        held[user] = held.get(user, 0) + sum(session.own_bytes + session.memory.framework for session in own)
     return heapq.nlargest(NUM_HOLDERS + 1, held.items(), key=lambda holder: holder[1])
 
 
@@ -62,7 +53,7 @@ class Leases:
     def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Lease anew to all *sessions*, of which those named in *busy* have a cell open."""
         all_sessions = list(sessions)
-        held = sum(own_bytes(session) + session.memory.framework for session in all_sessions) + sum(shelves.values())
+        held = sum(session.own_bytes + session.memory.framework for session in all_sessions) + sum(shelves.values())
         by_user: dict[str, list[SessionProcess]] = {}
         for session in all_sessions:
             by_user.setdefault(session.user or "", []).append(session)
@@ -92,15 +83,15 @@ class Leases:
         self, own: list[SessionProcess], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
     ) -> None:
         quota = self.quota_of(own[0].limits)
-        used = shelf + sum(map(own_bytes, own))
+        used = shelf + sum(session.own_bytes for session in own)
         remainder = max(0, min(quota - used, free))
         working = [session for session in own if session.session in busy] or own
         for session in own:
             growth = remainder // len(working) if session in working else min(remainder, IDLE_GROWTH_BYTES)
             allowance = Allowance(
-                limit_bytes=own_bytes(session) + growth,
+                limit_bytes=session.own_bytes + growth,
                 quota_bytes=quota,
-                others_bytes=used - own_bytes(session),
+                others_bytes=used - session.own_bytes,
                 capacity_bytes=self._device.capacity_bytes,
                 holders=holders,
             )

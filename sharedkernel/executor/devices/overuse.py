@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sharedkernel.executor.devices import Oversight
 from sharedkernel.executor.devices.escalation import Escalation, Step
-from sharedkernel.executor.devices.leases import Leases, own_bytes
+from sharedkernel.executor.devices.leases import Leases
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.units import format_bytes
@@ -65,7 +65,7 @@ class Overuse:
         """Return the one session by which a user exceeds their quota outside torch, if they do."""
         outside = {process.process: _outside(process, used) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
-        total = sum(map(own_bytes, own)) + sum(outside.values())
+        total = sum(process.own_bytes for process in own) + sum(outside.values())
         beyond = min(outside[worst.process], total - self._leases.quota_of(worst.limits))
         return _Excess(worst, outside[worst.process], beyond) if beyond > 0 else None
 

@@ -2,31 +2,32 @@
 
 A grant and a refusal are messages; a revocation is a word in the session's shared page; a forced yield, and a summons
 to the gate, is a signal. A holder that hears no signal either (code in C that does not come back to Python) is stopped
-as a process until its next turn; meanwhile this speaks for it, and says to the core that it released the device and
-wants it back.
+as a process until its next turn; meanwhile this reports for it that it released the device and wants it back.
 
-What sessions say, which becomes the core's events, `controller.py` hears.
+What comes of an action at once is returned as events (`driver.py`). What sessions report, `controller.py` turns into
+events.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.lane_server import LaneDesk
-from sharedkernel.executor.dispatch.driver import Driver
+from sharedkernel.executor.dispatch.counters import Counters
 from sharedkernel.executor.dispatch.usage import Users
 from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
-from sharedkernel.executor.supervision.supervisor import send_signal
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import LaneId
+from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -38,59 +39,66 @@ _MOST_HAND_OVER = 10.0
 
 
 class SessionActions:
-    """Carries out decisions.
+    """Carries out decisions; needs a running event loop.
 
     Parameters
     ----------
+    scheduler
+        Whose decisions they are; only read.
     served
         What is shared.
     sessions
         Processes that serve a session, by its id.
     users
-        What is remembered of everybody.
+        Usage of each user.
+    counters
+        Count the waits that end.
     update_limits
         Sets what each session's memory may grow to.
     tasks
-        What is done besides.
+        Background tasks.
     """
-
-    #: who brings the decisions; set before the first
-    driver: Driver
 
     def __init__(
         self,
+        scheduler: Scheduler,
         served: ServedDevice,
         sessions: Mapping[str, SessionProcess],
         users: Users,
+        counters: Counters,
         update_limits: Callable[[], None],
         tasks: Tasks,
     ) -> None:
+        self._scheduler = scheduler
         self._served = served
         self._sessions = sessions
         self._users = users
+        self._counters = counters
         self._update_limits = update_limits
         self._tasks = tasks
+        self._now = asyncio.get_running_loop().time
 
-    def act(self, action: actions.Action) -> None:
-        """Carry out one decision."""
+    def act(self, action: actions.Action) -> Iterable[events.Event]:
+        """Carry out one decision; return what came of it at once."""
         match action:
             case actions.Grant(session=session, lane=lane, parallel=parallel):
-                self._grant(self._sessions[session], lane, parallel)
+                return self._grant(self._sessions[session], lane, parallel)
             case actions.RemoveLane(lane=lane) if self._served.lane_desk is not None:
                 self._served.lane_desk.removed(lane)
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
-                self._force(self._sessions[session])
+                return self._force(self._sessions[session])
             case actions.Summon(session=session):
                 self._sessions[session].page.words[Word.SUMMONED] = 1
-                send_signal(self._sessions[session], FORCE_SIGNAL)
+                self._sessions[session].send_signal(FORCE_SIGNAL)
             case actions.Refuse(session=session, reason=reason, message=message):
                 self._refuse(self._sessions[session], reason, message)
             case actions.Offload(session=session):
-                self._offload(self._sessions[session])
+                return self._offload(self._sessions[session])
             case actions.Restore(session=session):
                 self._restore(self._sessions[session])
+        return ()
 
     def _restore(self, process: SessionProcess) -> None:
         self._note_wait(process)
@@ -100,28 +108,28 @@ class SessionActions:
         self._tasks.spawn(self._served.resume(process))
         process.send(protocol.Restore())
 
-    def _force(self, process: SessionProcess) -> None:
+    def _force(self, process: SessionProcess) -> Iterable[events.Event]:
         """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
         if process.is_lane_coming:
-            return  # it does not know yet that it has the device
-        now = self.driver.now()
+            return ()  # it does not know yet that it has the device
+        now = self._now()
         if not process.times_forced:
             process.forced_at = now
         process.times_forced += 1
         if process.page.words[Word.HANDING_OVER] and now < process.forced_at + _MOST_HAND_OVER:
-            return  # it yields, and waits for the device; stopped, it would leave its lane to nobody
+            return ()  # it yields, and waits for the device; stopped, it would leave its lane to nobody
         if process.times_forced < _STOP_AFTER_FORCED or now < process.forced_at + _STOP_AFTER:
-            send_signal(process, FORCE_SIGNAL)
-            return
+            process.send_signal(FORCE_SIGNAL)
+            return ()
         log.info("session %s does not yield; it is stopped until its next turn", process.session)
-        send_signal(process, signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
         process.stopped = True
         # It cannot speak for itself: it has released the device, and wants it back.
-        live = process.live_bytes
-        memory = profile_of(process.memory)
-        session = id_of(process)
-        self.driver.handle(events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
-        self.driver.handle(events.DeviceWanted(session=session))
+        session, memory = id_of(process), profile_of(process.memory)
+        return (
+            events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=process.live_bytes),
+            events.DeviceWanted(session=session),
+        )
 
     def _refuse(self, process: SessionProcess, reason: str, message: str) -> None:
         log.info("refused session %s the device (%s): %s", process.session, reason, message)
@@ -131,14 +139,14 @@ class SessionActions:
         process.wanted_at = None
         process.send(protocol.RefusedGrant(reason=reason, message=message))
 
-    def _offload(self, process: SessionProcess) -> None:
+    def _offload(self, process: SessionProcess) -> Iterable[events.Event]:
         """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
         if not process.stopped:
             process.send(protocol.Offload())
-            return
-        self.driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
-        self.driver.handle(events.OffloadDeclined(session=id_of(process)))
+            return ()
         self._let_come(process)
+        session = id_of(process)
+        return events.DeviceWantWithdrawn(session=session), events.OffloadDeclined(session=session)
 
     def _let_come(self, process: SessionProcess) -> None:
         """Let a stopped session run to where it yields, and ask for the device itself."""
@@ -146,12 +154,12 @@ class SessionActions:
         process.page.words[Word.PREEMPT] = 1
         resume(process)
 
-    def _grant(self, process: SessionProcess, lane: LaneId, parallel: int) -> None:
+    def _grant(self, process: SessionProcess, lane: LaneId, parallel: int) -> Iterable[events.Event]:
         process.page.words[Word.PREEMPT] = 0
         process.times_forced = 0
         if process.stopped:
             resume(process)
-            return
+            return ()
         self._note_wait(process)
         # What it lacks in the middle of an iteration is the session's own: a lane of that size would count it twice.
         size = None if process.growth else self._size_of(lane, process)
@@ -161,29 +169,31 @@ class SessionActions:
             self._update_limits()
         if process.unsanctioned:  # it holds one already, of the executor before this
             process.unsanctioned = False
-            return
-        self._expect_context(process)
+            return ()
+        caused = self._expect_context(process)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         desk = self._served.lane_desk
         if desk is not None and size is not None and desk.is_costly(process, lane, size):
             process.is_lane_coming = True
             self._tasks.spawn(self._grant_later(desk, process, lane, size, threads))
-            return
+            return caused
         has_lane = desk is not None and desk.granted(process, lane, size)
         process.send(protocol.Granted(threads=threads, has_lane=has_lane))
+        return caused
 
-    def _expect_context(self, process: SessionProcess) -> None:
+    def _expect_context(self, process: SessionProcess) -> Iterable[events.Event]:
         """Charge a session that will make its context on a GPU now for as much as another's takes at least.
 
         What a context takes is known only once it is made, and until then others would be given that memory.
         """
         if self._served.device.kind != "cuda" or process.memory.framework:
-            return
+            return ()
         known = [other.memory.framework for other in self._sessions.values() if other.memory.framework]
-        if known:
-            process.memory = msgspec.structs.replace(process.memory, framework=min(known))
-            self.driver.handle(events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)))
+        if not known:
+            return ()
+        process.memory = msgspec.structs.replace(process.memory, framework=min(known))
+        return (events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)),)
 
     async def _grant_later(
         self, desk: LaneDesk, process: SessionProcess, lane: LaneId, size: int, threads: int
@@ -204,7 +214,7 @@ class SessionActions:
         A session whose need is not measured has, for the core, all that there may be; what it really takes is its own
         then, and its lane follows once that is known. Nor do the others need more than they were seen to.
         """
-        scheduler = self.driver.scheduler
+        scheduler = self._scheduler
         if not scheduler.sessions[id_of(process)].is_measured:
             return None
         entry = scheduler.lanes.by_id[lane]
@@ -212,16 +222,16 @@ class SessionActions:
         return min(entry.size, max(each.need for each in entry.sessions.values() if each.is_measured))
 
     def _note_wait(self, process: SessionProcess) -> None:
-        """Take note that what *process* waited for has come."""
+        """Record that what *process* waited for has come."""
         if process.wanted_at is not None:
-            waited = self.driver.now() - process.wanted_at
+            waited = self._now() - process.wanted_at
             process.waits.append(waited)
             self._users.records[process.user or ""].waits.append(waited)
-            self.driver.counters.waited(waited)
+            self._counters.waited(waited)
             process.wanted_at = None
 
 
 def resume(process: SessionProcess) -> None:
     """Let a process run again that was stopped."""
     process.stopped = False
-    send_signal(process, signal.SIGCONT)
+    process.send_signal(signal.SIGCONT)

@@ -13,23 +13,22 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKernelError
-from sharedkernel.executor.control.status_builder import build_status, visible_to
-from sharedkernel.executor.control.status_stream import Views
-from sharedkernel.executor.control.wait_notifier import WaitTeller
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, resume
+from sharedkernel.executor.dispatch.counters import Counters
 from sharedkernel.executor.dispatch.driver import Driver
 from sharedkernel.executor.dispatch.totals import UserTotals
 from sharedkernel.executor.dispatch.usage import Users
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import Foresight
 from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
-from sharedkernel.executor.sessions.requests import user_configured
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
+from sharedkernel.scheduling.scheduler import Scheduler
+from sharedkernel.scheduling.snapshot import Snapshot
 from sharedkernel.system.tasks import Tasks
 from sharedkernel.units import format_bytes
 
@@ -60,18 +59,17 @@ class Grants:
         self._shelves: dict[str, int] = {}
         self._tasks = Tasks()
         self._served = served
-        actions = SessionActions(served, self.sessions, self.users, self.update_limits, self._tasks)
-        self._driver = actions.driver = Driver(config, event_log, actions)
+        scheduler, counters = Scheduler(config), Counters()
+        actions = SessionActions(
+            scheduler, served, self.sessions, self.users, counters, self.update_limits, self._tasks
+        )
+        self._driver = Driver(scheduler, event_log, actions, counters)
         self._foresight = foresight
         self._driver.handle(foresight.open())
-        self._waits = WaitTeller(self.sessions, self.status)
-        self._views = Views(self._view)
 
     def close(self) -> None:
         """Decide nothing any more."""
         self._tasks.cancel()
-        self._waits.close()
-        self._views.close()
         self._driver.stop()
         self._foresight.close()
 
@@ -94,7 +92,7 @@ class Grants:
 
     def totals(self) -> list[UserTotals]:
         """Return what every user who has come has had so far."""
-        snapshot = self._driver.scheduler.snapshot(self._driver.now())
+        snapshot = self.snapshot()
         return self.users.totals({view.id: view.attained for view in snapshot.users})
 
     def set_policy(self, policy: str) -> None:
@@ -129,7 +127,6 @@ class Grants:
 
     def remove(self, process: SessionProcess) -> None:
         """Let go of a process that ended."""
-        self._views.forget(process)
         self.users.records[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
         del self.sessions[process.session or ""]
         if self._served.lane_desk is not None:
@@ -171,8 +168,7 @@ class Grants:
 
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
-        snapshot = self._driver.scheduler.snapshot(self._driver.now())
-        return {view.id: view.attained for view in snapshot.sessions}
+        return {view.id: view.attained for view in self.snapshot().sessions}
 
     def update_limits(self) -> None:
         """Set what each session's memory may grow to."""
@@ -234,9 +230,6 @@ class Grants:
 
     def hear(self, process: SessionProcess, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
-        if isinstance(message, protocol.Watch):
-            self._views.watch(process, message.interval)
-            return
         session = id_of(process)
         match message:
             case protocol.CellOpened():
@@ -281,7 +274,6 @@ class Grants:
                 self._restored(process, message)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
-        self._waits.tell_soon()
 
     def _offloaded(self, process: SessionProcess, message: protocol.Offloaded) -> None:
         process.offloaded_bytes, process.stayed, process.declined = message.offloaded_bytes, message.kept, None
@@ -370,25 +362,48 @@ class Grants:
         process.wanted_at = self._driver.now()
         process.told_waiting = None
 
-    # --- what people are told -----------------------------------------------------------------------------------------
+    # --- what can be seen ---------------------------------------------------------------------------------------------
 
     async def wait_for_change(self) -> None:
         """Return once more than figures has changed in the status document."""
         await self._driver.wait_for_change()
 
-    def status(self) -> dict[str, Any]:
-        """Return the status document, nothing hidden."""
-        scheduler = self._driver.scheduler
-        snapshot = scheduler.snapshot(self._driver.now())
-        return build_status(self._served, scheduler.config, snapshot, self.sessions, self.users.records)
+    @property
+    def config(self) -> SchedulerConfig:
+        """How the device is scheduled now."""
+        return self._driver.scheduler.config
+
+    def snapshot(self) -> Snapshot:
+        """Return the views of all sessions, users and lanes as the core has them now."""
+        return self._driver.scheduler.snapshot(self._driver.now())
+
+    def timeline(self, user: str) -> dict[str, Any]:
+        """Return the last minutes as *user* may see them."""
+        return self._driver.timeline.recent(self._driver.now(), user)
 
     def counts(self) -> protocol.Counts:
         """Return how often what happened."""
         return self._driver.counters.counts()
 
-    def _view(self, user: str) -> dict[str, Any]:
-        timeline = self._driver.timeline.recent(self._driver.now(), user)
-        return {**visible_to(self.status(), user), "timeline": timeline}
+
+def user_configured(limits: Limits) -> events.UserConfigured:
+    """Return *limits* as the scheduling core takes them.
+
+    Raises
+    ------
+    Refused
+        When it does not.
+    """
+    try:
+        return events.UserConfigured(
+            user=UserId(limits.user),
+            share=limits.share,
+            quota=limits.quota_bytes,
+            offload_after=limits.offload_after,
+            priority=limits.priority,
+        )
+    except ValueError as error:
+        raise Refused(str(error), reason="bad_request") from None
 
 
 def _answer(process: SessionProcess, error: SharedKernelError | None) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 from sharedkernel.executor.dispatch.counters import Counters
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.timeline import Timeline
 from sharedkernel.scheduling.model import actions, events
-from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ _MEASUREMENTS = (events.Tick, events.MemoryMeasured, events.ShelfMeasured, event
 class Actions(Protocol):
     """What the driver asks to be done."""
 
-    def act(self, action: actions.Action) -> None:
-        """Carry *action* out, now or soon; what comes of it is an event."""
+    def act(self, action: actions.Action) -> Iterable[events.Event]:
+        """Carry *action* out, now or soon; return the events that follow from it at once."""
 
 
 class Driver:
@@ -36,19 +36,21 @@ class Driver:
 
     Parameters
     ----------
-    config
-        Of the scheduler.
+    scheduler
+        Knows of nothing yet; only this driver changes it.
     event_log
         Where events are recorded.
     target
         Carries the actions out.
+    counters
+        Count the actions.
     """
 
-    def __init__(self, config: SchedulerConfig, event_log: EventLog, target: Actions) -> None:
-        self.scheduler = Scheduler(config)
+    def __init__(self, scheduler: Scheduler, event_log: EventLog, target: Actions, counters: Counters) -> None:
+        self.scheduler = scheduler
         #: the last minutes, for people
         self.timeline = Timeline()
-        self.counters = Counters()
+        self.counters = counters
         self._log = event_log
         self._target = target
         self._loop = asyncio.get_running_loop()
@@ -56,7 +58,7 @@ class Driver:
         self._handling = False
         self._queue: list[events.Event] = []
         self._change = asyncio.Event()
-        event_log.begin(self.now(), config)
+        event_log.begin(self.now(), scheduler.config)
 
     def handle(self, event: events.Event) -> None:
         """Tell the scheduler that *event* happened, and carry out what it decides.
@@ -79,7 +81,7 @@ class Driver:
         now = self._loop.time()
         decided = self.scheduler.handle(event, now=now)
         for action in decided:
-            self._target.act(action)
+            self._queue.extend(self._target.act(action))
             self.counters.note(action)
         # After the grants: nobody waits for the record.
         self._log.record(now, event)

@@ -172,6 +172,15 @@ class SessionProcess:
         quota = None if self.limits is None else self.limits.quota_bytes
         return min(self.shown(word), MOST_BYTES if quota is None else max(quota, self.memory.persistent))
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that are its own beyond what every process holds.
+
+        What it keeps, and what is live of its iteration or was promised to it: a limit below what a process has in use
+        would make any allocation of its libraries fail, and end it.
+        """
+        return self.memory.persistent + max(self.promised_bytes, self.live_bytes)
+
     def take(self) -> None:
         """Keep others from taking this spare, before its session is known to all."""
         self.session = ""
@@ -187,6 +196,15 @@ class SessionProcess:
             return
         data = [protocol.encode(message, most=protocol.MAX_ANSWER_BYTES) for message in messages]
         self.transport.write(b"".join(data))
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the process; to its whole group when it should end."""
+        with contextlib.suppress(ProcessLookupError):
+            if signum in (signal.SIGTERM, signal.SIGKILL):
+                os.killpg(self.pid, signum)
+                os.killpg(self.pid, signal.SIGCONT)  # a stopped process would not hear of SIGTERM
+            else:
+                os.kill(self.pid, signum)
 
     def warn(self, text: str, *, question: int = 0) -> None:
         """Show *text*, a sentence, in its notebook, as the answer to its user's *question* if not 0."""

@@ -38,11 +38,17 @@ class IdleWatch:
         #: processor-seconds of each session's processes, by the leader's process id, and when they were looked at
         self._before: dict[int, float] = {}
         self._looked_at = time.monotonic()
+        self._due: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._looked_at = time.monotonic()
         self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
 
     def close(self) -> None:
-        """Watch nobody any more."""
-        self._due.cancel()
+        """Look no more."""
+        if self._due is not None:
+            self._due.cancel()
 
     def _look(self) -> None:
         now = time.monotonic()

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused
-from sharedkernel.protocol import Limits
-from sharedkernel.scheduling.model import events
-from sharedkernel.scheduling.model.types import UserId
+from sharedkernel.executor.dispatch.controller import user_configured
 
 #: bytes of all texts of a request together: they are kept in one packet, and said again in every list of sessions
 _MOST_TEXT = 48 << 10
@@ -57,26 +55,6 @@ def _check_length(texts: Iterable[str | None]) -> None:
     length = sum(len(text.encode(errors="surrogatepass")) for text in texts if text is not None)
     if length > _MOST_TEXT:
         raise _bad(f"what belongs to it is {length} bytes of text, more than the {_MOST_TEXT} that it may be.")
-
-
-def user_configured(limits: Limits) -> events.UserConfigured:
-    """Return *limits* as the scheduling core takes them.
-
-    Raises
-    ------
-    Refused
-        When it does not.
-    """
-    try:
-        return events.UserConfigured(
-            user=UserId(limits.user),
-            share=limits.share,
-            quota=limits.quota_bytes,
-            offload_after=limits.offload_after,
-            priority=limits.priority,
-        )
-    except ValueError as error:
-        raise _bad(str(error)) from None
 
 
 def _bad(sentence: str) -> Refused:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sharedkernel.executor.devices.leases import own_bytes
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.protocol import Device
 
@@ -38,4 +37,4 @@ def room_for(user: str, sessions: Collection[SessionProcess], device: Device) ->
 
 def _used_bytes(process: SessionProcess) -> int:
     """Return what a session has and may keep: as it was leased, or as its own page says, which is newer."""
-    return max(own_bytes(process), process.persistent_bytes + process.live_bytes)
+    return max(process.own_bytes, process.persistent_bytes + process.live_bytes)

@@ -30,7 +30,7 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.control.fd_server import Answer, Handler
+from sharedkernel.executor.control.fd_server import FdHandler, FdReply
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.shelf.room import Room
 from sharedkernel.units import format_bytes
@@ -78,17 +78,23 @@ class Shelves:
 
     Parameters
     ----------
-    tell_keeper
+    send_to_keeper
         Sends a message with descriptors to the keeper.
     room
         Returns what a user's shelf has to fit into.
+    on_change
+        Called with a user and what that user's shelf is charged with, in bytes, whenever it has changed.
     """
 
-    def __init__(self, tell_keeper: Callable[[protocol.Message, list[int]], None], room: Callable[[str], Room]) -> None:
-        #: called with a user and what that user's shelf is charged with, in bytes, whenever it has changed
-        self.on_change: Callable[[str, int], None] = lambda user, size: None
-        self._tell_keeper = tell_keeper
+    def __init__(
+        self,
+        send_to_keeper: Callable[[protocol.Put | protocol.Delete, list[int]], None],
+        room: Callable[[str], Room],
+        on_change: Callable[[str, int], None],
+    ) -> None:
+        self._send_to_keeper = send_to_keeper
         self._room = room
+        self._on_change = on_change
         self._shelves: dict[str, dict[str, _Memory]] = {}
         #: taken off, still in use
         self._off: list[_Memory] = []
@@ -99,8 +105,8 @@ class Shelves:
 
     # --- from executor to executor ------------------------------------------------------------------------------------
 
-    def adopt(self, data: bytes, descriptors: list[int]) -> None:
-        """Take over what the keeper held for an earlier executor."""
+    def adopt(self, data: bytes, descriptors: list[int]) -> bool:
+        """Take over what the keeper held for an earlier executor; False if it cannot be read."""
         try:
             kept = msgspec.msgpack.decode(data, type=KeptMemory)
             if not descriptors:
@@ -109,18 +115,19 @@ class Shelves:
             log.error("the keeper held something for a shelf that cannot be read: %s", error)
             for descriptor in descriptors:
                 os.close(descriptor)
-            return
+            return False
         memory = _Memory(kept, descriptors[0], _size(descriptors[0]))
         self._number = max(self._number, kept.number)
         if kept.is_off:
             self._off.append(memory)
-            return
+            return True
         shelf = self._shelves.setdefault(kept.user, {})
         other = shelf.get(kept.name)
         if other is not None:  # that executor ended after it had shelved the one and before it took the other off
             memory, older = sorted((memory, other), key=lambda each: each.kept.number, reverse=True)
             self._off.append(older)
         shelf[kept.name] = memory
+        return True
 
     def start(self) -> None:
         """Go on with what was adopted."""
@@ -129,11 +136,6 @@ class Shelves:
         for user in self._users():
             self._changed(user)
         self._look()
-
-    def keep_all(self) -> None:
-        """Give everything to a new keeper."""
-        for memory in [*self._on_shelves(), *self._off]:
-            self._keep(memory)
 
     def close(self) -> None:
         """Let go of everything; the keeper still has it."""
@@ -146,7 +148,7 @@ class Shelves:
 
     def _keep(self, memory: _Memory) -> None:
         put = protocol.Put(key=_key(memory), data=msgspec.msgpack.encode(memory.kept))
-        self._tell_keeper(put, [memory.descriptor])
+        self._send_to_keeper(put, [memory.descriptor])
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
@@ -171,11 +173,11 @@ class Shelves:
         return max(0, by_quota), max(0, room.device - self._charged_in_all())
 
     def _changed(self, user: str) -> None:
-        self.on_change(user, self.charged(user))
+        self._on_change(user, self.charged(user))
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], Handler]:
+    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionProcess]]:
         """Return what answers the messages that are about shelves."""
         return {
             protocol.ReserveShelf: self._reserve,
@@ -192,22 +194,22 @@ class Shelves:
             user, _ = self._reserved.pop(key)
             self._changed(user)
 
-    def _reserve(self, process: SessionProcess, message: protocol.ReserveShelf, _: list[int]) -> Answer:
+    def _reserve(self, process: SessionProcess, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
         user = _user(process)
         self._check_name(user, message.name)
         size = max(0, message.bytes)
         self._check_room(user, message.name, size)
         self._reserved[process, message.request] = (user, size)
         self._changed(user)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _withdraw(self, process: SessionProcess, message: protocol.WithdrawReservation, _: list[int]) -> Answer:
+    def _withdraw(self, process: SessionProcess, message: protocol.WithdrawReservation, _: list[int]) -> FdReply:
         user, size = self._reserved.pop((process, message.reservation), (_user(process), 0))
         if size:
             self._changed(user)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _shelve(self, process: SessionProcess, message: protocol.Shelve, descriptors: list[int]) -> Answer:
+    def _shelve(self, process: SessionProcess, message: protocol.Shelve, descriptors: list[int]) -> FdReply:
         user = _user(process)
         self._check_name(user, message.name)
         size = _check_memory(descriptors)
@@ -225,17 +227,17 @@ class Shelves:
         if older is not None:
             self._take_off(older)
         self._changed(user)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _fetch(self, process: SessionProcess, message: protocol.FetchShelved, _: list[int]) -> Answer:
+    def _fetch(self, process: SessionProcess, message: protocol.FetchShelved, _: list[int]) -> FdReply:
         memory = self._find(process, message.name)
-        return Answer(protocol.Shelved(request=message.request, bytes=memory.size), [_lend(memory.descriptor)])
+        return FdReply(protocol.Shelved(request=message.request, bytes=memory.size), [_lend(memory.descriptor)])
 
-    def _unshelve(self, process: SessionProcess, message: protocol.Unshelve, _: list[int]) -> Answer:
+    def _unshelve(self, process: SessionProcess, message: protocol.Unshelve, _: list[int]) -> FdReply:
         self._take_all_off([self._find(process, message.name)])
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _list(self, process: SessionProcess, message: protocol.ListShelf, _: list[int]) -> Answer:
+    def _list(self, process: SessionProcess, message: protocol.ListShelf, _: list[int]) -> FdReply:
         user = _user(process)
         listing = protocol.ShelfListing(
             request=message.request,
@@ -243,7 +245,7 @@ class Shelves:
             charged_bytes=self.charged(user),
             left_bytes=min(self._left(user)),
         )
-        return Answer(listing)
+        return FdReply(listing)
 
     def _find(self, process: SessionProcess, name: str) -> _Memory:
         memory = self._shelves.get(_user(process), {}).get(name)
@@ -350,7 +352,7 @@ class Shelves:
             self._keep(memory)
 
     def _free(self, memory: _Memory) -> None:
-        self._tell_keeper(protocol.Delete(key=_key(memory)), [])
+        self._send_to_keeper(protocol.Delete(key=_key(memory)), [])
         os.close(memory.descriptor)
 
     def _look_later(self) -> None:
