@@ -48,7 +48,7 @@ CIRCULAR = frozenset(
 )
 
 #: processes whose folders are in layers, too
-LAYERED = ("gateway", "scheduling")
+LAYERED = ("executor", "gateway", "scheduling")
 
 MAX_MODULES = 14
 #: folders with more modules

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 from sharedkernel import protocol
 from sharedkernel.executor.control.api import Gateways
-from sharedkernel.executor.control.fd_server import FdServer
 from sharedkernel.executor.control.handshake import Greetings
 from sharedkernel.executor.control.status_builder import StatusBuilder
 from sharedkernel.executor.control.status_stream import Views
@@ -51,6 +50,7 @@ from sharedkernel.executor.shelf.store import KEY_PREFIX, Shelves
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
+from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,

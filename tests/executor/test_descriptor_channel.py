@@ -22,10 +22,10 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.control.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, Shelves
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
+from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET

@@ -18,10 +18,10 @@ from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.layout import lane_bytes
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.executor.control.fd_server import FdServer
 from sharedkernel.executor.devices.lane_server import LaneDesk
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.ipc.fd_client import DescriptorClient
+from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.session.lanes.memory import CudaMemory, ExecutorSupplier

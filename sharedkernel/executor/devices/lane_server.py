@@ -29,8 +29,8 @@ from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import ProtocolError, Refused
-from sharedkernel.executor.control.fd_server import FdHandler, FdReply
 from sharedkernel.executor.processes.process import SessionProcess
+from sharedkernel.ipc.fd_server import FdHandler, FdReply
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 
 log = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.control.fd_server import FdHandler, FdReply
 from sharedkernel.executor.processes.process import SessionProcess
 from sharedkernel.executor.shelf.room import Room
+from sharedkernel.ipc.fd_server import FdHandler, FdReply
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
