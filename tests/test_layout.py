@@ -61,9 +61,6 @@ LONG_MODULES = frozenset(
         "device_memory.lane_memory",
         "device_memory.store",
         "device_memory.torch_pool",
-        "executor.dispatch.controller",
-        "executor.service",
-        "executor.shelf.store",
         "relay.relay",
         "session.gate.gate",
         "shelf.layout",
@@ -76,7 +73,6 @@ MIN_LINES = 30
 TINY_MODULES = frozenset(
     {
         "_version",
-        "ipc.peers",
         "system.tasks",
         "session.memory.data_limit",
         "session.gate.transforms",

@@ -1,15 +1,11 @@
-"""The executor: begins and ends serving in a runtime directory, and passes what is said there to whom it concerns.
+"""The executor: connects its parts, serves from a runtime directory, and adopts what an earlier executor left.
 
-Who says what when:
+Messages go through `control/router.py`: those of gateways and commands to `control/api.py`, which answers each; those
+of sessions, which report what their gates do, to `dispatch/controller.py`. Gateways are also told of sessions that end.
 
-- a gateway or command greets (`handshake.py`), then asks; each request is answered (`api.py`). Gateways are also
-  told of sessions that end.
-- a session's process greets when it is forked (a spare), is assigned once (`starting.py`), and from then on reports
-  what its gate does: cell opened, device wanted, grant released, cell closed. `controller.py` hears that.
-
-A new executor on the same runtime directory adopts what the last one left: the sessions' records come from the
-keeper, and where each session stands it says itself in its greeting. Holders are taken over before anybody else is
-granted anything.
+A new executor on the same runtime directory adopts the sessions of the last one: their records come from the keeper,
+and where each session stands it says itself in its greeting. Holders are taken over before anybody else is granted
+anything.
 """
 
 from __future__ import annotations
@@ -20,30 +16,27 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 from sharedkernel import protocol
 from sharedkernel.executor.control.api import Gateways
-from sharedkernel.executor.control.handshake import Greetings
+from sharedkernel.executor.control.router import MessageRouter
 from sharedkernel.executor.control.status_builder import StatusBuilder
 from sharedkernel.executor.control.status_stream import Views
 from sharedkernel.executor.control.wait_notifier import WaitTeller
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import Grants
-from sharedkernel.executor.dispatch.totals import Totals
+from sharedkernel.executor.dispatch.usage import Totals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import Foresight
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import Connection
 from sharedkernel.executor.processes.process import KeptSession, SessionProcess, describe_end, real_user, start_time
-from sharedkernel.executor.processes.sanitize import believe
 from sharedkernel.executor.runtime_directory import RuntimeDirectory
 from sharedkernel.executor.sessions.detached import Lingering
 from sharedkernel.executor.sessions.idle_monitor import IdleWatch
 from sharedkernel.executor.sessions.interventions import Interventions
 from sharedkernel.executor.sessions.pool import Spares
-from sharedkernel.executor.sessions.recovery import Adoption
 from sharedkernel.executor.sessions.starting import Starting
 from sharedkernel.executor.shelf.room import Room, room_for
 from sharedkernel.executor.shelf.store import KEY_PREFIX, Shelves
@@ -61,8 +54,6 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
-
-_M = TypeVar("_M", bound=protocol.Message)
 
 #: seconds between what the keeper is told about attained service
 _KEEP_INTERVAL = 2.0
@@ -147,7 +138,6 @@ class ExecutorService:
         self._lingering = Lingering(
             self._interventions.offload, lambda process: self._tasks.spawn(self._supervisor.end(process))
         )
-        self._adoption = Adoption(self._grants.take_over, self._hear_session)
         self._idle_watch = IdleWatch(self._grants.sessions)
         self._shelves = Shelves(self._keeper.send, self._shelf_room, self._grants.shelf_changed)
         lanes = served.lane_desk
@@ -180,13 +170,17 @@ class ExecutorService:
             status,
             self.stop,
         )
-        self._greetings = Greetings(
+        self._router = MessageRouter(
+            self._grants,
             self._supervisor,
+            self._gateways,
+            self._lingering,
+            self._waits,
+            self._views,
+            served,
             isolation,
-            served.device,
             [name for name in environments if name != OWN],
-            on_gateway=self._gateways.joined,
-            on_session=self._greeted,
+            self._tasks,
         )
         self._server: asyncio.Server | None = None
 
@@ -221,10 +215,10 @@ class ExecutorService:
         self._shelves.start()
         self._channel.start()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Connection(self), str(socket))
+        self._server = await loop.create_unix_server(lambda: Connection(self._router), str(socket))
         socket.chmod(self._socket_mode)
         (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
-        self._adoption.begin()
+        self._router.adoption.begin()
         self._spares.want()
         self._idle_watch.start()
         self._tasks.spawn(self._keep_service())
@@ -293,86 +287,13 @@ class ExecutorService:
         if self._served.lane_desk is not None:
             self._served.lane_desk.adopted(process)
         self._starting.adopted(process)
-        self._adoption.expect(process)
+        self._router.adoption.expect(process)
         self._grants.add(process, kept.attained)
         if process.lingers_until is not None:
             self._lingering.resume(process)
         log.info("adopted session %s of %s", process.session, process.user)
 
-    # --- connections --------------------------------------------------------------------------------------------------
-
-    def may_connect(self, uid: int) -> bool:
-        """Whether processes of the user id *uid* are heard at all."""
-        return self._greetings.may_connect(uid)
-
-    def connected(self, peer: Connection) -> None:
-        """Wait for the greeting."""
-
-    def disconnected(self, peer: Connection) -> None:
-        """Forget a gateway; a session's end is another matter (its process is watched)."""
-        self._gateways.left(peer)
-        if isinstance(peer.session, SessionProcess) and peer.session.transport is peer.transport:
-            peer.session.transport = None
-
-    def received(self, peer: Connection, message: Any) -> None:
-        """Handle one message of anybody."""
-        if isinstance(message, protocol.Hello | protocol.SessionHello):
-            self._greetings.hear(peer, message)
-        elif peer.role == "session":
-            self._hear_session(peer.session, message)
-        elif peer.role is not None:
-            self._tasks.spawn(self._gateways.answer(peer, message))
-        else:
-            log.warning("process %d did not greet", peer.pid)
-            peer.transport.close()
-
     # --- sessions -----------------------------------------------------------------------------------------------------
-
-    def _greeted(self, peer: Connection, hello: protocol.SessionHello) -> None:
-        process = peer.session
-        hello = self._believe(process, hello)
-        process.transport = peer.transport
-        if process.connection is None:  # later its user's code may say it, and gateways would connect to where it says
-            process.connection = hello.connection
-        process.memory, process.data_bytes = hello.memory, hello.data_bytes
-        peer.send(self._greetings.welcome)
-        if not process.ready.done():
-            process.ready.set_result(None)
-            self._supervisor.keep(process)
-        if process.session:
-            self._adoption.greeted(peer, hello)
-
-    def _hear_session(self, process: SessionProcess, message: Any) -> None:
-        if process.ended.is_set() or self._adoption.puts_by(process, message):
-            return
-        if isinstance(message, protocol.Assigned):
-            if process.assigned is not None and not process.assigned.done():
-                process.assigned.set_result(None)
-                self._supervisor.keep(process)  # which counts from now on
-        elif not process.session:  # a spare has no user whose code could run
-            return
-        elif isinstance(message, protocol.WantEarlier):
-            self._gateways.want_earlier(process, message.question)
-        elif isinstance(message, protocol.Watch):
-            self._views.watch(process, message.interval)
-        else:
-            process.used = process.used or isinstance(message, protocol.CellOpened)
-            self._grants.hear(process, self._believe(process, message))
-            self._waits.tell_soon()
-            if isinstance(message, protocol.CellClosed):
-                self._lingering.came_to_rest(process)
-
-    def _believe(self, process: SessionProcess, message: _M) -> _M:
-        """Return what counts of what a session says."""
-        device = self._served.device
-        usable = device.capacity_bytes - device.reserve_bytes
-        quota = None if process.limits is None else process.limits.quota_bytes
-        return believe(
-            message,
-            quota=usable if quota is None else min(quota, usable),
-            before=process.memory,
-            seen=lambda: self._served.seen_bytes(process),
-        )
 
     def _on_end(self, process: SessionProcess, status: int | None) -> None:
         if not process.session:

@@ -16,7 +16,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.executor.dispatch.totals import JOURNAL_NAME
+from sharedkernel.executor.dispatch.usage import JOURNAL_NAME
 from sharedkernel.executor.processes.process import KeptSession
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.ipc.seqpacket import connect, listen

@@ -118,7 +118,7 @@ class Gateways:
             case protocol.NotifySession(text=text, question=question):
                 self._session(message.session).warn(text, question=question)
             case protocol.OffloadSession():
-                await self._grants.offload(self._session(message.session))
+                await self._grants.offloads.request(self._session(message.session))
             case protocol.SignalSession():
                 process = self._session(message.session)
                 if message.signum == signal.SIGINT:

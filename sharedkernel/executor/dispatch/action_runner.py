@@ -21,7 +21,7 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.lane_server import LaneDesk
-from sharedkernel.executor.dispatch.counters import Counters
+from sharedkernel.executor.dispatch.driver import Counters
 from sharedkernel.executor.dispatch.usage import Users
 from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word

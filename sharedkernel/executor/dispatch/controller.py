@@ -5,20 +5,16 @@ What the core decides, `action_runner.py` does to them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
-import msgspec
-
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.errors import ConfigError, Refused, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, resume
-from sharedkernel.executor.dispatch.counters import Counters
-from sharedkernel.executor.dispatch.driver import Driver
-from sharedkernel.executor.dispatch.totals import UserTotals
-from sharedkernel.executor.dispatch.usage import Users
+from sharedkernel.executor.dispatch.driver import Counters, Driver
+from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
+from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import Foresight
 from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
@@ -30,7 +26,6 @@ from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, Sessi
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import Snapshot
 from sharedkernel.system.tasks import Tasks
-from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +59,7 @@ class Grants:
             scheduler, served, self.sessions, self.users, counters, self.update_limits, self._tasks
         )
         self._driver = Driver(scheduler, event_log, actions, counters)
+        self.offloads = Offloads(self._driver, served, self._measured, self.update_limits, self._tasks)
         self._foresight = foresight
         self._driver.handle(foresight.open())
 
@@ -133,28 +129,8 @@ class Grants:
             self._served.lane_desk.ended(process)
         self._driver.handle(events.SessionEnded(session=id_of(process)))
         self._foresight.forget(id_of(process))
-        _answer(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
+        answer_requests(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
         self.update_limits()
-
-    async def offload(self, process: SessionProcess) -> None:
-        """Offload an idle session, whoever waits; return once its memory is free.
-
-        Raises
-        ------
-        Refused
-            When a cell of it is open, or it says why it cannot be offloaded.
-        SessionNotFound
-            When it ends meanwhile.
-        """
-        state = self._state(id_of(process))
-        if state is SessionState.OFFLOADED:
-            return
-        if state is not SessionState.IDLE:
-            raise Refused("its code runs; offload it when its cells have ended, or interrupt it.", reason="busy")
-        answer = asyncio.get_running_loop().create_future()
-        process.offload_requests.append(answer)
-        self._driver.handle(events.OffloadRequested(session=id_of(process)))
-        await answer
 
     def shelf_changed(self, user: str, size: int) -> None:
         """Charge *user* for *size* bytes on the shelf from now on."""
@@ -186,16 +162,8 @@ class Grants:
         process.promised_bytes = process.growth = 0
         session = id_of(process)
         self._let_go(process)
-        # Its answer to them may have been lost with its connection, and it does not know that they still wait.
-        lost = Refused("its connection was lost meanwhile; try again.", reason="busy")
-        _answer(process, None if hello.offloaded_bytes else lost)
         self._driver.handle(events.MemoryMeasured(session=session, memory=profile_of(hello.memory)))
-        process.offloaded_bytes = hello.offloaded_bytes
-        if hello.offloaded_bytes:
-            offloaded = events.Offloaded(
-                session=session, memory=profile_of(hello.memory), offloaded=hello.offloaded_bytes
-            )
-            self._driver.handle(offloaded)
+        self.offloads.take_over(process, hello)
         if hello.cell_open or hello.holding or hello.wanting:
             self._driver.handle(events.CellOpened(session=session))
             self._driver.handle(events.WorkForeseen(session=session, source=hello.source))
@@ -263,52 +231,10 @@ class Grants:
                 cell = self._driver.scheduler.sessions[session]
                 self._foresight.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
                 self.update_limits()
-            case protocol.Offloaded():
-                self._offloaded(process, message)
-            case protocol.OffloadDeclined(message=reason):
-                process.declined = reason
-                log.info("session %s is not offloaded: %s", process.session, reason)
-                self._driver.handle(events.OffloadDeclined(session=session, for_now=message.reason == "busy"))
-                _answer(process, Refused(reason, reason=message.reason))
-            case protocol.Restored():
-                self._restored(process, message)
+            case protocol.Offloaded() | protocol.OffloadDeclined() | protocol.Restored():
+                self.offloads.handle(process, message)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
-
-    def _offloaded(self, process: SessionProcess, message: protocol.Offloaded) -> None:
-        process.offloaded_bytes, process.stayed, process.declined = message.offloaded_bytes, message.kept, None
-        process.num_offloads += 1
-        process.offload_seconds += message.seconds
-        log.info("offloaded %s of session %s", format_bytes(message.offloaded_bytes), process.session)
-        self._measured(process, message.memory)
-        self._driver.handle(
-            events.Offloaded(
-                session=id_of(process), memory=profile_of(message.memory), offloaded=message.offloaded_bytes
-            )
-        )
-        self.update_limits()
-        _answer(process, None)
-        self._tasks.spawn(self._suspend(process))
-
-    async def _suspend(self, process: SessionProcess) -> None:
-        """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
-        freed = await self._served.suspend(process)
-        if not freed or process.ended.is_set() or self._state(id_of(process)) is not SessionState.OFFLOADED:
-            return
-        left = msgspec.structs.replace(process.memory, framework=max(0, process.memory.framework - freed))
-        self._driver.handle(
-            events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offloaded_bytes + freed)
-        )
-
-    def _restored(self, process: SessionProcess, message: protocol.Restored) -> None:
-        process.offloaded_bytes = 0
-        process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
-        process.stayed = None
-        process.num_restores += 1
-        process.restore_seconds += message.seconds
-        self._measured(process, message.memory)
-        self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
-        self.update_limits()
 
     def _measured(self, process: SessionProcess, memory: Memory) -> None:
         process.memory = memory
@@ -404,15 +330,3 @@ def user_configured(limits: Limits) -> events.UserConfigured:
         )
     except ValueError as error:
         raise Refused(str(error), reason="bad_request") from None
-
-
-def _answer(process: SessionProcess, error: SharedKernelError | None) -> None:
-    """Answer those who asked for *process* to be offloaded."""
-    requests, process.offload_requests = process.offload_requests, []
-    for request in requests:
-        if request.done():
-            continue
-        if error is None:
-            request.set_result(None)
-        else:
-            request.set_exception(error)

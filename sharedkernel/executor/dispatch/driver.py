@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
-from sharedkernel.executor.dispatch.counters import Counters
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.timeline import Timeline
+from sharedkernel.protocol import Counts
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.scheduler import Scheduler
 
@@ -22,6 +24,50 @@ log = logging.getLogger(__name__)
 
 #: alone they change only figures
 _MEASUREMENTS = (events.Tick, events.MemoryMeasured, events.ShelfMeasured, events.WorkForeseen)
+
+#: upper bounds of the classes of waits, seconds
+WAIT_BOUNDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+_NAMES: dict[type[actions.Action], str] = {
+    actions.Grant: "grants",
+    actions.Revoke: "preemptions",
+    actions.ForceYield: "forced_yields",
+    actions.Offload: "offloads",
+    actions.Restore: "restores",
+}
+
+
+class Counters:
+    """Monotonic counters of one device's actions and waits since start."""
+
+    def __init__(self) -> None:
+        self._actions = dict.fromkeys(_NAMES.values(), 0)
+        self._refusals: Counter[str] = Counter()
+        #: waits by class; the last one holds those beyond all bounds
+        self._waits = [0] * (len(WAIT_BOUNDS) + 1)
+        self._waited = 0.0
+
+    def note(self, action: actions.Action) -> None:
+        """Count *action*."""
+        if isinstance(action, actions.Refuse):
+            self._refusals[action.reason] += 1
+        elif (name := _NAMES.get(type(action))) is not None:
+            self._actions[name] += 1
+
+    def waited(self, seconds: float) -> None:
+        """Count a wait for the device, or for memory, that has ended."""
+        self._waits[bisect_left(WAIT_BOUNDS, seconds)] += 1
+        self._waited += seconds
+
+    def counts(self) -> Counts:
+        """Return all figures."""
+        return Counts(
+            actions=dict(self._actions),
+            refusals=dict(self._refusals),
+            wait_bounds_seconds=list(WAIT_BOUNDS),
+            waits=list(self._waits),
+            waited_seconds=self._waited,
+        )
 
 
 class Actions(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SessionNotFound
-from sharedkernel.ipc.peers import peer_of
+from sharedkernel.ipc.seqpacket import peer_of
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ class Interventions:
 
     async def _try_offload(self, process: SessionProcess) -> None:
         try:
-            await self._grants.offload(process)
+            await self._grants.offloads.request(process)
         except SharedKernelError as error:
             log.info("session %s is not offloaded: %s", process.session, error)
 
