@@ -18,28 +18,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sharedkernel import protocol
-from sharedkernel.executor.control.api import Gateways
+from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
 from sharedkernel.executor.control.status_builder import StatusBuilder
-from sharedkernel.executor.control.status_stream import Views
-from sharedkernel.executor.control.wait_notifier import WaitTeller
+from sharedkernel.executor.control.status_stream import StatusStream
+from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
-from sharedkernel.executor.dispatch.controller import Grants
-from sharedkernel.executor.dispatch.usage import Totals
+from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.dispatch.usage import UsageJournal
 from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.workload import Foresight
+from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
-from sharedkernel.executor.processes.connections import Connection
-from sharedkernel.executor.processes.process import KeptSession, SessionProcess, describe_end, real_user, start_time
+from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, describe_end, real_user, start_time
 from sharedkernel.executor.runtime_directory import RuntimeDirectory
-from sharedkernel.executor.sessions.detached import Lingering
-from sharedkernel.executor.sessions.idle_monitor import IdleWatch
+from sharedkernel.executor.sessions.detached import DetachTimers
+from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
 from sharedkernel.executor.sessions.interventions import Interventions
-from sharedkernel.executor.sessions.pool import Spares
-from sharedkernel.executor.sessions.starting import Starting
+from sharedkernel.executor.sessions.pool import SessionPool
+from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.room import Room, room_for
-from sharedkernel.executor.shelf.store import KEY_PREFIX, Shelves
+from sharedkernel.executor.shelf.store import KEY_PREFIX, ShelfStore
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
@@ -128,55 +128,55 @@ class ExecutorService:
         self._isolation = isolation
         self._tasks = Tasks()
         path = directory.path
-        self._totals = Totals(path)
+        self._totals = UsageJournal(path)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
-        self._grants = Grants(served, config, events, Foresight(path, served.device.kind))
-        self._keeper = KeeperClient(path, str(environments[OWN].stamp))
+        self._controller = SessionController(served, config, events, WorkloadHistory(path, served.device.kind))
+        self._keeper = KeeperClient(path, str(environments[OWN].build_id))
         self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
-        self._spares = Spares(self._supervisor, spares)
-        self._interventions = Interventions(self._grants, self._supervisor, self._tasks)
-        self._lingering = Lingering(
+        self._pool = SessionPool(self._supervisor, spares)
+        self._interventions = Interventions(self._controller, self._supervisor, self._tasks)
+        self._detached = DetachTimers(
             self._interventions.offload, lambda process: self._tasks.spawn(self._supervisor.end(process))
         )
-        self._idle_watch = IdleWatch(self._grants.sessions)
-        self._shelves = Shelves(self._keeper.send, self._shelf_room, self._grants.shelf_changed)
-        lanes = served.lane_desk
+        self._idle_monitor = IdleMonitor(self._controller.sessions)
+        self._shelves = ShelfStore(self._keeper.send, self._shelf_room, self._controller.shelf_changed)
+        lanes = served.lane_server
         self._channel = FdServer(
             path / DESCRIPTOR_SOCKET,
             self._session_of,
             {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
             self._shelves.forget_reservations,
         )
-        self._starting = Starting(
-            self._grants,
+        self._launcher = SessionLauncher(
+            self._controller,
             self._supervisor,
-            self._spares,
+            self._pool,
             served,
             isolation,
             environments,
             self._tasks,
             timeout=start_timeout,
         )
-        status = StatusBuilder(served, self._grants)
-        self._waits = WaitTeller(self._grants.sessions, status.document)
-        self._views = Views(status.view)
-        self._gateways = Gateways(
-            self._grants,
+        status = StatusBuilder(served, self._controller)
+        self._waits = WaitNotifier(self._controller.sessions, status.document)
+        self._status_stream = StatusStream(status.view)
+        self._api = ControlApi(
+            self._controller,
             self._supervisor,
-            self._starting,
-            self._lingering,
+            self._launcher,
+            self._detached,
             isolation,
             self._shelves,
             status,
             self.stop,
         )
         self._router = MessageRouter(
-            self._grants,
+            self._controller,
             self._supervisor,
-            self._gateways,
-            self._lingering,
+            self._api,
+            self._detached,
             self._waits,
-            self._views,
+            self._status_stream,
             served,
             isolation,
             [name for name in environments if name != OWN],
@@ -185,9 +185,9 @@ class ExecutorService:
         self._server: asyncio.Server | None = None
 
     @property
-    def sessions(self) -> Mapping[str, SessionProcess]:
+    def sessions(self) -> Mapping[str, SessionHandle]:
         """The processes that serve a session now, by its id."""
-        return self._grants.sessions
+        return self._controller.sessions
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -208,19 +208,19 @@ class ExecutorService:
         attained: defaultdict[str, float] = defaultdict(float)
         for session in kept:
             attained[session.user or ""] += session.attained
-        self._grants.users.recall(self._totals.open(), attained)
+        self._controller.users.recall(self._totals.open(), attained)
         for session in kept:
             if (process := self._supervisor.processes.get(session.process)) is not None:  # not ended meanwhile
                 self._adopt(process, session)
         self._shelves.start()
         self._channel.start()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Connection(self._router), str(socket))
+        self._server = await loop.create_unix_server(lambda: ControlConnection(self._router), str(socket))
         socket.chmod(self._socket_mode)
         (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
-        self._router.adoption.begin()
-        self._spares.want()
-        self._idle_watch.start()
+        self._router.recovery.begin()
+        self._pool.want()
+        self._idle_monitor.start()
         self._tasks.spawn(self._keep_service())
 
     async def stop(self, *, end_sessions: bool) -> None:
@@ -228,18 +228,18 @@ class ExecutorService:
         if self._server is not None:
             self._server.close()
         self._channel.close()
-        self._lingering.close()
-        self._idle_watch.close()
+        self._detached.close()
+        self._idle_monitor.close()
         self._waits.close()
-        self._views.close()
-        self._spares.close()
+        self._status_stream.close()
+        self._pool.close()
         self._tasks.cancel()
         if not end_sessions:
             self._keep_all()
             log.info(
                 "stopping; %d sessions and the warm parent run on: the next executor adopts them, "
                 "and with --end-sessions-on-exit it ends them when it stops",
-                len(self._grants.sessions),
+                len(self._controller.sessions),
             )
         await self._supervisor.stop(end_sessions=end_sessions)
         self._keeper.close(quit_too=end_sessions)
@@ -247,9 +247,9 @@ class ExecutorService:
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
-        self._totals.keep(self._grants.totals())
+        self._totals.keep(self._controller.totals())
         self._totals.close()
-        self._grants.close()
+        self._controller.close()
         (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         self._directory.release()
         self.stopped.set()
@@ -269,7 +269,7 @@ class ExecutorService:
 
     # --- adoption -----------------------------------------------------------------------------------------------------
 
-    def _adopt(self, process: SessionProcess, kept: KeptSession) -> None:
+    def _adopt(self, process: SessionHandle, kept: PersistedSession) -> None:
         if not process.session:
             process.session = None  # whoever took this spare is gone
             # It was not made ready for what its user will be, or is of other code than new sessions are now.
@@ -284,32 +284,32 @@ class ExecutorService:
             self._tasks.spawn(self._supervisor.end(process))
             return
         resume(process)  # the executor before this may have stopped it
-        if self._served.lane_desk is not None:
-            self._served.lane_desk.adopted(process)
-        self._starting.adopted(process)
-        self._router.adoption.expect(process)
-        self._grants.add(process, kept.attained)
+        if self._served.lane_server is not None:
+            self._served.lane_server.adopted(process)
+        self._launcher.adopted(process)
+        self._router.recovery.expect(process)
+        self._controller.add(process, kept.attained)
         if process.lingers_until is not None:
-            self._lingering.resume(process)
+            self._detached.resume(process)
         log.info("adopted session %s of %s", process.session, process.user)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def _on_end(self, process: SessionProcess, status: int | None) -> None:
+    def _on_end(self, process: SessionHandle, status: int | None) -> None:
         if not process.session:
-            self._spares.want()
+            self._pool.want()
             return
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
-        if self._grants.sessions.get(process.session) is not process:
+        if self._controller.sessions.get(process.session) is not process:
             return  # it ended before this executor took it over; whoever asks for sessions will miss it
         self._channel.hang_up(process)
-        self._lingering.forget(process)
-        self._views.forget(process)
-        self._grants.remove(process)
-        self._gateways.tell(died)
+        self._detached.forget(process)
+        self._status_stream.forget(process)
+        self._controller.remove(process)
+        self._api.notify(died)
 
     # --- shelves ------------------------------------------------------------------------------------------------------
 
@@ -323,13 +323,13 @@ class ExecutorService:
                 self._keeper.hold(message, descriptors)
         return rest
 
-    def _session_of(self, pid: int) -> SessionProcess | None:
+    def _session_of(self, pid: int) -> SessionHandle | None:
         """Return the session whose process has this id; what it starts itself has others."""
-        found = (process for process in self._grants.sessions.values() if process.pid == pid)
+        found = (process for process in self._controller.sessions.values() if process.pid == pid)
         return next((process for process in found if start_time(pid) == process.started), None)
 
     def _shelf_room(self, user: str) -> Room:
-        return room_for(user, self._grants.sessions.values(), self._served.device)
+        return room_for(user, self._controller.sessions.values(), self._served.device)
 
     # --- for the next executor ----------------------------------------------------------------------------------------
 
@@ -339,6 +339,6 @@ class ExecutorService:
             self._keep_all()
 
     def _keep_all(self) -> None:
-        self._totals.keep(self._grants.totals())
-        for session, attained in self._grants.attained().items():
-            self._supervisor.keep(self._grants.sessions[session], attained)
+        self._totals.keep(self._controller.totals())
+        for session, attained in self._controller.attained().items():
+            self._supervisor.keep(self._controller.sessions[session], attained)

@@ -30,7 +30,7 @@ _MANY_DESCRIPTORS = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Peer(NamedTuple):
+class PeerCredentials(NamedTuple):
     """The process that connected, and whose it was then."""
 
     pid: int
@@ -42,11 +42,11 @@ class Peer(NamedTuple):
         return self.uid in (0, os.getuid())
 
 
-def peer_of(connection: socket.socket) -> Peer:
+def peer_of(connection: socket.socket) -> PeerCredentials:
     """Return who connected the unix socket *connection*."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    return Peer(pid, uid)
+    return PeerCredentials(pid, uid)
 
 
 def allow_many_descriptors() -> None:
@@ -121,7 +121,7 @@ class PacketSocket:
         """Let no call take longer: 0 to never wait (BlockingIOError instead), None to wait for ever."""
         self._socket.settimeout(seconds)
 
-    def peer(self) -> Peer:
+    def peer(self) -> PeerCredentials:
         """Return who connected."""
         return peer_of(self._socket)
 

@@ -17,7 +17,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
-from sharedkernel.executor.processes.process import KeptSession, start_time
+from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Limits
@@ -96,7 +96,7 @@ def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> Non
         process.close()
 
 
-def kept_spares(process: ExecutorProcess) -> list[KeptSession]:
+def kept_spares(process: ExecutorProcess) -> list[PersistedSession]:
     """Return the spares as the next executor would find them."""
     keeper = connect(str(process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
     keeper.send(protocol.GetAll())
@@ -104,18 +104,18 @@ def kept_spares(process: ExecutorProcess) -> list[KeptSession]:
     while isinstance((answer := keeper.receive())[0], protocol.Kept):
         for descriptor in answer[1]:
             os.close(descriptor)
-        found.append(msgspec.msgpack.decode(answer[0].data, type=KeptSession))
+        found.append(msgspec.msgpack.decode(answer[0].data, type=PersistedSession))
     keeper.close()
     return [kept for kept in found if kept.session is None]
 
 
-async def a_spare(process: ExecutorProcess) -> KeptSession:
+async def a_spare(process: ExecutorProcess) -> PersistedSession:
     """Return a spare, once there is one."""
 
-    async def spare() -> KeptSession | None:
+    async def spare() -> PersistedSession | None:
         return next(iter(kept_spares(process)), None)
 
-    found: KeptSession = await until(spare, "there is a spare")
+    found: PersistedSession = await until(spare, "there is a spare")
     return found
 
 

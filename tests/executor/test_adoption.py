@@ -17,7 +17,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.dispatch.usage import JOURNAL_NAME
-from sharedkernel.executor.processes.process import KeptSession
+from sharedkernel.executor.processes.process import PersistedSession
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.ipc.seqpacket import connect, listen
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
@@ -34,7 +34,7 @@ async def kept_service(executor: Executor, notebook: Notebook) -> float:
     while isinstance((answer := keeper.receive())[0], protocol.Kept):
         for descriptor in answer[1]:
             os.close(descriptor)
-        kept = msgspec.msgpack.decode(answer[0].data, type=KeptSession)
+        kept = msgspec.msgpack.decode(answer[0].data, type=PersistedSession)
         if kept.session == notebook.session:
             found = kept.attained
     keeper.close()
@@ -208,16 +208,16 @@ def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExe
         async with Executor(start_executor()) as executor:
             records = executor.process.runtime_directory / RECORDS_DIRECTORY
 
-            def kept(session: str | None) -> list[KeptSession]:
+            def kept(session: str | None) -> list[PersistedSession]:
                 found = []
                 for path in records.iterdir():
                     with contextlib.suppress(OSError, *protocol.UNREADABLE):  # it is just being written
-                        record = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                        record = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
                         if record.process == path.name:  # else it is just being given that name
                             found.append(record)
                 return [record for record in found if record.session == session]
 
-            async def has_spare() -> list[KeptSession]:
+            async def has_spare() -> list[PersistedSession]:
                 return kept(None)
 
             (spare,) = await until(has_spare, "there is a spare")

@@ -22,8 +22,8 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.processes.process import SessionProcess
-from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, Shelves
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, ShelfStore
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
@@ -50,7 +50,7 @@ class Desk:
     def __init__(self, **room: int) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
         self.room = Room(**{"quota": 10 * PAGE, "sessions": 0, "device": 100 * PAGE, **room})
-        self.session: SessionProcess | None = None
+        self.session: SessionHandle | None = None
         #: what the scheduler would be told
         self.changes: list[tuple[str, int]] = []
         self.client = DescriptorClient(str(self.directory / EXECUTOR_SOCKET))
@@ -64,7 +64,7 @@ class Desk:
 
     async def __aenter__(self) -> Self:
         ready = asyncio.get_running_loop().create_future()
-        self.session = SessionProcess(
+        self.session = SessionHandle(
             process="p", page=Page.create("test"), ready=ready, pid=os.getpid(), session="s", user="ada"
         )
 
@@ -89,7 +89,7 @@ class Desk:
     def start(self) -> None:
         """Be a new executor: take over what the keeper has."""
         self._to_keeper = self.to_keeper()
-        self.shelves = Shelves(
+        self.shelves = ShelfStore(
             self._to_keeper.send, lambda user: self.room, lambda user, size: self.changes.append((user, size))
         )
         self._to_keeper.send(protocol.GetAll())

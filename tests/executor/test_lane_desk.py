@@ -7,7 +7,7 @@ import asyncio
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.devices.lane_server import LaneServer
 from tests.executor.devices.support import make_process
 
 
@@ -16,7 +16,7 @@ def test_the_event_loop_goes_on_while_a_large_lane_is_made() -> None:
 
     async def scenario() -> None:
         driver = MemfdDriver()
-        desk = LaneDesk(LaneStore(driver, capacity=512 * MIB))
+        desk = LaneServer(LaneStore(driver, capacity=512 * MIB))
         process = make_process()
         assert not desk.is_costly(process, 1, 30 * MIB)
         assert desk.is_costly(process, 1, 400 * MIB)
@@ -46,7 +46,7 @@ def test_a_large_lane_that_is_not_needed_after_all_leaves_nothing() -> None:
 
     async def scenario() -> None:
         driver = MemfdDriver()
-        desk = LaneDesk(LaneStore(driver, capacity=512 * MIB))
+        desk = LaneServer(LaneStore(driver, capacity=512 * MIB))
         await desk.prepare(1, 400 * MIB)
         desk.give_up(1)
         assert desk.used_bytes == driver.created == 0

@@ -34,7 +34,7 @@ class Watched:
         return self.desk
 
     def look(self) -> None:
-        self.timeline.note(self.desk.now, self.desk.scheduler)
+        self.timeline.record(self.desk.now, self.desk.scheduler)
         self.tracker.follow(self.desk.now, self.desk.scheduler)
 
     def recent(self, user: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def busy_spans() -> tuple[list[Span], Timeline, float]:
     tracker = SpanTracker(spans.append)
     for now, event in device.desk.log:
         scheduler.handle(event, now=now)
-        timeline.note(now, scheduler)
+        timeline.record(now, scheduler)
         tracker.follow(now, scheduler)
     return [*spans, *tracker.under_way(now)], timeline, now
 

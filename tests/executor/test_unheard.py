@@ -7,8 +7,8 @@ from typing import Any
 from unittest.mock import Mock
 
 from sharedkernel import protocol
-from sharedkernel.executor.processes.connections import Connection
-from sharedkernel.executor.sessions.recovery import Adoption
+from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.sessions.recovery import SessionAdoption
 from tests.executor.devices.support import make_process
 from tests.executor.harness import Executor, ExecutorProcess, until
 
@@ -16,9 +16,9 @@ from tests.executor.harness import Executor, ExecutorProcess, until
 _DEAF = "import ctypes; ctypes.PyDLL(None).sleep(10)"
 
 
-def make_peer(name: str) -> Connection:
+def make_peer(name: str) -> ControlConnection:
     """Return the connection of an adopted session."""
-    peer = Connection(Mock())
+    peer = ControlConnection(Mock())
     peer.session = make_process(name)
     peer.transport = peer.session.transport = Mock(is_closing=Mock(return_value=False))
     return peer
@@ -45,17 +45,17 @@ def test_what_follows_a_greeting_is_heard_after_it() -> None:
         heard.append((process.process, message))
 
     async def main() -> None:
-        adoption = Adoption(hear, hear)
+        adoption = SessionAdoption(hear, hear)
         idle, holder = make_peer("idle"), make_peer("holder")
         for peer in (idle, holder):
             adoption.expect(peer.session)
         rest, hold = make_hello(), make_hello(holding=True)
         adoption.greeted(idle, rest)
-        assert adoption.puts_by(idle.session, "opened")
+        assert adoption.defers(idle.session, "opened")
         assert not heard
         adoption.greeted(holder, hold)
         assert heard == [("holder", hold), ("idle", rest), ("idle", "opened")]
-        assert not adoption.puts_by(idle.session, "closed")
+        assert not adoption.defers(idle.session, "closed")
 
     asyncio.run(main())
 
@@ -70,7 +70,7 @@ def test_only_whose_greeting_cannot_be_heard_is_hung_up_on() -> None:
             raise ValueError(message)
 
     async def main() -> None:
-        adoption = Adoption(hear, hear)
+        adoption = SessionAdoption(hear, hear)
         peers = {name: make_peer(name) for name in ("liar", "gone", "honest")}
         for peer in peers.values():
             adoption.expect(peer.session)
@@ -78,7 +78,7 @@ def test_only_whose_greeting_cannot_be_heard_is_hung_up_on() -> None:
         peers["liar"].transport.close.side_effect = (  # type: ignore[attr-defined]
             lambda: peers["liar"].transport.is_closing.configure_mock(return_value=True)  # type: ignore[attr-defined]
         )
-        assert adoption.puts_by(peers["liar"].session, "opened")
+        assert adoption.defers(peers["liar"].session, "opened")
         adoption.greeted(peers["gone"], make_hello())
         peers["gone"].session.transport = None
         adoption.greeted(peers["honest"], make_hello())

@@ -12,8 +12,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.executor.dispatch.controller import user_configured
 from sharedkernel.executor.history.journal import Journal
-from sharedkernel.executor.sessions.requests import user_configured
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.config.settings import (
     build_devices,

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharedkernel.executor.devices import ServedDevice
-from sharedkernel.executor.dispatch.controller import Grants
+from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
-from sharedkernel.executor.processes.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
@@ -30,7 +30,7 @@ class StatusBuilder:
         What is shared, and who has it.
     """
 
-    def __init__(self, served: ServedDevice, controller: Grants) -> None:
+    def __init__(self, served: ServedDevice, controller: SessionController) -> None:
         self._served = served
         self._controller = controller
 
@@ -49,7 +49,7 @@ def build_status(
     served: ServedDevice,
     config: SchedulerConfig,
     snapshot: Snapshot,
-    processes: Mapping[str, SessionProcess],
+    processes: Mapping[str, SessionHandle],
     users: Mapping[str, UserRecord],
 ) -> dict[str, Any]:
     """Return the whole document, nothing hidden; bytes and seconds as the names say."""
@@ -83,7 +83,7 @@ def _lane(view: LaneView) -> dict[str, Any]:
     return {"id": view.id, "size_bytes": view.size, "holder": view.holder, "queue": list(view.queue)}
 
 
-def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
+def _session(view: SessionView, process: SessionHandle) -> dict[str, Any]:
     now = time.monotonic()
     return {
         "id": view.id,

@@ -11,7 +11,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from sharedkernel.executor.processes.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 
@@ -25,7 +25,7 @@ NUM_HOLDERS = 3
 WORTH_TELLING_BYTES = 1 << 20
 
 
-def _holders(by_user: Mapping[str, list[SessionProcess]], shelves: Mapping[str, int]) -> list[tuple[str, int]]:
+def _holders(by_user: Mapping[str, list[SessionHandle]], shelves: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the users who hold most, one more than a session is told, each with the bytes of all their sessions."""
     held = dict(shelves)
     for user, own in by_user.items():
@@ -40,21 +40,21 @@ class Leases:
     ----------
     device
         Whose capacity is leased.
-    tell
+    notify
         Called with each session and its allowance; decides whether it is worth telling.
     """
 
-    def __init__(self, device: Device, tell: Callable[[SessionProcess, Allowance], None]) -> None:
+    def __init__(self, device: Device, notify: Callable[[SessionHandle, Allowance], None]) -> None:
         self._device = device
         self._usable = device.capacity_bytes - device.reserve_bytes
-        self._tell = tell
+        self._notify = notify
         self._warned: dict[str, int] = {}
 
-    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Lease anew to all *sessions*, of which those named in *busy* have a cell open."""
         all_sessions = list(sessions)
         held = sum(session.own_bytes + session.memory.framework for session in all_sessions) + sum(shelves.values())
-        by_user: dict[str, list[SessionProcess]] = {}
+        by_user: dict[str, list[SessionHandle]] = {}
         for session in all_sessions:
             by_user.setdefault(session.user or "", []).append(session)
         free, holders = max(0, self._usable - held), _holders(by_user, shelves)
@@ -67,7 +67,7 @@ class Leases:
         return self._usable if limits is None or limits.quota_bytes is None else limits.quota_bytes
 
     def warn_of_quota(self, limits: Limits) -> None:
-        """Say in the log, once, that a user's quota is more than the device can ever give."""
+        """Warn in the log, once, that a user's quota is more than the device can ever give."""
         quota = self.quota_of(limits)
         if quota > self._usable and self._warned.get(limits.user) != quota:
             self._warned[limits.user] = quota
@@ -80,7 +80,7 @@ class Leases:
             )
 
     def _update_user(
-        self, own: list[SessionProcess], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
+        self, own: list[SessionHandle], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
     ) -> None:
         quota = self.quota_of(own[0].limits)
         used = shelf + sum(session.own_bytes for session in own)
@@ -95,4 +95,4 @@ class Leases:
                 capacity_bytes=self._device.capacity_bytes,
                 holders=holders,
             )
-            self._tell(session, allowance)
+            self._notify(session, allowance)

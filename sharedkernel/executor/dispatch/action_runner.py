@@ -20,10 +20,10 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
-from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.dispatch.driver import Counters
 from sharedkernel.executor.dispatch.usage import Users
-from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
+from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import LaneId
@@ -63,7 +63,7 @@ class SessionActions:
         self,
         scheduler: Scheduler,
         served: ServedDevice,
-        sessions: Mapping[str, SessionProcess],
+        sessions: Mapping[str, SessionHandle],
         users: Users,
         counters: Counters,
         update_limits: Callable[[], None],
@@ -83,8 +83,8 @@ class SessionActions:
         match action:
             case actions.Grant(session=session, lane=lane, parallel=parallel):
                 return self._grant(self._sessions[session], lane, parallel)
-            case actions.RemoveLane(lane=lane) if self._served.lane_desk is not None:
-                self._served.lane_desk.removed(lane)
+            case actions.RemoveLane(lane=lane) if self._served.lane_server is not None:
+                self._served.lane_server.removed(lane)
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
@@ -100,15 +100,15 @@ class SessionActions:
                 self._restore(self._sessions[session])
         return ()
 
-    def _restore(self, process: SessionProcess) -> None:
-        self._note_wait(process)
+    def _restore(self, process: SessionHandle) -> None:
+        self._record_wait(process)
         process.promised_bytes = process.offloaded_bytes + process.growth
         self._update_limits()
         # Its first call to a driver that suspended it waits until it goes on.
         self._tasks.spawn(self._served.resume(process))
         process.send(protocol.Restore())
 
-    def _force(self, process: SessionProcess) -> Iterable[events.Event]:
+    def _force(self, process: SessionHandle) -> Iterable[events.Event]:
         """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
         if process.is_lane_coming:
             return ()  # it does not know yet that it has the device
@@ -131,7 +131,7 @@ class SessionActions:
             events.DeviceWanted(session=session),
         )
 
-    def _refuse(self, process: SessionProcess, reason: str, message: str) -> None:
+    def _refuse(self, process: SessionHandle, reason: str, message: str) -> None:
         log.info("refused session %s the device (%s): %s", process.session, reason, message)
         if process.stopped:  # it asks for nothing
             self._let_come(process)
@@ -139,7 +139,7 @@ class SessionActions:
         process.wanted_at = None
         process.send(protocol.RefusedGrant(reason=reason, message=message))
 
-    def _offload(self, process: SessionProcess) -> Iterable[events.Event]:
+    def _offload(self, process: SessionHandle) -> Iterable[events.Event]:
         """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
         if not process.stopped:
             process.send(protocol.Offload())
@@ -148,19 +148,19 @@ class SessionActions:
         session = id_of(process)
         return events.DeviceWantWithdrawn(session=session), events.OffloadDeclined(session=session)
 
-    def _let_come(self, process: SessionProcess) -> None:
+    def _let_come(self, process: SessionHandle) -> None:
         """Let a stopped session run to where it yields, and ask for the device itself."""
         process.unsanctioned = True
         process.page.words[Word.PREEMPT] = 1
         resume(process)
 
-    def _grant(self, process: SessionProcess, lane: LaneId, parallel: int) -> Iterable[events.Event]:
+    def _grant(self, process: SessionHandle, lane: LaneId, parallel: int) -> Iterable[events.Event]:
         process.page.words[Word.PREEMPT] = 0
         process.times_forced = 0
         if process.stopped:
             resume(process)
             return ()
-        self._note_wait(process)
+        self._record_wait(process)
         # What it lacks in the middle of an iteration is the session's own: a lane of that size would count it twice.
         size = None if process.growth else self._size_of(lane, process)
         if process.growth:
@@ -173,16 +173,16 @@ class SessionActions:
         caused = self._expect_context(process)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
-        desk = self._served.lane_desk
-        if desk is not None and size is not None and desk.is_costly(process, lane, size):
+        lanes = self._served.lane_server
+        if lanes is not None and size is not None and lanes.is_costly(process, lane, size):
             process.is_lane_coming = True
-            self._tasks.spawn(self._grant_later(desk, process, lane, size, threads))
+            self._tasks.spawn(self._grant_later(lanes, process, lane, size, threads))
             return caused
-        has_lane = desk is not None and desk.granted(process, lane, size)
+        has_lane = lanes is not None and lanes.granted(process, lane, size)
         process.send(protocol.Granted(threads=threads, has_lane=has_lane))
         return caused
 
-    def _expect_context(self, process: SessionProcess) -> Iterable[events.Event]:
+    def _expect_context(self, process: SessionHandle) -> Iterable[events.Event]:
         """Charge a session that will make its context on a GPU now for as much as another's takes at least.
 
         What a context takes is known only once it is made, and until then others would be given that memory.
@@ -196,19 +196,19 @@ class SessionActions:
         return (events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)),)
 
     async def _grant_later(
-        self, desk: LaneDesk, process: SessionProcess, lane: LaneId, size: int, threads: int
+        self, lanes: LaneServer, process: SessionHandle, lane: LaneId, size: int, threads: int
     ) -> None:
         """Make a large lane while others are served, and tell its session of the grant then."""
         try:
-            await desk.prepare(lane, size)
+            await lanes.prepare(lane, size)
             if process.session is not None and self._sessions.get(process.session) is process:
-                has_lane = desk.granted(process, lane, size)
+                has_lane = lanes.granted(process, lane, size)
                 process.send(protocol.Granted(threads=threads, has_lane=has_lane))
         finally:
             process.is_lane_coming = False
-            desk.give_up(lane)
+            lanes.give_up(lane)
 
-    def _size_of(self, lane: LaneId, process: SessionProcess) -> int | None:
+    def _size_of(self, lane: LaneId, process: SessionHandle) -> int | None:
         """Return the bytes to make *lane* of for a turn of *process*; None: it should do without.
 
         A session whose need is not measured has, for the core, all that there may be; what it really takes is its own
@@ -221,7 +221,7 @@ class SessionActions:
         # The core may not have cut the lane yet that it made when nothing was known.
         return min(entry.size, max(each.need for each in entry.sessions.values() if each.is_measured))
 
-    def _note_wait(self, process: SessionProcess) -> None:
+    def _record_wait(self, process: SessionHandle) -> None:
         """Record that what *process* waited for has come."""
         if process.wanted_at is not None:
             waited = self._now() - process.wanted_at
@@ -231,7 +231,7 @@ class SessionActions:
             process.wanted_at = None
 
 
-def resume(process: SessionProcess) -> None:
+def resume(process: SessionHandle) -> None:
     """Let a process run again that was stopped."""
     process.stopped = False
     process.send_signal(signal.SIGCONT)

@@ -12,12 +12,12 @@ from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, resume
-from sharedkernel.executor.dispatch.driver import Counters, Driver
+from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.workload import Foresight
-from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
+from sharedkernel.executor.history.workload import WorkloadHistory
+from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
@@ -30,7 +30,7 @@ from sharedkernel.system.tasks import Tasks
 log = logging.getLogger(__name__)
 
 
-class Grants:
+class SessionController:
     """Everything about who may use the device, for all sessions of one executor.
 
     Parameters
@@ -39,15 +39,15 @@ class Grants:
         What is shared, and how.
     event_log
         Where the core's events are recorded.
-    foresight
+    workload
         What is expected of the sessions' work.
     """
 
     def __init__(
-        self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog, foresight: Foresight
+        self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog, workload: WorkloadHistory
     ) -> None:
         #: processes that serve a session, by its id
-        self.sessions: dict[str, SessionProcess] = {}
+        self.sessions: dict[str, SessionHandle] = {}
         #: what is remembered of everybody
         self.users = Users()
         #: bytes that each user's shelf is charged with
@@ -58,16 +58,16 @@ class Grants:
         actions = SessionActions(
             scheduler, served, self.sessions, self.users, counters, self.update_limits, self._tasks
         )
-        self._driver = Driver(scheduler, event_log, actions, counters)
+        self._driver = SchedulerDriver(scheduler, event_log, actions, counters)
         self.offloads = Offloads(self._driver, served, self._measured, self.update_limits, self._tasks)
-        self._foresight = foresight
-        self._driver.handle(foresight.open())
+        self._workload = workload
+        self._driver.handle(workload.open())
 
     def close(self) -> None:
         """Decide nothing any more."""
         self._tasks.cancel()
         self._driver.stop()
-        self._foresight.close()
+        self._workload.close()
 
     # --- users and sessions come and go -------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Grants:
             raise ConfigError(str(error)) from None
         self._driver.handle(event)
 
-    def add(self, process: SessionProcess, attained: float = 0.0) -> None:
+    def add(self, process: SessionHandle, attained: float = 0.0) -> None:
         """Take in a process that has been given a session; *attained* device-seconds from an earlier executor."""
         assert process.session
         assert process.limits is not None
@@ -121,14 +121,14 @@ class Grants:
             )
         )
 
-    def remove(self, process: SessionProcess) -> None:
-        """Let go of a process that ended."""
+    def remove(self, process: SessionHandle) -> None:
+        """Release a process that ended."""
         self.users.records[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
         del self.sessions[process.session or ""]
-        if self._served.lane_desk is not None:
-            self._served.lane_desk.ended(process)
+        if self._served.lane_server is not None:
+            self._served.lane_server.ended(process)
         self._driver.handle(events.SessionEnded(session=id_of(process)))
-        self._foresight.forget(id_of(process))
+        self._workload.forget(id_of(process))
         answer_requests(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
         self.update_limits()
 
@@ -138,7 +138,7 @@ class Grants:
         self._driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
         self.update_limits()
 
-    def charge(self, process: SessionProcess, seconds: float) -> None:
+    def charge(self, process: SessionHandle, seconds: float) -> None:
         """Count *seconds* in which a session used the device without a grant as served."""
         self._driver.handle(events.UsedWithoutGrant(session=id_of(process), seconds=seconds))
 
@@ -153,15 +153,15 @@ class Grants:
 
     # --- what sessions say --------------------------------------------------------------------------------------------
 
-    def take_over(self, process: SessionProcess, hello: protocol.SessionHello) -> None:
+    def take_over(self, process: SessionHandle, hello: protocol.SessionHello) -> None:
         """Take over a session where it stands."""
         if process.ended.is_set():
             return
         process.page.words[Word.PREEMPT] = 0
-        process.told_allowance = process.told_waiting = process.wanted_at = None
+        process.sent_allowance = process.sent_waiting = process.wanted_at = None
         process.promised_bytes = process.growth = 0
         session = id_of(process)
-        self._let_go(process)
+        self._reset(process)
         self._driver.handle(events.MemoryMeasured(session=session, memory=profile_of(hello.memory)))
         self.offloads.take_over(process, hello)
         if hello.cell_open or hello.holding or hello.wanting:
@@ -178,7 +178,7 @@ class Grants:
             self._want(process)
         self.update_limits()
 
-    def _let_go(self, process: SessionProcess) -> None:
+    def _reset(self, process: SessionHandle) -> None:
         """Bring a session that greets again to where one starts, whatever was last heard of it."""
         session, memory = id_of(process), profile_of(process.memory)
         state = self._state(session)
@@ -196,7 +196,7 @@ class Grants:
     def _state(self, session: SessionId) -> SessionState:
         return self._driver.scheduler.sessions[session].state
 
-    def hear(self, process: SessionProcess, message: Any) -> None:
+    def handle(self, process: SessionHandle, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
         session = id_of(process)
         match message:
@@ -211,7 +211,7 @@ class Grants:
                 self.update_limits()
                 self._want(process, growth)
             case protocol.Foreseen():
-                self._driver.handle(self._foresight.foresee(session, process.user or "", message))
+                self._driver.handle(self._workload.foresee(session, process.user or "", message))
             case protocol.GrantMeasured(iterations=iterations):
                 utilisation = self._seen_utilisation(process, message)
                 self._driver.handle(
@@ -229,28 +229,28 @@ class Grants:
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
-                self._foresight.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
+                self._workload.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
                 self.update_limits()
             case protocol.Offloaded() | protocol.OffloadDeclined() | protocol.Restored():
                 self.offloads.handle(process, message)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
 
-    def _measured(self, process: SessionProcess, memory: Memory) -> None:
+    def _measured(self, process: SessionHandle, memory: Memory) -> None:
         process.memory = memory
         own = [other.memory for other in self.sessions.values() if other.user == process.user]
         used = sum(figures.persistent + (figures.ephemeral or 0) for figures in own)
         record = self.users.records[process.user or ""]
         record.peak_bytes = max(record.peak_bytes, used)
 
-    def _want(self, process: SessionProcess, growth: int = 0) -> None:
+    def _want(self, process: SessionHandle, growth: int = 0) -> None:
         self._wait_begins(process)
         process.growth = growth
         self._driver.handle(
             events.DeviceWanted(session=id_of(process), memory=profile_of(process.memory), growth=growth)
         )
 
-    def _release(self, process: SessionProcess, message: protocol.GrantReleased) -> None:
+    def _release(self, process: SessionHandle, message: protocol.GrantReleased) -> None:
         self._measured(process, message.memory)
         if message.at != "yield":
             process.promised_bytes = 0
@@ -275,18 +275,18 @@ class Grants:
         )
 
     def _seen_utilisation(
-        self, process: SessionProcess, message: protocol.GrantMeasured | protocol.GrantReleased
+        self, process: SessionHandle, message: protocol.GrantMeasured | protocol.GrantReleased
     ) -> float | None:
         """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
         seen = self._served.utilisation(process)
         utilisation = message.utilisation if seen is None else seen
         if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].stats.is_alone:
-            self._foresight.measured(id_of(process), utilisation)
+            self._workload.measured(id_of(process), utilisation)
         return utilisation
 
-    def _wait_begins(self, process: SessionProcess) -> None:
+    def _wait_begins(self, process: SessionHandle) -> None:
         process.wanted_at = self._driver.now()
-        process.told_waiting = None
+        process.sent_waiting = None
 
     # --- what can be seen ---------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class Counters:
         self._waits = [0] * (len(WAIT_BOUNDS) + 1)
         self._waited = 0.0
 
-    def note(self, action: actions.Action) -> None:
+    def count(self, action: actions.Action) -> None:
         """Count *action*."""
         if isinstance(action, actions.Refuse):
             self._refusals[action.reason] += 1
@@ -77,7 +77,7 @@ class Actions(Protocol):
         """Carry *action* out, now or soon; return the events that follow from it at once."""
 
 
-class Driver:
+class SchedulerDriver:
     """One scheduler, on the running event loop.
 
     Parameters
@@ -107,7 +107,7 @@ class Driver:
         event_log.begin(self.now(), scheduler.config)
 
     def handle(self, event: events.Event) -> None:
-        """Tell the scheduler that *event* happened, and carry out what it decides.
+        """Notify the scheduler that *event* happened, and carry out what it decides.
 
         An event that an action causes at once waits until all actions of the present one are carried out.
         """
@@ -128,10 +128,10 @@ class Driver:
         decided = self.scheduler.handle(event, now=now)
         for action in decided:
             self._queue.extend(self._target.act(action))
-            self.counters.note(action)
+            self.counters.count(action)
         # After the grants: nobody waits for the record.
         self._log.record(now, event)
-        self.timeline.note(now, self.scheduler)
+        self.timeline.record(now, self.scheduler)
         if decided or not isinstance(event, _MEASUREMENTS):
             self._change.set()
             self._change.clear()

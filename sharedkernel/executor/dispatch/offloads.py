@@ -11,8 +11,8 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.devices import ServedDevice
-from sharedkernel.executor.dispatch.driver import Driver
-from sharedkernel.executor.processes.process import SessionProcess, id_of, profile_of
+from sharedkernel.executor.dispatch.driver import SchedulerDriver
+from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.protocol import Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import SessionState
@@ -41,9 +41,9 @@ class Offloads:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: SchedulerDriver,
         served: ServedDevice,
-        measured: Callable[[SessionProcess, Memory], None],
+        measured: Callable[[SessionHandle, Memory], None],
         update_limits: Callable[[], None],
         tasks: Tasks,
     ) -> None:
@@ -53,7 +53,7 @@ class Offloads:
         self._update_limits = update_limits
         self._tasks = tasks
 
-    async def request(self, process: SessionProcess) -> None:
+    async def request(self, process: SessionHandle) -> None:
         """Offload an idle session, whoever waits; return once its memory is free.
 
         Raises
@@ -73,7 +73,7 @@ class Offloads:
         self._driver.handle(events.OffloadRequested(session=id_of(process)))
         await answer
 
-    def take_over(self, process: SessionProcess, hello: protocol.SessionHello) -> None:
+    def take_over(self, process: SessionHandle, hello: protocol.SessionHello) -> None:
         """Take over a session that may be offloaded, as its greeting says."""
         if hello.offloaded_bytes:
             answer_requests(process, None)
@@ -86,7 +86,7 @@ class Offloads:
             self._driver.handle(events.Offloaded(session=id_of(process), memory=memory, offloaded=offloaded))
 
     def handle(
-        self, process: SessionProcess, message: protocol.Offloaded | protocol.OffloadDeclined | protocol.Restored
+        self, process: SessionHandle, message: protocol.Offloaded | protocol.OffloadDeclined | protocol.Restored
     ) -> None:
         """Handle a report of a session about its memory."""
         match message:
@@ -101,7 +101,7 @@ class Offloads:
             case protocol.Restored():
                 self._restored(process, message)
 
-    def _offloaded(self, process: SessionProcess, message: protocol.Offloaded) -> None:
+    def _offloaded(self, process: SessionHandle, message: protocol.Offloaded) -> None:
         process.offloaded_bytes, process.stayed, process.declined = message.offloaded_bytes, message.kept, None
         process.num_offloads += 1
         process.offload_seconds += message.seconds
@@ -116,7 +116,7 @@ class Offloads:
         answer_requests(process, None)
         self._tasks.spawn(self._suspend(process))
 
-    async def _suspend(self, process: SessionProcess) -> None:
+    async def _suspend(self, process: SessionHandle) -> None:
         """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
         freed = await self._served.suspend(process)
         if not freed or process.ended.is_set() or self._state(process) is not SessionState.OFFLOADED:
@@ -126,7 +126,7 @@ class Offloads:
             events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offloaded_bytes + freed)
         )
 
-    def _restored(self, process: SessionProcess, message: protocol.Restored) -> None:
+    def _restored(self, process: SessionHandle, message: protocol.Restored) -> None:
         process.offloaded_bytes = 0
         process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
         process.stayed = None
@@ -136,11 +136,11 @@ class Offloads:
         self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
         self._update_limits()
 
-    def _state(self, process: SessionProcess) -> SessionState:
+    def _state(self, process: SessionHandle) -> SessionState:
         return self._driver.scheduler.sessions[id_of(process)].state
 
 
-def answer_requests(process: SessionProcess, error: SharedKernelError | None) -> None:
+def answer_requests(process: SessionHandle, error: SharedKernelError | None) -> None:
     """Answer those who asked for *process* to be offloaded."""
     requests, process.offload_requests = process.offload_requests, []
     for request in requests:

@@ -59,7 +59,7 @@ class Users:
         self._recalled: dict[str, UserTotals] = {}
 
     def set_limits(self, limits: Limits) -> None:
-        """Take note of a user's limits, and that they have come."""
+        """Record a user's limits, and that they have come."""
         record = self.records.get(limits.user)
         if record is None:
             record = self.records[limits.user] = UserRecord(limits=limits)
@@ -69,7 +69,7 @@ class Users:
         record.limits = limits
 
     def recall(self, totals: Mapping[str, UserTotals], attained: Mapping[str, float]) -> None:
-        """Take note of what users had of earlier executors, before any of them comes.
+        """Record what users had of earlier executors, before any of them comes.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class Users:
         ]
 
 
-class Totals:
+class UsageJournal:
     """Keeps everybody's totals.
 
     Parameters

@@ -19,17 +19,17 @@ class Listener(Protocol):
     def may_connect(self, uid: int) -> bool:
         """Whether processes of the user id *uid* are heard at all."""
 
-    def connected(self, peer: Connection) -> None:
-        """Take note of a new connection; nothing is known of it yet but its process."""
+    def connected(self, peer: ControlConnection) -> None:
+        """Record a new connection; nothing is known of it yet but its process."""
 
-    def received(self, peer: Connection, message: Any) -> None:
+    def received(self, peer: ControlConnection, message: Any) -> None:
         """Handle one message."""
 
-    def disconnected(self, peer: Connection) -> None:
-        """Take note that it is gone."""
+    def disconnected(self, peer: ControlConnection) -> None:
+        """Record that it is gone."""
 
 
-class Connection(asyncio.Protocol):
+class ControlConnection(asyncio.Protocol):
     """Decodes what comes in, and hangs up on who breaks the protocol."""
 
     def __init__(self, listener: Listener) -> None:
@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
         self.session: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note who it is."""
+        """Record who it is."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.pid, self.uid = peer_of(transport.get_extra_info("socket"))
@@ -70,11 +70,11 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell that it is gone."""
+        """Notify the listener that it is gone."""
         self._listener.disconnected(self)
 
     def refuse(self, sentence: str) -> None:
-        """Say *sentence* and hang up."""
+        """Send *sentence* and hang up."""
         self.send(protocol.Failed(request=0, reason=SessionNotFound.reason, message=sentence))
         self.transport.close()
 

@@ -30,7 +30,7 @@ _MOST_UNREAD = 4 << 20
 _WAITS_KEPT = 200
 
 
-class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
+class PersistedSession(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as the next executor needs to know it."""
 
     process: str
@@ -62,7 +62,7 @@ class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SessionProcess:
+class SessionHandle:
     """One process: a spare, or somebody's session."""
 
     #: its name for life
@@ -80,7 +80,7 @@ class SessionProcess:
     memory_mode: str = "shared"
     #: of the code that it was forked with (see `build_id.py`)
     stamp: str = ""
-    #: calls that hear greetings in its name once its process id is known
+    #: calls that handle greetings in its name once its process id is known
     early_hellos: list[Callable[[], None]] = field(default_factory=list)
     #: done when it first said hello, failed when it ended before
     ready: asyncio.Future[None]
@@ -149,9 +149,9 @@ class SessionProcess:
     #: seconds waited for each grant, newest last
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
     #: what was last said to the session about its wait and its allowance
-    told_waiting: protocol.Waiting | None = None
-    told_waiting_at: float = 0.0
-    told_allowance: protocol.Allowance | None = None
+    sent_waiting: protocol.Waiting | None = None
+    sent_waiting_at: float = 0.0
+    sent_allowance: protocol.Allowance | None = None
     pidfd: int | None = None
 
     def shown(self, word: Word) -> int:
@@ -236,9 +236,9 @@ class SessionProcess:
             lingers=None if self.lingers_until is None else max(0.0, self.lingers_until - time.monotonic()),
         )
 
-    def kept(self, attained: float) -> KeptSession:
+    def kept(self, attained: float) -> PersistedSession:
         """Return what the keeper should keep."""
-        return KeptSession(
+        return PersistedSession(
             process=self.process,
             pid=self.pid,
             started=self.started,
@@ -264,8 +264,8 @@ class SessionProcess:
         )
 
 
-def describe_end(process: SessionProcess, status: int | None) -> protocol.SessionDied:
-    """Say how a session's process ended, for the gateway and in one sentence for its user.
+def describe_end(process: SessionHandle, status: int | None) -> protocol.SessionDied:
+    """Describe how a session's process ended, for the gateway and in one sentence for its user.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ def describe_end(process: SessionProcess, status: int | None) -> protocol.Sessio
     )
 
 
-def id_of(process: SessionProcess) -> SessionId:
+def id_of(process: SessionHandle) -> SessionId:
     """Return the id that the scheduling core knows a process's session by."""
     assert process.session
     return SessionId(process.session)

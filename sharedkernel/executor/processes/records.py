@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sharedkernel.executor.processes.process import KeptSession, start_time
+from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import UNREADABLE
 
@@ -43,7 +43,7 @@ class SessionRecords:
         """Make the directory."""
         make_private_directory(self._directory)
 
-    def write(self, kept: KeptSession) -> None:
+    def write(self, kept: PersistedSession) -> None:
         """Write *kept*, unless no more than its service has changed; a disk that is full costs no more than that."""
         data = msgspec.msgpack.encode(msgspec.structs.replace(kept, attained=0.0))
         if self._written.get(kept.process) == data:
@@ -65,7 +65,7 @@ class SessionRecords:
         with contextlib.suppress(OSError):
             (self._directory / process).unlink(missing_ok=True)
 
-    def others(self, known: Container[str]) -> Iterator[tuple[KeptSession, int]]:
+    def others(self, known: Container[str]) -> Iterator[tuple[PersistedSession, int]]:
         """Yield the records of processes that live and are not *known*, each with a descriptor of its shared page.
 
         The other records are removed: all of them after a restart of the machine.
@@ -77,7 +77,7 @@ class SessionRecords:
                 path.unlink(missing_ok=True)
                 continue
             try:
-                kept = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
             except (OSError, *UNREADABLE):  # torn, or of another version
                 kept = None
             page = None if kept is None or start_time(kept.pid) != kept.started else _open_page(kept)
@@ -92,13 +92,13 @@ def are_there_sessions(directory: Path) -> bool:
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
             with contextlib.suppress(OSError, *UNREADABLE):
-                kept = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
                 if start_time(kept.pid) == kept.started:
                     return True
     return False
 
 
-def _open_page(kept: KeptSession) -> int | None:
+def _open_page(kept: PersistedSession) -> int | None:
     """Open the shared page of a process where the process has it open; None where it has none."""
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{kept.pid}/fd").iterdir():

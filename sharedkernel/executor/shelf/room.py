@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from sharedkernel.errors import QuotaExceeded, Refused
-from sharedkernel.executor.processes.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device
 from sharedkernel.units import format_bytes
 
@@ -67,7 +67,7 @@ class Room:
         )
 
 
-def room_for(user: str, sessions: Collection[SessionProcess], device: Device) -> Room:
+def room_for(user: str, sessions: Collection[SessionHandle], device: Device) -> Room:
     """Return what the shelf of *user* has to fit into beside all *sessions* on *device*."""
     own = [process for process in sessions if process.user == user]
     usable = device.capacity_bytes - device.reserve_bytes
@@ -82,6 +82,6 @@ def room_for(user: str, sessions: Collection[SessionProcess], device: Device) ->
     )
 
 
-def _used_bytes(process: SessionProcess) -> int:
+def _used_bytes(process: SessionHandle) -> int:
     """Return what a session has and may keep: as it was leased, or as its own page says, which is newer."""
     return max(process.own_bytes, process.persistent_bytes + process.live_bytes)

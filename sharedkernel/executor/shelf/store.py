@@ -27,7 +27,7 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.executor.processes.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.shelf.memory_files import is_in_use, lend, sealed_size, size_of
 from sharedkernel.executor.shelf.room import Room
 from sharedkernel.ipc.fd_server import FdHandler, FdReply
@@ -68,7 +68,7 @@ class _Memory:
     size: int
 
 
-class Shelves:
+class ShelfStore:
     """All users' shelves.
 
     Parameters
@@ -94,7 +94,7 @@ class Shelves:
         #: taken off, still in use
         self._off: list[_Memory] = []
         #: reserved bytes by process and request
-        self._reserved: dict[tuple[SessionProcess, int], tuple[str, int]] = {}
+        self._reserved: dict[tuple[SessionHandle, int], tuple[str, int]] = {}
         self._number = 0
         self._look_due: asyncio.TimerHandle | None = None
 
@@ -133,7 +133,7 @@ class Shelves:
         self._look()
 
     def close(self) -> None:
-        """Let go of everything; the keeper still has it."""
+        """Release everything; the keeper still has it."""
         if self._look_due is not None:
             self._look_due.cancel()
         for memory in [*self._on_shelves(), *self._off]:
@@ -170,7 +170,7 @@ class Shelves:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionProcess]]:
+    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
         """Return what answers the messages that are about shelves."""
         return {
             protocol.ReserveShelf: self._reserve,
@@ -181,13 +181,13 @@ class Shelves:
             protocol.ListShelf: self._list,
         }
 
-    def forget_reservations(self, process: SessionProcess) -> None:
+    def forget_reservations(self, process: SessionHandle) -> None:
         """Give back what *process* reserved."""
         for key in [key for key in self._reserved if key[0] is process]:
             user, _ = self._reserved.pop(key)
             self._changed(user)
 
-    def _reserve(self, process: SessionProcess, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
+    def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
         user = _user(process)
         self._check_name(user, message.name)
         size = max(0, message.bytes)
@@ -196,13 +196,13 @@ class Shelves:
         self._changed(user)
         return FdReply(protocol.Done(request=message.request))
 
-    def _withdraw(self, process: SessionProcess, message: protocol.WithdrawReservation, _: list[int]) -> FdReply:
+    def _withdraw(self, process: SessionHandle, message: protocol.WithdrawReservation, _: list[int]) -> FdReply:
         user, size = self._reserved.pop((process, message.reservation), (_user(process), 0))
         if size:
             self._changed(user)
         return FdReply(protocol.Done(request=message.request))
 
-    def _shelve(self, process: SessionProcess, message: protocol.Shelve, descriptors: list[int]) -> FdReply:
+    def _shelve(self, process: SessionHandle, message: protocol.Shelve, descriptors: list[int]) -> FdReply:
         user = _user(process)
         self._check_name(user, message.name)
         size = sealed_size(descriptors)
@@ -222,15 +222,15 @@ class Shelves:
         self._changed(user)
         return FdReply(protocol.Done(request=message.request))
 
-    def _fetch(self, process: SessionProcess, message: protocol.FetchShelved, _: list[int]) -> FdReply:
+    def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
         memory = self._find(process, message.name)
         return FdReply(protocol.Shelved(request=message.request, bytes=memory.size), [lend(memory.descriptor)])
 
-    def _unshelve(self, process: SessionProcess, message: protocol.Unshelve, _: list[int]) -> FdReply:
+    def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> FdReply:
         self._take_all_off([self._find(process, message.name)])
         return FdReply(protocol.Done(request=message.request))
 
-    def _list(self, process: SessionProcess, message: protocol.ListShelf, _: list[int]) -> FdReply:
+    def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
         user = _user(process)
         listing = protocol.ShelfListing(
             request=message.request,
@@ -240,7 +240,7 @@ class Shelves:
         )
         return FdReply(listing)
 
-    def _find(self, process: SessionProcess, name: str) -> _Memory:
+    def _find(self, process: SessionHandle, name: str) -> _Memory:
         memory = self._shelves.get(_user(process), {}).get(name)
         if memory is None:
             raise NotShelved(f"there is no {name!r} on your shelf; list(shelf) says what there is.")
@@ -357,7 +357,7 @@ def _key(memory: _Memory) -> str:
     return f"{KEY_PREFIX}{memory.kept.number}"
 
 
-def _user(process: SessionProcess) -> str:
+def _user(process: SessionHandle) -> str:
     assert process.user is not None
     return process.user
 

@@ -21,7 +21,7 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
-from sharedkernel.executor.processes.process import KeptSession, SessionProcess, start_time
+from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, start_time
 from sharedkernel.executor.processes.records import SessionRecords
 from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
@@ -73,23 +73,23 @@ class Supervisor:
         keeper: KeeperClient,
         environments: Mapping[str, Environment],
         traits: Callable[[], ForkTraits],
-        on_end: Callable[[SessionProcess, int | None], None],
+        on_end: Callable[[SessionHandle, int | None], None],
     ) -> None:
         self.directory = runtime_directory
-        self.processes: dict[str, SessionProcess] = {}
+        self.processes: dict[str, SessionHandle] = {}
         self._keeper = keeper
         self._environments = environments
         self._traits = traits
         self._on_end = on_end
         self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY)
         self._warm_parents = WarmParents(
-            runtime_directory, environments, on_message=self._hear_warm_parent, on_gone=self._warm_parent_gone
+            runtime_directory, environments, on_message=self._handle_warm_parent, on_gone=self._warm_parent_gone
         )
         self._stopping = False
 
     # --- start and adoption -------------------------------------------------------------------------------------------
 
-    async def start(self, entries: Iterable[tuple[protocol.Kept, list[int]]]) -> list[KeptSession]:
+    async def start(self, entries: Iterable[tuple[protocol.Kept, list[int]]]) -> list[PersistedSession]:
         """Start or reach the warm parents; return the sessions that an earlier executor left, still alive.
 
         Parameters
@@ -104,7 +104,7 @@ class Supervisor:
         await self._warm_parents.start()
         return kept
 
-    def _adopt(self, message: protocol.Kept, descriptors: list[int]) -> KeptSession | None:
+    def _adopt(self, message: protocol.Kept, descriptors: list[int]) -> PersistedSession | None:
         kept = _read_kept(message.data)
         page = None if kept is None or not descriptors else _open_page(kept, descriptors)
         if kept is None or page is None:
@@ -114,7 +114,7 @@ class Supervisor:
         self._take_over(kept, page)
         return kept
 
-    def _adopt_without_keeper(self) -> list[KeptSession]:
+    def _adopt_without_keeper(self) -> list[PersistedSession]:
         """Adopt sessions that live although the keeper does not know them: it was killed, too."""
         adopted = []
         for kept, descriptor in self._records.others(self.processes):
@@ -134,8 +134,8 @@ class Supervisor:
             if process not in self.processes and not path.is_dir():
                 path.unlink(missing_ok=True)
 
-    def _take_over(self, kept: KeptSession, page: Page) -> None:
-        process = SessionProcess(
+    def _take_over(self, kept: PersistedSession, page: Page) -> None:
+        process = SessionHandle(
             process=kept.process,
             page=page,
             pid=kept.pid,
@@ -170,17 +170,17 @@ class Supervisor:
         """The environments from which sessions can be forked at once."""
         return self._warm_parents.open_environments()
 
-    def is_current(self, process: SessionProcess) -> bool:
+    def is_current(self, process: SessionHandle) -> bool:
         """Whether *process* was forked with the code, and for what, sessions of its environment are now."""
         environment, traits = self._environments.get(process.environment), self._traits()
         return (
             environment is not None
-            and process.stamp == str(environment.stamp)
+            and process.stamp == str(environment.build_id)
             and process.isolation == traits.isolation
             and process.memory_mode == traits.memory_mode
         )
 
-    async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionProcess:
+    async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionHandle:
         """Fork a spare and return it once it is ready; one that is *taken* is nobody else's from the start.
 
         Raises
@@ -189,14 +189,14 @@ class Supervisor:
             When it did not become ready.
         """
         name, traits = uuid4().hex[:12], self._traits()
-        process = SessionProcess(
+        process = SessionHandle(
             process=name,
             page=Page.create(f"sharedkernel-{name}"),
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
             isolation=traits.isolation,
             memory_mode=traits.memory_mode,
-            stamp=str(self._environments[environment].stamp),
+            stamp=str(self._environments[environment].build_id),
         )
         if taken:
             process.take()
@@ -231,7 +231,7 @@ class Supervisor:
             if not process.pid and process.environment == environment:  # it was never forked
                 self._forget(process, None)
 
-    def _hear_warm_parent(self, message: protocol.Forked | protocol.Exited) -> None:
+    def _handle_warm_parent(self, message: protocol.Forked | protocol.Exited) -> None:
         process = self.processes.get(message.process)
         if process is None:
             return
@@ -240,14 +240,14 @@ class Supervisor:
         else:
             self._forget(process, message.status)
 
-    def _set_pid(self, process: SessionProcess, pid: int) -> None:
-        """Take note of the process id, as its parent says it."""
+    def _set_pid(self, process: SessionHandle, pid: int) -> None:
+        """Record the process id, as its parent says it."""
         process.pid = pid
         process.started = start_time(pid) or 0
         self._watch_end(process)
-        _hear_early(process)
+        _handle_early(process)
 
-    def _watch_end(self, process: SessionProcess) -> None:
+    def _watch_end(self, process: SessionHandle) -> None:
         """Notice the end even when the warm parent cannot tell it."""
         loop = asyncio.get_running_loop()
         try:
@@ -267,8 +267,8 @@ class Supervisor:
 
         loop.add_reader(process.pidfd, gone)
 
-    def _forget(self, process: SessionProcess, status: int | None) -> None:
-        """Take note that *process* was reaped, once."""
+    def _forget(self, process: SessionHandle, status: int | None) -> None:
+        """Record that *process* was reaped, once."""
         if process.ended.is_set():
             return
         process.ended.set()
@@ -287,9 +287,9 @@ class Supervisor:
             process.assigned.set_exception(OSError("it ended before it served anybody"))
         self._on_end(process, status)
         process.page.close()
-        _hear_early(process)
+        _handle_early(process)
 
-    def _remove_files(self, process: SessionProcess) -> None:
+    def _remove_files(self, process: SessionHandle) -> None:
         connection_file = self._connection_file(process.process)
         for path in connection_file.parent.glob(f"{process.process}*"):
             path.unlink(missing_ok=True)
@@ -300,7 +300,7 @@ class Supervisor:
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
-    def keep(self, process: SessionProcess, attained: float = 0.0) -> None:
+    def keep(self, process: SessionHandle, attained: float = 0.0) -> None:
         """Let the keeper hold what the next executor needs to adopt *process*."""
         kept = process.kept(attained)
         data = msgspec.msgpack.encode(kept)
@@ -309,7 +309,7 @@ class Supervisor:
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
-    async def end(self, process: SessionProcess) -> None:
+    async def end(self, process: SessionHandle) -> None:
         """End *process*, kindly first; returns once it is reaped."""
         process.end_asked = True
         for signum, timeout in ((signal.SIGTERM, _TERM_TIMEOUT), (signal.SIGKILL, _KILL_TIMEOUT)):
@@ -330,16 +330,16 @@ class Supervisor:
         self._warm_parents.close(quit_too=end_sessions)
 
 
-def _read_kept(data: bytes) -> KeptSession | None:
+def _read_kept(data: bytes) -> PersistedSession | None:
     """Return what the keeper has of a session; None if it cannot be read, as after an incompatible update."""
     try:
-        return msgspec.msgpack.decode(data, type=KeptSession)
+        return msgspec.msgpack.decode(data, type=PersistedSession)
     except protocol.UNREADABLE as error:
         log.error("a session that an earlier executor left cannot be adopted: %s", error)
         return None
 
 
-def _open_page(kept: KeptSession, descriptors: list[int]) -> Page | None:
+def _open_page(kept: PersistedSession, descriptors: list[int]) -> Page | None:
     """Return the shared page of a session that lives; None if it does not, or has spoilt its page and so ends."""
     if start_time(kept.pid) == kept.started:
         with contextlib.suppress(ValueError):
@@ -351,8 +351,8 @@ def _open_page(kept: KeptSession, descriptors: list[int]) -> Page | None:
     return None
 
 
-def _hear_early(process: SessionProcess) -> None:
-    """Hear who greeted in the name of *process* before it was known which one it is."""
+def _handle_early(process: SessionHandle) -> None:
+    """Handle the greetings that came in the name of *process* before it was known which one it is."""
     early, process.early_hellos = process.early_hellos, []
     for hear in early:
         hear()
