@@ -14,19 +14,19 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.lane_server import LaneServer
-from sharedkernel.executor.dispatch.driver import Counters
+from sharedkernel.executor.dispatch.driver import Counters, Effects
 from sharedkernel.executor.dispatch.usage import Users
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events
-from sharedkernel.scheduling.model.types import LaneId
+from sharedkernel.scheduling.model.types import LaneId, SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.system.tasks import Tasks
 
@@ -78,8 +78,13 @@ class SessionActions:
         self._tasks = tasks
         self._now = asyncio.get_running_loop().time
 
-    def act(self, action: actions.Action) -> Iterable[events.Event]:
-        """Carry out one decision; return what came of it at once."""
+    def disconnect(self, session: SessionId) -> None:
+        """Hang up on *session*, which connects again then and reports where it stands."""
+        if (process := self._sessions.get(session)) is not None:
+            process.disconnect()
+
+    def act(self, action: actions.Action) -> Effects:
+        """Carry out one decision; return what came of it."""
         match action:
             case actions.Grant(session=session, lane=lane, parallel=parallel):
                 return self._grant(self._sessions[session], lane, parallel)
@@ -88,17 +93,17 @@ class SessionActions:
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
-                return self._force(self._sessions[session])
+                return Effects(self._force(self._sessions[session]))
             case actions.Summon(session=session):
                 self._sessions[session].page.words[Word.SUMMONED] = 1
                 self._sessions[session].send_signal(FORCE_SIGNAL)
             case actions.Refuse(session=session, reason=reason, message=message):
                 self._refuse(self._sessions[session], reason, message)
             case actions.Offload(session=session):
-                return self._offload(self._sessions[session])
+                return Effects(self._offload(self._sessions[session]))
             case actions.Restore(session=session):
                 self._restore(self._sessions[session])
-        return ()
+        return Effects()
 
     def _restore(self, process: SessionHandle) -> None:
         self._record_wait(process)
@@ -108,7 +113,7 @@ class SessionActions:
         self._tasks.spawn(self._served.resume(process))
         process.send(protocol.Restore())
 
-    def _force(self, process: SessionHandle) -> Iterable[events.Event]:
+    def _force(self, process: SessionHandle) -> Sequence[events.Event]:
         """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
         if process.is_lane_coming:
             return ()  # it does not know yet that it has the device
@@ -139,7 +144,7 @@ class SessionActions:
         process.wanted_at = None
         process.send(protocol.RefusedGrant(reason=reason, message=message))
 
-    def _offload(self, process: SessionHandle) -> Iterable[events.Event]:
+    def _offload(self, process: SessionHandle) -> Sequence[events.Event]:
         """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
         if not process.stopped:
             process.send(protocol.Offload())
@@ -154,12 +159,12 @@ class SessionActions:
         process.page.words[Word.PREEMPT] = 1
         resume(process)
 
-    def _grant(self, process: SessionHandle, lane: LaneId, parallel: int) -> Iterable[events.Event]:
+    def _grant(self, process: SessionHandle, lane: LaneId, parallel: int) -> Effects:
         process.page.words[Word.PREEMPT] = 0
         process.times_forced = 0
         if process.stopped:
             resume(process)
-            return ()
+            return Effects()
         self._record_wait(process)
         # What it lacks in the middle of an iteration is the session's own: a lane of that size would count it twice.
         size = None if process.growth else self._size_of(lane, process)
@@ -169,20 +174,19 @@ class SessionActions:
             self._update_limits()
         if process.unsanctioned:  # it holds one already, of the executor before this
             process.unsanctioned = False
-            return ()
+            return Effects()
         caused = self._expect_context(process)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         lanes = self._served.lane_server
         if lanes is not None and size is not None and lanes.is_costly(process, lane, size):
             process.is_lane_coming = True
-            self._tasks.spawn(self._grant_later(lanes, process, lane, size, threads))
-            return caused
+            return Effects(caused, self._grant_later(lanes, process, lane, size, threads))
         has_lane = lanes is not None and lanes.granted(process, lane, size)
         process.send(protocol.Granted(threads=threads, has_lane=has_lane))
-        return caused
+        return Effects(caused)
 
-    def _expect_context(self, process: SessionHandle) -> Iterable[events.Event]:
+    def _expect_context(self, process: SessionHandle) -> Sequence[events.Event]:
         """Charge a session that will make its context on a GPU now for as much as another's takes at least.
 
         What a context takes is known only once it is made, and until then others would be given that memory.

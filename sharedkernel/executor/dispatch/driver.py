@@ -3,6 +3,10 @@
 The core decides, this acts: each event goes in with the time it happened, each action that comes out goes to one
 function of :class:`Actions`, and a timer brings the core its own deadlines back. Every event is recorded, so that a
 replay of the record (``sharedkernel.scheduling``) gives the same actions again.
+
+A decision is not lost when it cannot be carried out: each action has a guard of its own, and one that failed is
+reported to the core, as the events that are the case now. Its session is hung up on. It connects again, reports where
+it stands, and is taken over from there.
 """
 
 from __future__ import annotations
@@ -10,15 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
+from collections import Counter, deque
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from sharedkernel.executor.history.event_log import EventLog
+from sharedkernel.errors import InvalidTransition
 from sharedkernel.executor.history.timeline import Timeline
 from sharedkernel.protocol import Counts
 from sharedkernel.scheduling.model import actions, events
+from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.transitions import TRANSITIONS
+from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
+from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +79,37 @@ class Counters:
         )
 
 
-class Actions(Protocol):
-    """What the driver asks to be done."""
+class EventRecord(Protocol):
+    """Records events, so that they can be replayed."""
 
-    def act(self, action: actions.Action) -> Iterable[events.Event]:
-        """Carry *action* out, now or soon; return the events that follow from it at once."""
+    def begin(self, now: float, config: SchedulerConfig) -> None:
+        """Record that a scheduler with *config* knows of nothing at *now*, and handles the events that follow."""
+
+    def record(self, now: float, event: events.Event) -> None:
+        """Record that *event* was handled at *now*."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What carrying out an action leads to."""
+
+    #: events that follow from it at once
+    events: Sequence[events.Event] = ()
+    #: the rest of it, which takes a while
+    rest: Coroutine[Any, Any, None] | None = None
+
+
+class Actions(Protocol):
+    """Carries actions out; called by the driver, on the event loop."""
+
+    def act(self, action: actions.Action) -> Effects:
+        """Carry *action* out; what raises was not carried out."""
+
+    def disconnect(self, session: SessionId) -> None:
+        """Hang up on *session*, which connects again then and reports where it stands."""
 
 
 class SchedulerDriver:
@@ -92,7 +127,7 @@ class SchedulerDriver:
         Count the actions.
     """
 
-    def __init__(self, scheduler: Scheduler, event_log: EventLog, target: Actions, counters: Counters) -> None:
+    def __init__(self, scheduler: Scheduler, event_log: EventRecord, target: Actions, counters: Counters) -> None:
         self.scheduler = scheduler
         #: the last minutes, for people
         self.timeline = Timeline()
@@ -102,39 +137,104 @@ class SchedulerDriver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._handling = False
-        self._queue: list[events.Event] = []
+        #: events that actions caused; their senders are not told of errors
+        self._caused: deque[events.Event] = deque()
+        self._tasks = Tasks()
         self._change = asyncio.Event()
         event_log.begin(self.now(), scheduler.config)
 
     def handle(self, event: events.Event) -> None:
-        """Notify the scheduler that *event* happened, and carry out what it decides.
+        """Handle *event* in the scheduler, and carry out what it decides.
 
         An event that an action causes at once waits until all actions of the present one are carried out.
+
+        Raises
+        ------
+        InvalidTransition
+            When the state of its session does not allow the event; nothing has changed then. An event that waited is
+            only logged.
         """
-        self._queue.append(event)
         if self._handling:
+            self._caused.append(event)
             return
         self._handling = True
         try:
-            while self._queue:
-                self._handle_one(self._queue.pop(0))
+            self._handle_one(event)
         finally:
+            while self._caused:
+                self._handle_caused(self._caused.popleft())
             self._handling = False
-            self._queue.clear()
-        self._set_timer()
+            self._set_timer()
+
+    def _handle_caused(self, event: events.Event) -> None:
+        try:
+            self._handle_one(event)
+        except InvalidTransition as error:
+            log.error("an action caused an event that is not allowed: %s", error)
+        except Exception:
+            log.exception("%r was not handled", event)
 
     def _handle_one(self, event: events.Event) -> None:
         now = self._loop.time()
         decided = self.scheduler.handle(event, now=now)
+        # Before the actions: whatever becomes of them, a replay makes the same decisions.
+        try:
+            self._log.record(now, event)
+        except Exception:
+            log.exception("%r was not recorded", event)
         for action in decided:
-            self._queue.extend(self._target.act(action))
-            self.counters.count(action)
-        # After the grants: nobody waits for the record.
-        self._log.record(now, event)
+            self._carry_out(action)
         self.timeline.record(now, self.scheduler)
         if decided or not isinstance(event, _MEASUREMENTS):
             self._change.set()
             self._change.clear()
+
+    def _carry_out(self, action: actions.Action) -> None:
+        """Carry *action* out behind a guard of its own: the core has decided it, and the others with it."""
+        self.counters.count(action)
+        try:
+            effects = self._target.act(action)
+        except Exception:
+            self._report_failure(action)
+            return
+        self._caused.extend(effects.events)
+        if effects.rest is not None:
+            self._tasks.spawn(self._finish(action, effects.rest))
+
+    async def _finish(self, action: actions.Action, rest: Coroutine[Any, Any, None]) -> None:
+        try:
+            await rest
+        except Exception:
+            self._report_failure(action)
+            self.handle(events.Tick())  # and what the failure caused
+
+    def _report_failure(self, action: actions.Action) -> None:
+        """Report to the core that *action* reached nobody, and have its session report where it stands."""
+        log.exception("%r was not carried out", action)
+        session = getattr(action, "session", None)
+        if session is None:
+            return
+        self._caused.extend(self._undone(action, session))
+        try:
+            self._target.disconnect(session)
+        except Exception:
+            log.exception("session %s could not be hung up on", session)
+
+    def _undone(self, action: actions.Action, session_id: SessionId) -> Iterator[events.Event]:
+        """Yield what is the case after *action* failed; for the others the core has deadlines, or waits for nothing."""
+        session = self.scheduler.sessions.get(session_id)
+        if session is None:
+            return
+        match action:
+            case actions.Grant() if session.state in HOLDING_STATES:
+                # Where it was interrupted, so that what is live of its iteration stays charged.
+                yield events.GrantReleased(
+                    session=session.id, at="yield", memory=session.memory, live_bytes=session.live
+                )
+            case actions.Offload() if (session.state, events.OffloadDeclined) in TRANSITIONS:
+                yield events.OffloadDeclined(session=session.id, for_now=True)
+            case actions.Restore() if session.state is SessionState.RESTORING:
+                yield events.CellClosed(session=session.id, memory=session.memory)
 
     async def wait_for_change(self) -> None:
         """Return once an event or a decision has changed more than figures."""
@@ -154,6 +254,7 @@ class SchedulerDriver:
 
     def stop(self) -> None:
         """Let no deadline come any more."""
+        self._tasks.cancel()
         if self._timer is not None:
             self._timer.cancel()
         self._log.close()

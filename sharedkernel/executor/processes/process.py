@@ -191,11 +191,16 @@ class SessionHandle:
             return
         if self.transport.get_write_buffer_size() > _MOST_UNREAD:
             log.warning("hung up on session %s of %s, which does not read what it is told", self.session, self.user)
-            self.transport.abort()
-            self.transport = None
+            self.disconnect()
             return
         data = [protocol.encode(message, most=protocol.MAX_ANSWER_BYTES) for message in messages]
         self.transport.write(b"".join(data))
+
+    def disconnect(self) -> None:
+        """Hang up on the session, if it is connected; it connects again and reports where it stands."""
+        if self.transport is not None:
+            self.transport.abort()
+            self.transport = None
 
     def send_signal(self, signum: int) -> None:
         """Send a signal to the process; to its whole group when it should end."""
