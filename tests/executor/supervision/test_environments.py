@@ -14,7 +14,7 @@ from sharedkernel.distribution import install_hint
 from sharedkernel.errors import Refused
 from tests.executor.environments import MARKER, make_environment
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.executor.test_packages import make_wheel
+from tests.executor.sessions.test_packages import make_wheel
 
 
 @pytest.fixture(scope="module")

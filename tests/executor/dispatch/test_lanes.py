@@ -16,7 +16,7 @@ from sharedkernel.ipc.shared_page import FORCE_SIGNAL
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]
 _PATH = (_HERE.parents[1], _HERE / "lanes/site", _HERE.parent / "device_memory/stand_in")
 
 

@@ -17,7 +17,7 @@ from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
 from sharedkernel.protocol import Limits
 from tests.executor.harness import ExecutorProcess, until
 from tests.executor.isolation import ADA, FIRST_UID, GRACE, HEDY, ApartExecutor, Executor, needs_root
-from tests.executor.test_packages import make_wheel
+from tests.executor.sessions.test_packages import make_wheel
 
 pytestmark = needs_root
 

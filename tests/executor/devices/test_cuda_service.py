@@ -27,7 +27,7 @@ class FakeGpuProcess(ExecutorProcess):
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpuProcess]:
     """Yield such an executor."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     process = FakeGpuProcess()
     yield process
     process.close()

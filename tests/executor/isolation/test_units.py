@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-UNITS = Path(__file__).parents[2] / "packaging" / "systemd"
+UNITS = Path(__file__).parents[3] / "packaging" / "systemd"
 NAMES = ("sharedkernel-executor.service", "sharedkernel-gateway.service")
 
 

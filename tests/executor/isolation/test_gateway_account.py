@@ -48,7 +48,7 @@ _BE_A_GATEWAY = """if True:
 def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard: bool) -> None:
     """The account that was named for it starts sessions and speaks to them; no other account does."""
     command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account, ADA])
-    python_path = str(Path(__file__).parents[2])
+    python_path = str(Path(__file__).parents[3])
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
     if is_heard:
@@ -76,7 +76,7 @@ def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor
         [*become, sys.executable, "-m", "sharedkernel", "gateway", "--port", str(port), "--runtime-dir",
          str(apart.runtime_directory)]
     )  # fmt: skip
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(gateways_own),
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(gateways_own),
                    "JUPYTER_TOKEN": "secret"}  # fmt: skip
 
     def ask(method: str, path: str) -> tuple[int, bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor
-from tests.executor.test_packages import make_wheel
+from tests.executor.sessions.test_packages import make_wheel
 
 
 def test_users_do_not_come_across_each_other_s_files(start_executor: StartExecutor, tmp_path: Path) -> None:

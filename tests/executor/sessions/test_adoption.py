@@ -23,7 +23,7 @@ from sharedkernel.ipc.seqpacket import connect, listen
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
-from tests.executor.test_sessions import FOREVER, TRAIN
+from tests.executor.sessions.test_sessions import FOREVER, TRAIN
 
 
 async def kept_service(executor: Executor, notebook: Notebook) -> float:

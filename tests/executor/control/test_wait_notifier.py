@@ -6,8 +6,8 @@ import asyncio
 import re
 import signal
 
+from tests.executor.dispatch.test_offloads import in_state, keep
 from tests.executor.harness import Executor, ExecutorProcess, until
-from tests.executor.test_offloading import in_state, keep
 from tests.warm import take_place
 
 

@@ -12,7 +12,7 @@ from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import UserShelf
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, until
-from tests.executor.test_upgrades import make_package, replaced
+from tests.executor.supervision.test_upgrades import make_package, replaced
 
 IMPORT = "import torch; from sharedkernel import shelf\n"
 
