@@ -1,8 +1,7 @@
 """What the scheduling core decides, done to sessions.
 
 A grant and a refusal are messages; a revocation is a word in the session's shared page; a forced yield, and a summons
-to the gate, is a signal. A holder that hears no signal either (code in C that does not come back to Python) is stopped
-as a process until its next turn; meanwhile this reports for it that it released the device and wants it back.
+to the gate, is a signal. A holder that does not react to signals either is stopped as a process until its next turn.
 
 What comes of an action at once is returned as events (`driver.py`). What sessions report, `controller.py` turns into
 events.
@@ -32,8 +31,6 @@ from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-#: signals to yield after which a holder that did not is stopped, and seconds that it has at least to hear them
-_STOP_AFTER_FORCED, _STOP_AFTER = 3, 0.1
 #: seconds for which a session is believed that it hands its lane over
 _MOST_HAND_OVER = 10.0
 
@@ -93,7 +90,9 @@ class SessionActions:
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
-                return Effects(self._force(self._sessions[session]))
+                self._force(self._sessions[session])
+            case actions.StopProcess(session=session):
+                return Effects(self._stop(self._sessions[session]))
             case actions.Summon(session=session):
                 self._sessions[session].page.words[Word.SUMMONED] = 1
                 self._sessions[session].send_signal(FORCE_SIGNAL)
@@ -113,28 +112,27 @@ class SessionActions:
         self._tasks.spawn(self._served.resume(process))
         process.send(protocol.Restore())
 
-    def _force(self, process: SessionHandle) -> Sequence[events.Event]:
-        """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
+    def _force(self, process: SessionHandle) -> None:
+        """Make a holder yield by a signal, unless it does not know yet that it has the device."""
         if process.is_lane_coming:
-            return ()  # it does not know yet that it has the device
-        now = self._now()
+            return
         if not process.times_forced:
-            process.forced_at = now
+            process.forced_at = self._now()
         process.times_forced += 1
-        if process.page.words[Word.HANDING_OVER] and now < process.forced_at + _MOST_HAND_OVER:
-            return ()  # it yields, and waits for the device; stopped, it would leave its lane to nobody
-        if process.times_forced < _STOP_AFTER_FORCED or now < process.forced_at + _STOP_AFTER:
-            process.send_signal(FORCE_SIGNAL)
+        process.send_signal(FORCE_SIGNAL)
+
+    def _stop(self, process: SessionHandle) -> Sequence[events.Event]:
+        """Stop a holder that does not react to signals, unless it is about to hand its lane over."""
+        if not process.times_forced:  # its lane has only come now: it gets its signal first
+            self._force(process)
             return ()
+        if process.page.words[Word.HANDING_OVER] and self._now() < process.forced_at + _MOST_HAND_OVER:
+            return ()  # it yields, and waits for the device; stopped, it would leave its lane to nobody
         log.info("session %s does not yield; it is stopped until its next turn", process.session)
         process.send_signal(signal.SIGSTOP)
         process.stopped = True
-        # It cannot speak for itself: it has released the device, and wants it back.
-        session, memory = id_of(process), profile_of(process.memory)
-        return (
-            events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=process.live_bytes),
-            events.DeviceWanted(session=session),
-        )
+        memory = profile_of(process.memory)
+        return (events.ProcessStopped(session=id_of(process), memory=memory, live_bytes=process.live_bytes),)
 
     def _refuse(self, process: SessionHandle, reason: str, message: str) -> None:
         log.info("refused session %s the device (%s): %s", process.session, reason, message)

@@ -41,6 +41,7 @@ _NAMES: dict[type[actions.Action], str] = {
     actions.Grant: "grants",
     actions.Revoke: "preemptions",
     actions.ForceYield: "forced_yields",
+    actions.StopProcess: "forced_yields",
     actions.Offload: "offloads",
     actions.Restore: "restores",
 }

@@ -132,7 +132,7 @@ def is_preempted(desk: Driven) -> None:
     desk.start("bob")
     desk.open("bob")
     desk.want("bob", 100 * MIB)
-    while actions.ForceYield(session=SessionId("ada")) not in desk.target.tried:
+    while actions.StopProcess(session=SessionId("ada")) not in desk.target.tried:
         desk.tick_at_deadline()
 
 
@@ -181,6 +181,7 @@ SCENES: dict[type[actions.Action], Callable[[Driven], None]] = {
     actions.CreateLane: begins,
     actions.Revoke: is_preempted,
     actions.ForceYield: is_preempted,
+    actions.StopProcess: is_preempted,
     actions.Refuse: wants_too_much,
     actions.Offload: moves_out,
     actions.Restore: comes_back,
