@@ -102,12 +102,12 @@ def _session(view: SessionView, process: SessionHandle) -> dict[str, Any]:
         "ephemeral_bytes": max(process.shown(Word.EPHEMERAL), process.shown(Word.LIVE)),
         "framework_bytes": process.shown(Word.FRAMEWORK),
         "live_bytes": process.shown(Word.LIVE),
-        "offloaded_bytes": process.offloaded_bytes,
-        "offload_note": process.stayed or process.declined,
-        "offloads": process.num_offloads,
-        "restores": process.num_restores,
-        "offload_seconds": process.offload_seconds,
-        "restore_seconds": process.restore_seconds,
+        "offloaded_bytes": process.offload.bytes,
+        "offload_note": process.offload.stayed or process.offload.declined,
+        "offloads": process.offload.num_offloads,
+        "restores": process.offload.num_restores,
+        "offload_seconds": process.offload.offload_seconds,
+        "restore_seconds": process.offload.restore_seconds,
         "iterations": process.shown(Word.ITERATIONS),
         "iteration_seconds": view.iteration_seconds,
         "attained_service_seconds": view.attained,
@@ -121,7 +121,7 @@ def _session(view: SessionView, process: SessionHandle) -> dict[str, Any]:
         "utilisation_predicted": view.utilisation_predicted,
         "slowdown": view.slowdown,
         "slowdown_predicted": view.slowdown_predicted,
-        **_percentiles(process.waits),
+        **_percentiles(process.wait.past),
     }
 
 

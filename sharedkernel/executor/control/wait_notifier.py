@@ -42,19 +42,19 @@ class WaitNotifier:
 
     def notify_soon(self) -> None:
         """Notify the sessions that wait now."""
-        if self._due is None and any(process.wanted_at is not None for process in self._sessions.values()):
+        if self._due is None and any(process.wait.since is not None for process in self._sessions.values()):
             self._due = asyncio.get_running_loop().call_later(_INTERVAL, self._notify)
 
     def _notify(self) -> None:
         self._due = None
-        if all(process.wanted_at is None for process in self._sessions.values()):
+        if all(process.wait.since is None for process in self._sessions.values()):
             return
         now = asyncio.get_running_loop().time()
         status = self._status()
         running = sorted({session["user"] for session in status["sessions"] if session["state"] == "running"})
         for session in status["sessions"]:
             process = self._sessions[session["id"]]
-            if process.wanted_at is None or session["waiting_for"] is None:
+            if process.wait.since is None or session["waiting_for"] is None:
                 continue
             message = protocol.Waiting(
                 reason=session["waiting_for"],
@@ -63,8 +63,8 @@ class WaitNotifier:
                 expected_seconds=expected_wait(session, status),
                 usual_seconds=usual_wait(session, status),
             )
-            if process.sent_waiting is None or _is_news(message, now, process.sent_waiting, process.sent_waiting_at):
-                process.sent_waiting, process.sent_waiting_at = message, now
+            if process.wait.sent is None or _is_news(message, now, process.wait.sent, process.wait.sent_at):
+                process.wait.sent, process.wait.sent_at = message, now
                 process.send(message)
         self.notify_soon()
 

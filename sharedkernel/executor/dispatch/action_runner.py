@@ -106,7 +106,7 @@ class SessionActions:
 
     def _restore(self, process: SessionHandle) -> None:
         self._record_wait(process)
-        process.promised_bytes = process.offloaded_bytes + process.growth
+        process.promised_bytes = process.offload.bytes + process.growth
         self._update_limits()
         # Its first call to a driver that suspended it waits until it goes on.
         self._tasks.spawn(self._served.resume(process))
@@ -114,37 +114,37 @@ class SessionActions:
 
     def _force(self, process: SessionHandle) -> None:
         """Make a holder yield by a signal, unless it does not know yet that it has the device."""
-        if process.is_lane_coming:
+        if process.grant.is_lane_coming:
             return
-        if not process.times_forced:
-            process.forced_at = self._now()
-        process.times_forced += 1
+        if not process.grant.num_signals:
+            process.grant.first_signal_at = self._now()
+        process.grant.num_signals += 1
         process.send_signal(FORCE_SIGNAL)
 
     def _stop(self, process: SessionHandle) -> Sequence[events.Event]:
         """Stop a holder that does not react to signals, unless it is about to hand its lane over."""
-        if not process.times_forced:  # its lane has only come now: it gets its signal first
+        if not process.grant.num_signals:  # its lane has only come now: it gets its signal first
             self._force(process)
             return ()
-        if process.page.words[Word.HANDING_OVER] and self._now() < process.forced_at + _MOST_HAND_OVER:
+        if process.page.words[Word.HANDING_OVER] and self._now() < process.grant.first_signal_at + _MOST_HAND_OVER:
             return ()  # it yields, and waits for the device; stopped, it would leave its lane to nobody
         log.info("session %s does not yield; it is stopped until its next turn", process.session)
         process.send_signal(signal.SIGSTOP)
-        process.stopped = True
+        process.grant.is_stopped = True
         memory = profile_of(process.memory)
         return (events.ProcessStopped(session=id_of(process), memory=memory, live_bytes=process.live_bytes),)
 
     def _refuse(self, process: SessionHandle, reason: str, message: str) -> None:
         log.info("refused session %s the device (%s): %s", process.session, reason, message)
-        if process.stopped:  # it asks for nothing
+        if process.grant.is_stopped:  # it asks for nothing
             self._let_come(process)
             return
-        process.wanted_at = None
+        process.wait.since = None
         process.send(protocol.RefusedGrant(reason=reason, message=message))
 
     def _offload(self, process: SessionHandle) -> Sequence[events.Event]:
         """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
-        if not process.stopped:
+        if not process.grant.is_stopped:
             process.send(protocol.Offload())
             return ()
         self._let_come(process)
@@ -153,14 +153,14 @@ class SessionActions:
 
     def _let_come(self, process: SessionHandle) -> None:
         """Let a stopped session run to where it yields, and ask for the device itself."""
-        process.unsanctioned = True
+        process.grant.is_unsanctioned = True
         process.page.words[Word.PREEMPT] = 1
         resume(process)
 
     def _grant(self, process: SessionHandle, lane: LaneId, parallel: int) -> Effects:
         process.page.words[Word.PREEMPT] = 0
-        process.times_forced = 0
-        if process.stopped:
+        process.grant.num_signals = 0
+        if process.grant.is_stopped:
             resume(process)
             return Effects()
         self._record_wait(process)
@@ -170,15 +170,15 @@ class SessionActions:
             process.promised_bytes = process.live_bytes + process.growth
             process.growth = 0
             self._update_limits()
-        if process.unsanctioned:  # it holds one already, of the executor before this
-            process.unsanctioned = False
+        if process.grant.is_unsanctioned:  # it holds one already, of the executor before this
+            process.grant.is_unsanctioned = False
             return Effects()
         caused = self._expect_context(process)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         lanes = self._served.lane_server
         if lanes is not None and size is not None and lanes.is_costly(process, lane, size):
-            process.is_lane_coming = True
+            process.grant.is_lane_coming = True
             return Effects(caused, self._grant_later(lanes, process, lane, size, threads))
         has_lane = lanes is not None and lanes.granted(process, lane, size)
         process.send(protocol.Granted(threads=threads, has_lane=has_lane))
@@ -207,7 +207,7 @@ class SessionActions:
                 has_lane = lanes.granted(process, lane, size)
                 process.send(protocol.Granted(threads=threads, has_lane=has_lane))
         finally:
-            process.is_lane_coming = False
+            process.grant.is_lane_coming = False
             lanes.give_up(lane)
 
     def _size_of(self, lane: LaneId, process: SessionHandle) -> int | None:
@@ -225,15 +225,15 @@ class SessionActions:
 
     def _record_wait(self, process: SessionHandle) -> None:
         """Record that what *process* waited for has come."""
-        if process.wanted_at is not None:
-            waited = self._now() - process.wanted_at
-            process.waits.append(waited)
+        if process.wait.since is not None:
+            waited = self._now() - process.wait.since
+            process.wait.past.append(waited)
             self._users.records[process.user or ""].waits.append(waited)
             self._counters.waited(waited)
-            process.wanted_at = None
+            process.wait.since = None
 
 
 def resume(process: SessionHandle) -> None:
     """Let a process run again that was stopped."""
-    process.stopped = False
+    process.grant.is_stopped = False
     process.send_signal(signal.SIGCONT)

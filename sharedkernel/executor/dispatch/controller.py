@@ -158,7 +158,7 @@ class SessionController:
         if process.ended.is_set():
             return
         process.page.words[Word.PREEMPT] = 0
-        process.sent_allowance = process.sent_waiting = process.wanted_at = None
+        process.sent_allowance = process.wait.sent = process.wait.since = None
         process.promised_bytes = process.growth = 0
         session = id_of(process)
         self._reset(process)
@@ -168,9 +168,9 @@ class SessionController:
             self._driver.handle(events.CellOpened(session=session))
             self._driver.handle(events.WorkForeseen(session=session, source=hello.source))
         if hello.holding:
-            process.unsanctioned = True  # until the grant that it has is granted
+            process.grant.is_unsanctioned = True  # until the grant that it has is granted
             self._want(process)
-            if process.unsanctioned:
+            if process.grant.is_unsanctioned:
                 if self._state(session) is not SessionState.READY:  # it may have been refused outright
                     self._driver.handle(events.DeviceWantWithdrawn(session=session))
                 process.page.words[Word.PREEMPT] = 1
@@ -201,7 +201,7 @@ class SessionController:
         session = id_of(process)
         match message:
             case protocol.CellOpened():
-                if process.offloaded_bytes:  # it waits to be restored
+                if process.offload.bytes:  # it waits to be restored
                     self._wait_begins(process)
                 self._driver.handle(events.CellOpened(session=session))
                 self.update_limits()
@@ -218,13 +218,13 @@ class SessionController:
                     events.GrantMeasured(session=session, iterations=iterations, utilisation=utilisation)
                 )
             case protocol.DeviceWantWithdrawn():
-                process.wanted_at = None
+                process.wait.since = None
                 process.send(protocol.WithdrawalSeen())
                 self._driver.handle(events.DeviceWantWithdrawn(session=session))
             case protocol.GrantReleased():
                 self._release(process, message)
             case protocol.CellClosed(memory=memory):
-                process.wanted_at = None
+                process.wait.since = None
                 process.promised_bytes = 0
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
@@ -255,10 +255,10 @@ class SessionController:
         if message.at != "yield":
             process.promised_bytes = 0
         process.page.words[Word.PREEMPT] = 0
-        if process.unsanctioned:
-            process.unsanctioned = False
+        if process.grant.is_unsanctioned:
+            process.grant.is_unsanctioned = False
             return
-        if process.stopped:  # it yielded at the very moment it was stopped, and wants nothing now
+        if process.grant.is_stopped:  # it yielded at the very moment it was stopped, and wants nothing now
             resume(process)
             self._driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
             return
@@ -285,8 +285,8 @@ class SessionController:
         return utilisation
 
     def _wait_begins(self, process: SessionHandle) -> None:
-        process.wanted_at = self._driver.now()
-        process.sent_waiting = None
+        process.wait.since = self._driver.now()
+        process.wait.sent = None
 
     # --- what can be seen ---------------------------------------------------------------------------------------------
 

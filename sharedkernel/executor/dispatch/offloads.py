@@ -69,7 +69,7 @@ class Offloads:
         if state is not SessionState.IDLE:
             raise Refused("its code runs; offload it when its cells have ended, or interrupt it.", reason="busy")
         answer = asyncio.get_running_loop().create_future()
-        process.offload_requests.append(answer)
+        process.offload.requests.append(answer)
         self._driver.handle(events.OffloadRequested(session=id_of(process)))
         await answer
 
@@ -79,7 +79,7 @@ class Offloads:
             answer_requests(process, None)
         else:  # its answer may have been lost with its connection, and it does not know that they still wait
             answer_requests(process, Refused("its connection was lost meanwhile; try again.", reason="busy"))
-        process.offloaded_bytes = hello.offloaded_bytes
+        process.offload.bytes = hello.offloaded_bytes
         if hello.offloaded_bytes:
             memory = profile_of(hello.memory)
             offloaded = hello.offloaded_bytes
@@ -93,7 +93,7 @@ class Offloads:
             case protocol.Offloaded():
                 self._offloaded(process, message)
             case protocol.OffloadDeclined(message=reason):
-                process.declined = reason
+                process.offload.declined = reason
                 log.info("session %s is not offloaded: %s", process.session, reason)
                 is_for_now = message.reason == "busy"
                 self._driver.handle(events.OffloadDeclined(session=id_of(process), for_now=is_for_now))
@@ -102,9 +102,10 @@ class Offloads:
                 self._restored(process, message)
 
     def _offloaded(self, process: SessionHandle, message: protocol.Offloaded) -> None:
-        process.offloaded_bytes, process.stayed, process.declined = message.offloaded_bytes, message.kept, None
-        process.num_offloads += 1
-        process.offload_seconds += message.seconds
+        offload = process.offload
+        offload.bytes, offload.stayed, offload.declined = message.offloaded_bytes, message.kept, None
+        offload.num_offloads += 1
+        offload.offload_seconds += message.seconds
         log.info("offloaded %s of session %s", format_bytes(message.offloaded_bytes), process.session)
         self._measured(process, message.memory)
         self._driver.handle(
@@ -123,15 +124,15 @@ class Offloads:
             return
         left = msgspec.structs.replace(process.memory, framework=max(0, process.memory.framework - freed))
         self._driver.handle(
-            events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offloaded_bytes + freed)
+            events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offload.bytes + freed)
         )
 
     def _restored(self, process: SessionHandle, message: protocol.Restored) -> None:
-        process.offloaded_bytes = 0
+        process.offload.bytes = 0
         process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
-        process.stayed = None
-        process.num_restores += 1
-        process.restore_seconds += message.seconds
+        process.offload.stayed = None
+        process.offload.num_restores += 1
+        process.offload.restore_seconds += message.seconds
         self._measured(process, message.memory)
         self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
         self._update_limits()
@@ -142,7 +143,7 @@ class Offloads:
 
 def answer_requests(process: SessionHandle, error: SharedKernelError | None) -> None:
     """Answer those who asked for *process* to be offloaded."""
-    requests, process.offload_requests = process.offload_requests, []
+    requests, process.offload.requests = process.offload.requests, []
     for request in requests:
         if request.done():
             continue

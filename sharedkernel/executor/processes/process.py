@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import msgspec
 import psutil
 
 from sharedkernel import protocol
+from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, WaitProgress
 from sharedkernel.executor.processes.sanitize import MOST_BYTES
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Limits, Memory, SessionRecord
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 #: bytes that wait to be read by a session; it is hung up on when they are more, and greets again when it reads
 _MOST_UNREAD = 4 << 20
-#: waits remembered for the percentiles in status
-_WAITS_KEPT = 200
 
 
 class PersistedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,42 +114,21 @@ class SessionHandle:
     promised_bytes: int = 0
     #: bytes beyond what it has that its present want is for
     growth: int = 0
-    #: bytes moved away from the device; what stayed and why, for people
-    offloaded_bytes: int = 0
-    stayed: str | None = None
-    #: why it was last not offloaded, for people
-    declined: str | None = None
+    #: its memory away from the device
+    offload: OffloadProgress = field(default_factory=OffloadProgress)
     #: device-seconds that it was seen to use without a grant
     ungranted: float = 0.0
     #: why its iterations use no lane whose bytes others share, for people; None: they do, or nothing is known yet
     lane_note: str | None = None
-    #: times that it was offloaded and restored, and seconds that these took
-    num_offloads: int = 0
-    num_restores: int = 0
-    offload_seconds: float = 0.0
-    restore_seconds: float = 0.0
-    #: requests to offload it that wait for its answer
-    offload_requests: list[asyncio.Future[None]] = field(default_factory=list)
     #: somebody asked for its end, so it is no surprise
     end_asked: bool = False
     #: slug and sentence, where this executor ended it of its own accord
     end_reason: tuple[str, str] | None = None
-    #: it was granted the device, and will hear so as soon as its lane is made
-    is_lane_coming: bool = False
-    #: it held a grant when this executor took it over, and the scheduler would not have given it one
-    unsanctioned: bool = False
-    #: signals to yield since its present grant, and when the first was sent
-    times_forced: int = 0
-    forced_at: float = 0.0
-    #: stopped as a process, in the middle of what it does on the device
-    stopped: bool = False
-    wanted_at: float | None = None
-    #: seconds waited for each grant, newest last
-    waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
-    #: what was last said to the session about its wait and its allowance
-    sent_waiting: protocol.Waiting | None = None
-    sent_waiting_at: float = 0.0
+    grant: GrantProgress = field(default_factory=GrantProgress)
+    wait: WaitProgress = field(default_factory=WaitProgress)
+    #: the allowance that was last sent to it
     sent_allowance: protocol.Allowance | None = None
+    #: readable once it has ended
     pidfd: int | None = None
 
     def shown(self, word: Word) -> int:
