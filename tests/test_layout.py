@@ -42,7 +42,7 @@ CIRCULAR: frozenset[str] = frozenset()
 PROCESSES = frozenset({"gateway", "executor", "relay", "serverextension"})
 
 #: processes whose folders are in layers, too
-LAYERED = ("gateway", "scheduling", "session", "device_memory")
+LAYERED = ("executor", "gateway", "scheduling", "session", "device_memory")
 
 MAX_MODULES = 14
 #: folders with more modules
@@ -53,10 +53,6 @@ MAX_LINES = 400
 LONG_MODULES = frozenset(
     {
         "device_memory.lane_memory",
-        "executor.dispatch.controller",
-        "executor.service",
-        "executor.shelf.store",
-        "executor.supervision.supervisor",
     }
 )
 
@@ -65,7 +61,6 @@ MIN_LINES = 30
 TINY_MODULES = frozenset(
     {
         "_version",
-        "ipc.peers",
         "system.tasks",
         "system.slow_imports",
     }
@@ -86,8 +81,6 @@ AMBIGUOUS_CLASSES = frozenset(
         "Offloaded",
         "Restore",
         "Restored",
-        "Shelves",
-        "Watch",
     }
 )
 

@@ -19,7 +19,7 @@ from sharedkernel.executor.devices.cuda import discovery
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, LaneSharing
 from sharedkernel.executor.devices.cuda.mps import MpsMode
 from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, IsolationOptions
-from sharedkernel.executor.service import ExecutorService
+from sharedkernel.executor.service import start_executor
 from sharedkernel.executor.supervision.environments import Environment, open_environments
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
@@ -320,15 +320,6 @@ class ExecutorApp(CommandApp):
         environments: Mapping[str, Environment],
         start_timeout: float,
     ) -> None:
-        service = ExecutorService(
-            directory,
-            served,
-            config,
-            isolation=isolation,
-            environments=environments,
-            spares=self.spares,
-            start_timeout=start_timeout,
-        )
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -339,7 +330,15 @@ class ExecutorApp(CommandApp):
         # Before the start, which leaves processes behind if it is cut short.
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, end)
-        await service.start()
+        service = await start_executor(
+            directory,
+            served,
+            config,
+            isolation=isolation,
+            environments=environments,
+            spares=self.spares,
+            start_timeout=start_timeout,
+        )
         device = served.device
         log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)
         waits = [asyncio.create_task(ended.wait()), asyncio.create_task(service.stopped.wait())]

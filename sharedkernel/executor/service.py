@@ -1,15 +1,11 @@
-"""The executor: begins and ends serving in a runtime directory, and passes what is said there to whom it concerns.
+"""The executor: connects its parts, serves from a runtime directory, and adopts what an earlier executor left.
 
-Who says what when:
+Messages go through `control/router.py`: those of gateways and commands to `control/api.py`, which answers each; those
+of sessions, which report what their gates do, to `dispatch/controller.py`. Gateways are also told of sessions that end.
 
-- a gateway or command greets (`handshake.py`), then asks; each request is answered (`api.py`). Gateways are also
-  told of sessions that end.
-- a session's process greets when it is forked (a spare), is assigned once (`starting.py`), and from then on reports
-  what its gate does: cell opened, device wanted, grant released, cell closed. `controller.py` hears that.
-
-A new executor on the same runtime directory adopts what the last one left: the sessions' records come from the
-keeper, and where each session stands it says itself in its greeting. Holders are taken over before anybody else is
-granted anything.
+A new executor on the same runtime directory adopts the sessions of the last one: their records come from the keeper,
+and where each session stands it says itself in its greeting. Holders are taken over before anybody else is granted
+anything.
 """
 
 from __future__ import annotations
@@ -18,58 +14,62 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.executor.control.api import Gateways
-from sharedkernel.executor.control.connections import Connection
-from sharedkernel.executor.control.fd_server import DescriptorChannel
-from sharedkernel.executor.control.handshake import Greetings
-from sharedkernel.executor.control.sanitize import believe
+from sharedkernel.executor.control.api import ControlApi
+from sharedkernel.executor.control.router import MessageRouter
+from sharedkernel.executor.control.status_builder import StatusBuilder
+from sharedkernel.executor.control.status_stream import StatusStream
+from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
-from sharedkernel.executor.dispatch.controller import Grants
-from sharedkernel.executor.dispatch.totals import Totals
+from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.dispatch.usage import UsageJournal
 from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.workload import Foresight
+from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
-from sharedkernel.executor.sessions.detached import Lingering
-from sharedkernel.executor.sessions.idle_monitor import IdleWatch
-from sharedkernel.executor.sessions.pool import Spares
-from sharedkernel.executor.sessions.process import KeptSession, SessionProcess, describe_end, real_user, start_time
-from sharedkernel.executor.sessions.recovery import Adoption
-from sharedkernel.executor.sessions.starting import Starting
+from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, describe_end, real_user, start_time
+from sharedkernel.executor.runtime_directory import RuntimeDirectory
+from sharedkernel.executor.sessions.detached import DetachTimers
+from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
+from sharedkernel.executor.sessions.interventions import Interventions
+from sharedkernel.executor.sessions.pool import SessionPool
+from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.room import Room, room_for
-from sharedkernel.executor.shelf.store import Shelves
-from sharedkernel.executor.supervision.build_id import check_left
+from sharedkernel.executor.shelf.store import KEY_PREFIX, ShelfStore
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
-from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.executor.supervision.keeper_client import KeeperClient
+from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
+from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
-    LONGEST_RUNTIME_DIRECTORY,
-    SESSIONS_DIRECTORY,
-    make_private_directory,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
-from sharedkernel.system.lock_file import lock_directory
 from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
-
-_M = TypeVar("_M", bound=protocol.Message)
 
 #: seconds between what the keeper is told about attained service
 _KEEP_INTERVAL = 2.0
 
 
-class ExecutorService:
-    """Serves one device from one runtime directory.
+async def start_executor(
+    runtime_directory: Path,
+    served: ServedDevice,
+    config: SchedulerConfig,
+    *,
+    isolation: Isolation | None = None,
+    environments: Mapping[str, Environment] | None = None,
+    spares: int = 1,
+    start_timeout: float = 50.0,
+) -> ExecutorService:
+    """Take over the runtime directory and serve.
 
     Parameters
     ----------
@@ -87,157 +87,179 @@ class ExecutorService:
         Initialised sessions kept ready for the next users.
     start_timeout
         Seconds that a session may take to be ready for its user once it is given to them.
+
+    Raises
+    ------
+    ConfigError
+        When the directory cannot be used, another executor serves it, or what is in it speaks another version.
     """
+    isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
+    service = ExecutorService(
+        RuntimeDirectory(runtime_directory, isolation),
+        served,
+        config,
+        isolation,
+        environments or {OWN: own_environment()},
+        spares=spares,
+        start_timeout=start_timeout,
+    )
+    await service.start()
+    return service
+
+
+class ExecutorService:
+    """Serves one device from one runtime directory (see :func:`start_executor`); needs a running event loop."""
 
     def __init__(
         self,
-        runtime_directory: Path,
+        directory: RuntimeDirectory,
         served: ServedDevice,
         config: SchedulerConfig,
+        isolation: Isolation,
+        environments: Mapping[str, Environment],
         *,
-        isolation: Isolation | None = None,
-        environments: Mapping[str, Environment] | None = None,
-        spares: int = 1,
-        start_timeout: float = 50.0,
+        spares: int,
+        start_timeout: float,
     ) -> None:
-        self.directory = runtime_directory
+        #: set when the service should end
+        self.stopped = asyncio.Event()
+        self._directory = directory
         self._served = served
-        self._config = config
-        self._start_timeout = start_timeout
-        self._isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
-        self._shelves = Shelves(self._tell_keeper, self._shelf_room)
-        self._environments = environments or {OWN: own_environment()}
-        self._supervisor = Supervisor(runtime_directory, self._on_end, self._shelves, self._environments)
-        self._supervisor.device_kind = served.device.kind
-        self._supervisor.isolation = self._isolation.kind
-        self._spares = Spares(self._supervisor, spares)
-        lanes = served.lane_desk
-        self._channel = DescriptorChannel(
-            runtime_directory / DESCRIPTOR_SOCKET,
+        self._isolation = isolation
+        self._tasks = Tasks()
+        path = directory.path
+        self._totals = UsageJournal(path)
+        events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
+        self._controller = SessionController(served, config, events, WorkloadHistory(path, served.device.kind))
+        self._keeper = KeeperClient(path, str(environments[OWN].build_id))
+        self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
+        self._pool = SessionPool(self._supervisor, spares)
+        self._interventions = Interventions(self._controller, self._supervisor, self._tasks)
+        self._detached = DetachTimers(
+            self._interventions.offload, lambda process: self._tasks.spawn(self._supervisor.end(process))
+        )
+        self._idle_monitor = IdleMonitor(self._controller.sessions)
+        self._shelves = ShelfStore(self._keeper.send, self._shelf_room, self._controller.shelf_changed)
+        lanes = served.lane_server
+        self._channel = FdServer(
+            path / DESCRIPTOR_SOCKET,
             self._session_of,
             {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
             self._shelves.forget_reservations,
         )
-        self._tasks = Tasks()
-        self._lingering = Lingering(self.offload, lambda process: self._tasks.spawn(self._supervisor.end(process)))
-        self._totals = Totals(runtime_directory)
-        self._lock_descriptor = -1
-        #: set when the service should end
-        self.stopped = asyncio.Event()
-        self._greetings: Greetings
-        self._grants: Grants
-        self._adoption: Adoption
-        self._starting: Starting
-        self._gateways: Gateways
-        self._server: asyncio.Server
+        self._launcher = SessionLauncher(
+            self._controller,
+            self._supervisor,
+            self._pool,
+            served,
+            isolation,
+            environments,
+            self._tasks,
+            timeout=start_timeout,
+        )
+        status = StatusBuilder(served, self._controller)
+        self._waits = WaitNotifier(self._controller.sessions, status.document)
+        self._status_stream = StatusStream(status.view)
+        self._api = ControlApi(
+            self._controller,
+            self._supervisor,
+            self._launcher,
+            self._detached,
+            isolation,
+            self._shelves,
+            status,
+            self.stop,
+        )
+        self._router = MessageRouter(
+            self._controller,
+            self._supervisor,
+            self._api,
+            self._detached,
+            self._waits,
+            self._status_stream,
+            served,
+            isolation,
+            [name for name in environments if name != OWN],
+            self._tasks,
+        )
+        self._server: asyncio.Server | None = None
+
+    @property
+    def sessions(self) -> Mapping[str, SessionHandle]:
+        """The processes that serve a session now, by its id."""
+        return self._controller.sessions
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take over the runtime directory and serve.
+        """Adopt what an earlier executor left, and listen.
 
         Raises
         ------
         ConfigError
-            When the directory cannot be used, another executor serves it, or what is in it speaks another version.
+            When something that was required does not start.
         """
-        if len(os.fsencode(self.directory)) > LONGEST_RUNTIME_DIRECTORY:
-            raise ConfigError(
-                f"{self.directory} is too long a path for sockets; name one of at most {LONGEST_RUNTIME_DIRECTORY} "
-                "characters with --runtime-dir."
-            )
-        if not self._isolation.uses_accounts:  # or sessions pass through it
-            make_private_directory(self.directory)
-        self._lock_descriptor = lock_directory(self.directory)
-        check_left(self.directory)
         allow_many_descriptors()
-        make_private_directory(self.directory / LOGS_DIRECTORY)
-        self._isolation.make_sessions_directory(self.directory / SESSIONS_DIRECTORY)
-        await self._served.start(self.directory, self)
-        self._supervisor.memory_mode = self._served.memory_mode
-        self._make_parts()
-        path = self.directory / EXECUTOR_SOCKET
-        path.unlink(missing_ok=True)
-        loop = asyncio.get_running_loop()
-        self._shelves.on_change = self._grants.shelf_changed
-        kept = await self._supervisor.start()
+        path = self._directory.path
+        await self._served.start(path, self._interventions)
+        socket = path / EXECUTOR_SOCKET
+        socket.unlink(missing_ok=True)
+        kept = await self._supervisor.start(await self._adopt_shelves())
         attained: defaultdict[str, float] = defaultdict(float)
         for session in kept:
             attained[session.user or ""] += session.attained
-        self._grants.users.recall(self._totals.open(), attained)
+        self._controller.users.recall(self._totals.open(), attained)
         for session in kept:
             if (process := self._supervisor.processes.get(session.process)) is not None:  # not ended meanwhile
                 self._adopt(process, session)
         self._shelves.start()
         self._channel.start()
-        self._server = await loop.create_unix_server(lambda: Connection(self), str(path))
-        path.chmod(self._socket_mode)
-        (self.directory / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
-        self._adoption.begin()
-        self._spares.want()
-        self._idle_watch = IdleWatch(self._grants.sessions)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: ControlConnection(self._router), str(socket))
+        socket.chmod(self._socket_mode)
+        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+        self._router.recovery.begin()
+        self._pool.want()
+        self._idle_monitor.start()
         self._tasks.spawn(self._keep_service())
-
-    def _make_parts(self) -> None:
-        """Make what needs a running event loop."""
-        events = EventLog(self.directory / LOGS_DIRECTORY / "events.jsonl")
-        foresight = Foresight(self.directory, self._served.device.kind)
-        self._grants = Grants(self._served, self._config, events, foresight)
-        self._adoption = Adoption(self._grants.take_over, self._hear_session)
-        self._starting = Starting(
-            self._grants,
-            self._supervisor,
-            self._spares,
-            self._served,
-            self._isolation,
-            self._environments,
-            self._tasks,
-            timeout=self._start_timeout,
-        )
-        self._gateways = Gateways(
-            self._grants,
-            self._supervisor,
-            self._starting,
-            self._lingering,
-            self._isolation,
-            self._shelves,
-            self.stop,
-        )
-        self._greetings = Greetings(
-            self._supervisor,
-            self._isolation,
-            self._served.device,
-            [name for name in self._environments if name != OWN],
-            on_gateway=self._gateways.joined,
-            on_session=self._greeted,
-        )
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop serving; sessions run on unless *end_sessions*."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self._channel.close()
-        self._lingering.close()
-        self._idle_watch.close()
-        self._spares.close()
+        self._detached.close()
+        self._idle_monitor.close()
+        self._waits.close()
+        self._status_stream.close()
+        self._pool.close()
         self._tasks.cancel()
         if not end_sessions:
             self._keep_all()
             log.info(
                 "stopping; %d sessions and the warm parent run on: the next executor adopts them, "
                 "and with --end-sessions-on-exit it ends them when it stops",
-                len(self._grants.sessions),
+                len(self._controller.sessions),
             )
         await self._supervisor.stop(end_sessions=end_sessions)
+        self._keeper.close(quit_too=end_sessions)
         self._shelves.close()
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
-        self._totals.keep(self._grants.totals())
+        self._totals.keep(self._controller.totals())
         self._totals.close()
-        self._grants.close()
-        (self.directory / EXECUTOR_SOCKET).unlink(missing_ok=True)
-        os.close(self._lock_descriptor)
+        self._controller.close()
+        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        self._directory.release()
         self.stopped.set()
+
+    def _fork_traits(self) -> ForkTraits:
+        return ForkTraits(
+            device_kind=self._served.device.kind,
+            memory_mode=self._served.memory_mode,
+            isolation=self._isolation.kind,
+        )
 
     @property
     def _socket_mode(self) -> int:
@@ -247,15 +269,11 @@ class ExecutorService:
 
     # --- adoption -----------------------------------------------------------------------------------------------------
 
-    def _adopt(self, process: SessionProcess, kept: KeptSession) -> None:
+    def _adopt(self, process: SessionHandle, kept: PersistedSession) -> None:
         if not process.session:
             process.session = None  # whoever took this spare is gone
             # It was not made ready for what its user will be, or is of other code than new sessions are now.
-            if (
-                process.isolation != self._isolation.kind
-                or process.memory_mode != self._served.memory_mode
-                or not self._supervisor.is_current(process)
-            ):
+            if not self._supervisor.is_current(process):
                 process.take()
                 self._tasks.spawn(self._supervisor.end(process))
             return
@@ -266,147 +284,52 @@ class ExecutorService:
             self._tasks.spawn(self._supervisor.end(process))
             return
         resume(process)  # the executor before this may have stopped it
-        if self._served.lane_desk is not None:
-            self._served.lane_desk.adopted(process)
-        self._starting.adopted(process)
-        self._adoption.expect(process)
-        self._grants.add(process, kept.attained)
+        if self._served.lane_server is not None:
+            self._served.lane_server.adopted(process)
+        self._launcher.adopted(process)
+        self._router.recovery.expect(process)
+        self._controller.add(process, kept.attained)
         if process.lingers_until is not None:
-            self._lingering.resume(process)
+            self._detached.resume(process)
         log.info("adopted session %s of %s", process.session, process.user)
-
-    # --- connections --------------------------------------------------------------------------------------------------
-
-    def may_connect(self, uid: int) -> bool:
-        """Whether processes of the user id *uid* are heard at all."""
-        return self._greetings.may_connect(uid)
-
-    def connected(self, peer: Connection) -> None:
-        """Wait for the greeting."""
-
-    def disconnected(self, peer: Connection) -> None:
-        """Forget a gateway; a session's end is another matter (its process is watched)."""
-        self._gateways.left(peer)
-        if isinstance(peer.session, SessionProcess) and peer.session.transport is peer.transport:
-            peer.session.transport = None
-
-    def received(self, peer: Connection, message: Any) -> None:
-        """Handle one message of anybody."""
-        if isinstance(message, protocol.Hello | protocol.SessionHello):
-            self._greetings.hear(peer, message)
-        elif peer.role == "session":
-            self._hear_session(peer.session, message)
-        elif peer.role is not None:
-            self._tasks.spawn(self._gateways.answer(peer, message))
-        else:
-            log.warning("process %d did not greet", peer.pid)
-            peer.transport.close()
-
-    # --- what the device may do to sessions ---------------------------------------------------------------------------
-
-    def sessions(self) -> Iterable[SessionProcess]:
-        """Return the processes that serve a session now."""
-        return self._grants.sessions.values()
-
-    def warn(self, process: SessionProcess, text: str) -> None:
-        """Show *text*, a sentence, in the session's notebook."""
-        process.warn(text)
-
-    def offload(self, process: SessionProcess) -> None:
-        """Have the session's memory moved away, if it is idle."""
-        self._tasks.spawn(self._try_offload(process))
-
-    async def _try_offload(self, process: SessionProcess) -> None:
-        try:
-            await self._grants.offload(process)
-        except SharedKernelError as error:
-            log.info("session %s is not offloaded: %s", process.session, error)
-
-    def end(self, process: SessionProcess, reason: str, message: str) -> None:
-        """End the session; its user is told *message*."""
-        process.end_reason = (reason, message)
-        self._tasks.spawn(self._supervisor.end(process))
-
-    def attained(self) -> Mapping[str, float]:
-        """Return what each session, by its id, was served so far, in device-seconds."""
-        return self._grants.attained()
-
-    def charge(self, process: SessionProcess, seconds: float) -> None:
-        """Count *seconds* in which the session used the device without a grant as served."""
-        self._grants.charge(process, seconds)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def _greeted(self, peer: Connection, hello: protocol.SessionHello) -> None:
-        process = peer.session
-        hello = self._believe(process, hello)
-        process.transport = peer.transport
-        if process.connection is None:  # later its user's code may say it, and gateways would connect to where it says
-            process.connection = hello.connection
-        process.memory, process.data_bytes = hello.memory, hello.data_bytes
-        peer.send(self._greetings.welcome)
-        if not process.ready.done():
-            process.ready.set_result(None)
-            self._supervisor.keep(process)
-        if process.session:
-            self._adoption.greeted(peer, hello)
-
-    def _hear_session(self, process: SessionProcess, message: Any) -> None:
-        if process.ended.is_set() or self._adoption.puts_by(process, message):
-            return
-        if isinstance(message, protocol.Assigned):
-            if process.assigned is not None and not process.assigned.done():
-                process.assigned.set_result(None)
-                self._supervisor.keep(process)  # which counts from now on
-        elif not process.session:  # a spare has no user whose code could run
-            return
-        elif isinstance(message, protocol.WantEarlier):
-            self._gateways.want_earlier(process, message.question)
-        else:
-            process.used = process.used or isinstance(message, protocol.CellOpened)
-            self._grants.hear(process, self._believe(process, message))
-            if isinstance(message, protocol.CellClosed):
-                self._lingering.came_to_rest(process)
-
-    def _believe(self, process: SessionProcess, message: _M) -> _M:
-        """Return what counts of what a session says."""
-        device = self._served.device
-        usable = device.capacity_bytes - device.reserve_bytes
-        quota = None if process.limits is None else process.limits.quota_bytes
-        return believe(
-            message,
-            quota=usable if quota is None else min(quota, usable),
-            before=process.memory,
-            seen=lambda: self._served.seen_bytes(process),
-        )
-
-    def _on_end(self, process: SessionProcess, status: int | None) -> None:
+    def _on_end(self, process: SessionHandle, status: int | None) -> None:
         if not process.session:
-            self._spares.want()
+            self._pool.want()
             return
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
-        if self._grants.sessions.get(process.session) is not process:
+        if self._controller.sessions.get(process.session) is not process:
             return  # it ended before this executor took it over; whoever asks for sessions will miss it
         self._channel.hang_up(process)
-        self._lingering.forget(process)
-        self._grants.remove(process)
-        self._gateways.tell(died)
+        self._detached.forget(process)
+        self._status_stream.forget(process)
+        self._controller.remove(process)
+        self._api.notify(died)
 
     # --- shelves ------------------------------------------------------------------------------------------------------
 
-    def _tell_keeper(self, message: protocol.Message, descriptors: list[int]) -> None:
-        self._supervisor.tell_keeper(message, descriptors)
+    async def _adopt_shelves(self) -> list[tuple[protocol.Kept, list[int]]]:
+        """Take over what the keeper has for shelves; return the rest, which is about sessions."""
+        rest = []
+        for message, descriptors in await self._keeper.open():
+            if not message.key.startswith(KEY_PREFIX):
+                rest.append((message, descriptors))
+            elif self._shelves.adopt(message.data, descriptors):
+                self._keeper.hold(message, descriptors)
+        return rest
 
-    def _session_of(self, pid: int) -> SessionProcess | None:
+    def _session_of(self, pid: int) -> SessionHandle | None:
         """Return the session whose process has this id; what it starts itself has others."""
-        found = (process for process in self._grants.sessions.values() if process.pid == pid)
+        found = (process for process in self._controller.sessions.values() if process.pid == pid)
         return next((process for process in found if start_time(pid) == process.started), None)
 
     def _shelf_room(self, user: str) -> Room:
-        return room_for(user, self._grants.sessions.values(), self._served.device)
+        return room_for(user, self._controller.sessions.values(), self._served.device)
 
     # --- for the next executor ----------------------------------------------------------------------------------------
 
@@ -416,6 +339,6 @@ class ExecutorService:
             self._keep_all()
 
     def _keep_all(self) -> None:
-        self._totals.keep(self._grants.totals())
-        for session, attained in self._grants.attained().items():
-            self._supervisor.keep(self._grants.sessions[session], attained)
+        self._totals.keep(self._controller.totals())
+        for session, attained in self._controller.attained().items():
+            self._supervisor.keep(self._controller.sessions[session], attained)

@@ -20,7 +20,7 @@ from sharedkernel.ipc.fd_client import DescriptorClient
 Callback = Callable[[dict[str, Any]], None]
 
 
-class ControlConnection(Protocol):
+class ExecutorLink(Protocol):
     """A session's connection to its executor's control socket."""
 
     #: of the socket
@@ -35,7 +35,7 @@ class ControlConnection(Protocol):
 class _View:
     """Shares one stream of views among its subscribers."""
 
-    def __init__(self, link: ControlConnection, session: str, channel: DescriptorClient) -> None:
+    def __init__(self, link: ExecutorLink, session: str, channel: DescriptorClient) -> None:
         self.session = session
         self.channel = channel
         self.executor_socket = link.path
@@ -98,7 +98,7 @@ class _View:
 _view: _View | None = None
 
 
-def connect(link: ControlConnection, session: str, channel: DescriptorClient) -> None:
+def connect(link: ExecutorLink, session: str, channel: DescriptorClient) -> None:
     """Make this process a session that can be looked at from within."""
     global _view
     _view = _View(link, session, channel)

@@ -1,4 +1,8 @@
-"""Messages with descriptors, one a packet, between the executor and the processes that outlive it."""
+"""Messages with descriptors, one a packet, between the executor and the processes that outlive it.
+
+The process at the other end of a local socket is known as the operating system tells it (:func:`peer_of`); nothing that
+is said counts.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,13 @@ import contextlib
 import os
 import resource
 import socket
+import struct
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.ipc.peers import Peer, peer_of
 
 #: seconds that a process which serves only one at a time waits for a peer to read what it is sent
 PEER_PATIENCE = 10.0
@@ -22,6 +26,27 @@ _MAX_PACKET = 1 << 17
 
 #: open files that a process may have which holds other processes' memory, if the system allows it
 _MANY_DESCRIPTORS = 1 << 16
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class PeerCredentials(NamedTuple):
+    """The process that connected, and whose it was then."""
+
+    pid: int
+    uid: int
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of this process's own user, or of root, who may do anything anyway."""
+        return self.uid in (0, os.getuid())
+
+
+def peer_of(connection: socket.socket) -> PeerCredentials:
+    """Return who connected the unix socket *connection*."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return PeerCredentials(pid, uid)
 
 
 def allow_many_descriptors() -> None:
@@ -96,7 +121,7 @@ class PacketSocket:
         """Let no call take longer: 0 to never wait (BlockingIOError instead), None to wait for ever."""
         self._socket.settimeout(seconds)
 
-    def peer(self) -> Peer:
+    def peer(self) -> PeerCredentials:
         """Return who connected."""
         return peer_of(self._socket)
 

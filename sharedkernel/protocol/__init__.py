@@ -7,7 +7,7 @@ unpickled. Bytes are integers, times are seconds.
 
 Each module has one conversation, and which messages either end of it accepts; here are all of them together. This
 package covers what is said and how it is framed (:mod:`.framing`). It does not cover who says what when: see
-`executor/service.py` and `session/connection.py`.
+`executor/control/router.py` and `session/connection.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.sessions.process import KeptSession, start_time
+from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 
@@ -73,7 +73,7 @@ class FaultStack(LocalStack):
         found = {}
         for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
             with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
-                record = msgspec.msgpack.decode(path.read_bytes(), type=KeptSession)
+                record = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
                 if record.client_key is not None and start_time(record.pid) == record.started:
                     found[record.client_key] = record.pid
         return found

@@ -20,6 +20,7 @@ from sharedkernel.scheduling.model.actions import (
     ResizeLane,
     Restore,
     Revoke,
+    StopProcess,
     Summon,
 )
 from sharedkernel.scheduling.model.events import (
@@ -35,6 +36,7 @@ from sharedkernel.scheduling.model.events import (
     Offloaded,
     OffloadRequested,
     PolicyConfigured,
+    ProcessStopped,
     Restored,
     SessionEnded,
     SessionEvent,
@@ -110,13 +112,13 @@ class Machine(RuleBasedStateMachine):
     # --- what the caller sees of the actions -----------------------------------
 
     def send(self, event: Event) -> None:
-        if isinstance(event, GrantReleased | SessionEnded):
+        if isinstance(event, GrantReleased | ProcessStopped | SessionEnded):
             self.granted.pop(event.session, None)
         if isinstance(event, Offloaded | OffloadDeclined | SessionEnded):
             self.asked.discard(event.session)
         if isinstance(event, Restored | CellClosed | SessionEnded):
             self.restoring.discard(event.session)
-        if isinstance(event, DeviceWanted | CellClosed | SessionEnded):
+        if isinstance(event, DeviceWanted | ProcessStopped | CellClosed | SessionEnded):
             self.summoned.discard(event.session)
         for action in self.scheduler.handle(event, now=self.now):
             self.may_revoke = self.scheduler.policy.is_preemptive
@@ -140,7 +142,7 @@ class Machine(RuleBasedStateMachine):
                 assert session not in self.granted
                 self.granted[session] = lane
                 assert parallel <= self.config.parallel_lanes
-            case Revoke(session=session) | ForceYield(session=session):
+            case Revoke(session=session) | ForceYield(session=session) | StopProcess(session=session):
                 assert session in self.granted
                 has_asked = self.may_revoke or self.scheduler.sessions[session].state is SessionState.PREEMPTING
                 assert has_asked, f"{self.scheduler.config.policy} took a grant back"
@@ -258,6 +260,13 @@ class Machine(RuleBasedStateMachine):
             utilisation=utilisation,
         )
         self.send(event)
+
+    @precondition(lambda self: self.allowing(ProcessStopped))
+    @rule(number=picks, live=mebibytes(0, 40))
+    def stop(self, number: int, live: int) -> None:
+        session = self.pick(self.allowing(ProcessStopped), number)
+        memory = self.scheduler.sessions[session].memory
+        self.send(ProcessStopped(session=session, memory=memory, live_bytes=live))
 
     @precondition(lambda self: self.allowing(MemoryMeasured))
     @rule(number=picks, memory=memories)

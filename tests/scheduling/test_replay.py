@@ -81,6 +81,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
         "CellInterrupted",
         "DeviceWantWithdrawn",
         "GrantMeasured",
+        "ProcessStopped",
         "WorkForeseen",
         "HistoryRecalled",
         "UsedWithoutGrant",

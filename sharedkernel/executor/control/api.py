@@ -12,15 +12,16 @@ from typing import Any, Protocol
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
-from sharedkernel.executor.control.connections import Connection
-from sharedkernel.executor.control.requests import check_reclaim
-from sharedkernel.executor.dispatch.controller import Grants
+from sharedkernel.executor.control.status_builder import StatusBuilder
+from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
-from sharedkernel.executor.sessions.detached import Lingering
-from sharedkernel.executor.sessions.process import SessionProcess
-from sharedkernel.executor.sessions.starting import Starting
-from sharedkernel.executor.shelf.store import Shelves
-from sharedkernel.executor.supervision.supervisor import Supervisor, send_signal
+from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.sessions.detached import DetachTimers
+from sharedkernel.executor.sessions.requests import check_reclaim
+from sharedkernel.executor.sessions.starting import SessionLauncher
+from sharedkernel.executor.shelf.store import ShelfStore
+from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.shared_page import Word
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,12 @@ class Stop(Protocol):
         """Stop serving; sessions run on unless *end_sessions*."""
 
 
-class Gateways:
+class ControlApi:
     """Answers requests; knows the gateways that are connected.
 
     Parameters
     ----------
-    grants, supervisor, starting, lingering, isolation, shelves
+    controller, supervisor, launcher, detached, isolation, shelves, status
         What requests are about.
     stop
         Ends the service.
@@ -46,49 +47,51 @@ class Gateways:
 
     def __init__(
         self,
-        grants: Grants,
+        controller: SessionController,
         supervisor: Supervisor,
-        starting: Starting,
-        lingering: Lingering,
+        launcher: SessionLauncher,
+        detached: DetachTimers,
         isolation: Isolation,
-        shelves: Shelves,
+        shelves: ShelfStore,
+        status: StatusBuilder,
         stop: Stop,
     ) -> None:
-        self._grants = grants
+        self._controller = controller
         self._supervisor = supervisor
-        self._starting = starting
-        self._lingering = lingering
+        self._launcher = launcher
+        self._detached = detached
         self._isolation = isolation
         self._shelves = shelves
+        self._status = status
         self._stop = stop
-        self._connected: set[Connection] = set()
+        self._connected: set[ControlConnection] = set()
 
     # --- unasked ------------------------------------------------------------------------------------------------------
 
-    def joined(self, peer: Connection) -> None:
-        """Tell *peer*, a gateway, of what happens from now on."""
+    def joined(self, peer: ControlConnection) -> None:
+        """Notify *peer*, a gateway, of what happens from now on."""
         self._connected.add(peer)
 
-    def left(self, peer: Connection) -> None:
-        """Tell *peer* nothing any more, if it is a gateway."""
+    def left(self, peer: ControlConnection) -> None:
+        """Notify *peer* no more, if it is a gateway."""
         self._connected.discard(peer)
 
-    def tell(self, message: protocol.Message) -> None:
+    def notify(self, message: protocol.Message) -> None:
         """Send *message* to all gateways."""
         for gateway in self._connected:
             gateway.send(message)
 
-    def want_earlier(self, process: SessionProcess, question: int) -> None:
+    def want_earlier(self, process: SessionHandle, question: int) -> None:
         """Pass on that the user of *process* wants the earlier session of the same notebook in its place."""
         assert process.session is not None
         if not self._connected:
             absent = "The gateway, which knows your earlier sessions, is not there; try again later."
             process.warn(absent, question=question)
-        self.tell(protocol.EarlierWanted(session=process.session, question=question))
+        self.notify(protocol.EarlierWanted(session=process.session, question=question))
 
     # --- asked --------------------------------------------------------------------------------------------------------
 
-    async def answer(self, peer: Connection, message: Any) -> None:
+    async def answer(self, peer: ControlConnection, message: Any) -> None:
         """Carry out what *peer* asks for, and say so, or why not."""
         try:
             peer.send(await self._carry_out(peer, message))  # in here, since an answer may be too long to send
@@ -100,49 +103,49 @@ class Gateways:
             text = "the executor failed to do this; its log says why."
             peer.send(protocol.Failed(request=message.request, reason="error", message=text))
 
-    async def _carry_out(self, peer: Connection, message: Any) -> protocol.Message:
+    async def _carry_out(self, peer: ControlConnection, message: Any) -> protocol.Message:
         match message:
             case protocol.StartSession():
-                process = await self._starting.start(message, lambda: not peer.transport.is_closing())
+                process = await self._launcher.start(message, lambda: not peer.transport.is_closing())
                 return protocol.SessionReady(request=message.request, record=process.record())
             case protocol.EndSession():
                 await self._supervisor.end(self._session(message.session))
             case protocol.LingerSession(seconds=seconds):
-                await self._let_linger(self._session(message.session), seconds)
+                await self._detach(self._session(message.session), seconds)
             case protocol.ReclaimSession():
                 process = self._reclaim(message)
                 return protocol.SessionReady(request=message.request, record=process.record())
             case protocol.NotifySession(text=text, question=question):
                 self._session(message.session).warn(text, question=question)
             case protocol.OffloadSession():
-                await self._grants.offload(self._session(message.session))
+                await self._controller.offloads.request(self._session(message.session))
             case protocol.SignalSession():
                 process = self._session(message.session)
                 if message.signum == signal.SIGINT:
                     process.page.words[Word.INTERRUPTS] += 1
-                send_signal(process, message.signum)
+                process.send_signal(message.signum)
             case protocol.ListSessions():
                 records = [
-                    process.record() for process in self._grants.sessions.values() if process.connection is not None
+                    process.record() for process in self._controller.sessions.values() if process.connection is not None
                 ]
                 return protocol.Sessions(request=message.request, records=records)
             case protocol.ConfigureUsers():
                 for limits in message.limits:
-                    self._grants.configure(limits)
+                    self._controller.configure(limits)
                 self._share_out_processors()
-                self._grants.update_limits()
+                self._controller.update_limits()
             case protocol.SetPolicy(policy=policy):
-                self._grants.set_policy(policy)
+                self._controller.set_policy(policy)
             case protocol.StopExecutor(end_sessions=end_sessions):
                 await self._stop(end_sessions=end_sessions)
             case protocol.GetStatus():
-                status = self._grants.status()
+                status = self._status.document()
                 status["device"] |= self._isolation.status()
                 return protocol.Status(request=message.request, status=status)
             case protocol.AwaitChange():
-                await self._grants.wait_for_change()
+                await self._controller.wait_for_change()
             case protocol.GetCounts():
-                return protocol.CountsAnswer(request=message.request, counts=self._grants.counts())
+                return protocol.CountsAnswer(request=message.request, counts=self._controller.counts())
             case protocol.ListShelves(user=user):
                 return protocol.Shelves(request=message.request, shelves=self._shelves.listings(user))
             case protocol.TakeOffShelf(user=user, name=name):
@@ -150,26 +153,26 @@ class Gateways:
                 return protocol.TakenOffShelf(request=message.request, entries=entries, used_bytes=used)
         return protocol.Done(request=message.request)
 
-    def _session(self, session: str) -> SessionProcess:
-        process = self._grants.sessions.get(session)
+    def _session(self, session: str) -> SessionHandle:
+        process = self._controller.sessions.get(session)
         if process is None:
             raise SessionNotFound(f"there is no session {session} on this executor; it may have ended.")
         return process
 
     def _share_out_processors(self) -> None:
         if self._isolation.cgroups is not None:
-            for process in self._grants.sessions.values():
+            for process in self._controller.sessions.values():
                 if process.limits is not None:
                     self._isolation.cgroups.set_share(process.uid, process.limits.share)
 
-    async def _let_linger(self, process: SessionProcess, seconds: float) -> None:
+    async def _detach(self, process: SessionHandle, seconds: float) -> None:
         if not process.used:
             await self._supervisor.end(process)
             return
-        self._lingering.begin(process, seconds)
+        self._detached.begin(process, seconds)
         self._supervisor.keep(process)
 
-    def _reclaim(self, message: protocol.ReclaimSession) -> SessionProcess:
+    def _reclaim(self, message: protocol.ReclaimSession) -> SessionHandle:
         check_reclaim(message)
         process = self._session(message.session)
         if process.end_asked:
@@ -177,9 +180,9 @@ class Gateways:
         is_given_away = process.lingers_until is None and process.kernel != message.kernel
         if message.if_lingering and is_given_away:
             raise Refused("another notebook has it already.", reason="exists")
-        self._lingering.give_back(process)
+        self._detached.give_back(process)
         process.kernel, process.notebook, process.client_key = message.kernel, message.notebook, message.client_key
         # Of two sessions of one kernel, which a gateway may leave when it is killed, the one it took last is meant.
-        process.incarnation = self._starting.next_incarnation()
+        process.incarnation = self._launcher.next_incarnation()
         self._supervisor.keep(process)
         return process

@@ -13,17 +13,17 @@ from functools import partial
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.executor.control.connections import Connection
 from sharedkernel.executor.isolation.policy import Isolation
-from sharedkernel.executor.sessions.process import SessionProcess, start_time
+from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.processes.process import SessionHandle, start_time
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.protocol import Device
 
 log = logging.getLogger(__name__)
 
 
-class Greetings:
-    """Hears first messages, and gives connections their role.
+class Handshake:
+    """Handles first messages, and gives connections their role.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class Greetings:
         device: Device,
         environments: Iterable[str],
         *,
-        on_gateway: Callable[[Connection], None],
-        on_session: Callable[[Connection, protocol.SessionHello], None],
+        on_gateway: Callable[[ControlConnection], None],
+        on_session: Callable[[ControlConnection, protocol.SessionHello], None],
     ) -> None:
         self._supervisor = supervisor
         self._isolation = isolation
@@ -66,8 +66,8 @@ class Greetings:
             process.uid == uid for process in self._supervisor.processes.values()
         )
 
-    def hear(self, peer: Connection, message: protocol.Hello | protocol.SessionHello) -> None:
-        """Hear a greeting.
+    def handle(self, peer: ControlConnection, message: protocol.Hello | protocol.SessionHello) -> None:
+        """Handle a greeting.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class Greetings:
             peer.send(protocol.Failed(request=0, reason="protocol", message=text))
             peer.transport.close()
         elif isinstance(message, protocol.SessionHello):
-            self._hear_session(peer, message)
+            self._handle_session(peer, message)
         elif not self._isolation.is_trusted(peer.uid):
             log.warning("process %d of user id %d is no %s", peer.pid, peer.uid, message.role)
             peer.refuse("only the executor's own user may ask for anything here.")
@@ -94,11 +94,11 @@ class Greetings:
                 self._on_gateway(peer)
             peer.send(self.welcome)
 
-    def _hear_session(self, peer: Connection, hello: protocol.SessionHello) -> None:
+    def _handle_session(self, peer: ControlConnection, hello: protocol.SessionHello) -> None:
         process = self._supervisor.processes.get(hello.process)
         if process is not None and not process.pid:
             # Only its parent's word counts for which process it is, and that is still on its way.
-            process.early_hellos.append(partial(self._hear_session, peer, hello))
+            process.early_hellos.append(partial(self._handle_session, peer, hello))
         elif process is None or not _is_of(process, peer):
             log.warning("process %d of user id %d is no session of this executor", peer.pid, peer.uid)
             peer.refuse("not a session of this executor.")
@@ -107,7 +107,7 @@ class Greetings:
             self._on_session(peer, hello)
 
 
-def _is_of(process: SessionProcess, peer: Connection) -> bool:
+def _is_of(process: SessionHandle, peer: ControlConnection) -> bool:
     """Whether *peer* is the very process that was forked, and runs under the user id that it was given."""
     return (
         peer.pid == process.pid

@@ -12,19 +12,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharedkernel.executor.devices import ServedDevice
+from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
+from sharedkernel.status.document import visible_to
+
+
+class StatusBuilder:
+    """Builds the document from the present state.
+
+    Parameters
+    ----------
+    served, controller
+        What is shared, and who has it.
+    """
+
+    def __init__(self, served: ServedDevice, controller: SessionController) -> None:
+        self._served = served
+        self._controller = controller
+
+    def document(self) -> dict[str, Any]:
+        """Return the whole document, nothing hidden."""
+        controller = self._controller
+        users = controller.users.records
+        return build_status(self._served, controller.config, controller.snapshot(), controller.sessions, users)
+
+    def view(self, user: str) -> dict[str, Any]:
+        """Return what *user*, who is no admin, may see, with the last minutes."""
+        return {**visible_to(self.document(), user), "timeline": self._controller.timeline(user)}
 
 
 def build_status(
     served: ServedDevice,
     config: SchedulerConfig,
     snapshot: Snapshot,
-    processes: Mapping[str, SessionProcess],
+    processes: Mapping[str, SessionHandle],
     users: Mapping[str, UserRecord],
 ) -> dict[str, Any]:
     """Return the whole document, nothing hidden; bytes and seconds as the names say."""
@@ -58,7 +84,7 @@ def _lane(view: LaneView) -> dict[str, Any]:
     return {"id": view.id, "size_bytes": view.size, "holder": view.holder, "queue": list(view.queue)}
 
 
-def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
+def _session(view: SessionView, process: SessionHandle) -> dict[str, Any]:
     now = time.monotonic()
     return {
         "id": view.id,
@@ -77,12 +103,12 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "ephemeral_bytes": max(process.shown(Word.EPHEMERAL), process.shown(Word.LIVE)),
         "framework_bytes": process.shown(Word.FRAMEWORK),
         "live_bytes": process.shown(Word.LIVE),
-        "offloaded_bytes": process.offloaded_bytes,
-        "offload_note": process.stayed or process.declined,
-        "offloads": process.num_offloads,
-        "restores": process.num_restores,
-        "offload_seconds": process.offload_seconds,
-        "restore_seconds": process.restore_seconds,
+        "offloaded_bytes": process.offload.bytes,
+        "offload_note": process.offload.stayed or process.offload.declined,
+        "offloads": process.offload.num_offloads,
+        "restores": process.offload.num_restores,
+        "offload_seconds": process.offload.offload_seconds,
+        "restore_seconds": process.offload.restore_seconds,
         "iterations": process.shown(Word.ITERATIONS),
         "iteration_seconds": view.iteration_seconds,
         "attained_service_seconds": view.attained,
@@ -96,7 +122,7 @@ def _session(view: SessionView, process: SessionProcess) -> dict[str, Any]:
         "utilisation_predicted": view.utilisation_predicted,
         "slowdown": view.slowdown,
         "slowdown_predicted": view.slowdown_predicted,
-        **_percentiles(process.waits),
+        **_percentiles(process.wait.past),
     }
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 
 #: the shortest interval between two views, seconds
 _SHORTEST = 0.1
 
 
-class Views:
+class StatusStream:
     """Sends views to sessions while they watch; needs a running event loop.
 
     Parameters
@@ -27,14 +27,14 @@ class Views:
         #: by process
         self._watching: dict[str, asyncio.Task[None]] = {}
 
-    def watch(self, process: SessionProcess, interval: float) -> None:
+    def watch(self, process: SessionHandle, interval: float) -> None:
         """Send a view to *process* every *interval* seconds from now on; 0: none any more."""
         self.forget(process)
         if interval > 0:
             sending = self._send(process, max(_SHORTEST, interval))
             self._watching[process.process] = asyncio.get_running_loop().create_task(sending)
 
-    def forget(self, process: SessionProcess) -> None:
+    def forget(self, process: SessionHandle) -> None:
         """Send *process* nothing any more."""
         if (watching := self._watching.pop(process.process, None)) is not None:
             watching.cancel()
@@ -45,7 +45,7 @@ class Views:
             watching.cancel()
         self._watching.clear()
 
-    async def _send(self, process: SessionProcess, interval: float) -> None:
+    async def _send(self, process: SessionHandle, interval: float) -> None:
         while process.user is not None:
             if process.has_read_all:  # a view is worth nothing once there is a newer one
                 process.send(protocol.View(status=self._view(process.user)))

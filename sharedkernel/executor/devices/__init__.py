@@ -6,12 +6,12 @@ service knows neither: it holds one :class:`ServedDevice`, made by the command l
 - at the start and the end (:meth:`ServedDevice.start`, :meth:`ServedDevice.stop`), for what runs beside the service;
 - before a session starts, whether it may (:meth:`ServedDevice.check_start`) and with which variables
   (:meth:`ServedDevice.environment`);
-- whose sessions may share a lane's bytes (:meth:`ServedDevice.trust_domain`), and who gives them (`lane_desk`);
+- whose sessions may share a lane's bytes (:meth:`ServedDevice.trust_domain`), and who gives them (`lane_server`);
 - whenever memory was measured, to lease it anew (:meth:`ServedDevice.update`);
 - when a session was offloaded, for what that left behind (:meth:`ServedDevice.suspend`), and before it is restored;
 - for status (:meth:`ServedDevice.status`), what only this kind of device has to say.
 
-A device that watches what sessions do to it acts on them through :class:`Oversight`, which the service implements.
+A device that watches what sessions do to it acts on them through :class:`SessionControl`, which the service implements.
 Scheduling is none of a device's business: that is the core's.
 """
 
@@ -22,30 +22,30 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.executor.devices.lane_server import LaneDesk
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.devices.lane_server import LaneServer
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
 
 
-class Oversight(Protocol):
+class SessionControl(Protocol):
     """What a device may do to sessions; called on the event loop."""
 
-    def sessions(self) -> Iterable[SessionProcess]:
+    def sessions(self) -> Iterable[SessionHandle]:
         """Return the processes that serve a session now."""
 
-    def warn(self, process: SessionProcess, text: str) -> None:
+    def warn(self, process: SessionHandle, text: str) -> None:
         """Show *text*, a sentence, in the session's notebook."""
 
-    def offload(self, process: SessionProcess) -> None:
+    def offload(self, process: SessionHandle) -> None:
         """Ask for the session's memory to be moved away as soon as it is idle."""
 
-    def end(self, process: SessionProcess, reason: str, message: str) -> None:
+    def end(self, process: SessionHandle, reason: str, message: str) -> None:
         """End the session; its user is told *message*, and metrics count the slug *reason*."""
 
     def attained(self) -> Mapping[str, float]:
         """Return what each session, by its id, was served so far, in device-seconds."""
 
-    def charge(self, process: SessionProcess, seconds: float) -> None:
+    def charge(self, process: SessionHandle, seconds: float) -> None:
         """Count *seconds* in which the session used the device without a grant as served."""
 
 
@@ -61,14 +61,14 @@ class ServedDevice(Protocol):
         """How new sessions have device memory; known once :meth:`start` has returned."""
 
     @property
-    def lane_desk(self) -> LaneDesk | None:
+    def lane_server(self) -> LaneServer | None:
         """What gives device memory to sessions, also where only those of an executor before this share any; or None."""
 
     @property
     def check_lanes(self) -> bool:
         """Whether sessions poison a lane when they hand it over, to find what still uses it."""
 
-    async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
+    async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Try what has not been tried, and start what runs beside the service, before the first session.
 
         Raises
@@ -86,7 +86,7 @@ class ServedDevice(Protocol):
     def trust_domain(self, limits: Limits) -> str:
         """Return the name that sessions have in common which may share a lane's bytes."""
 
-    def check_start(self, limits: Limits, others: Iterable[SessionProcess]) -> None:
+    def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:
         """Return if a session of this user may start beside *others*.
 
         Raises
@@ -98,22 +98,22 @@ class ServedDevice(Protocol):
     def environment(self, limits: Limits) -> dict[str, str]:
         """Return the variables that a session of this user is assigned with; they win over its client's."""
 
-    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Lease memory to all *sessions*, of which those named in *busy* have a cell open.
 
         *shelves* has the bytes on each user's shelf: they are the user's too.
         """
 
-    def seen_bytes(self, process: SessionProcess) -> int:
+    def seen_bytes(self, process: SessionHandle) -> int:
         """Return how much memory a session's process has at most, whatever it says itself."""
 
-    def utilisation(self, process: SessionProcess) -> float | None:
+    def utilisation(self, process: SessionHandle) -> float | None:
         """Return how busy the device was while this session alone held it (0 to 1); None where that is not seen."""
 
-    async def suspend(self, process: SessionProcess) -> int:
+    async def suspend(self, process: SessionHandle) -> int:
         """Free what offloading left of a session's memory, if that can be; return the bytes freed."""
 
-    async def resume(self, process: SessionProcess) -> None:
+    async def resume(self, process: SessionHandle) -> None:
         """Bring back what :meth:`suspend` freed, before the session restores the rest; does nothing else."""
 
     def status(self) -> dict[str, Any]:

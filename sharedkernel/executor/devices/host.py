@@ -20,10 +20,10 @@ import psutil
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
-from sharedkernel.executor.devices.lifted import LiftedLimits
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.devices.lifted import LimitTampering
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 
@@ -72,24 +72,24 @@ class HostLimits:
     """The host device as the executor serves it: leases hold by a limit on each session's private memory."""
 
     #: no bytes are shared
-    lane_desk = None
+    lane_server = None
     memory_mode = DeviceMemoryMode.PRIVATE
     check_lanes = False
 
     def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
         self._device = device
         self._overuse_patience = overuse_patience
-        self._lifted: LiftedLimits | None = None
-        self._leases = Leases(device, self._tell)
+        self._lifted: LimitTampering | None = None
+        self._leases = Leases(device, self._notify)
 
     @property
     def device(self) -> Device:
-        """What others are told of it."""
+        """What others are sent of it."""
         return self._device
 
-    async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
+    async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Look from now on for processes that lift their limits."""
-        self._lifted = LiftedLimits(oversight, lambda pid: _statm(pid, 5), self._overuse_patience)
+        self._lifted = LimitTampering(control, lambda pid: _statm(pid, 5), self._overuse_patience)
 
     def hurry(self) -> None:
         """Do nothing: it starts at once."""
@@ -103,7 +103,7 @@ class HostLimits:
         """Return the one domain there is: no bytes are shared."""
         return TRUST_DOMAIN
 
-    def check_start(self, limits: Limits, others: Iterable[SessionProcess]) -> None:
+    def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:
         """Let every session start; a quota larger than the device is worth a word in the log."""
         self._leases.warn_of_quota(limits)
 
@@ -111,23 +111,23 @@ class HostLimits:
         """Return nothing: a session needs no variables to find the processor."""
         return {}
 
-    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Set the limits of all *sessions*, of which those named in *busy* have a cell open."""
         self._leases.update(sessions, busy, shelves)
 
-    def seen_bytes(self, process: SessionProcess) -> int:
+    def seen_bytes(self, process: SessionHandle) -> int:
         """Return what the process has of the machine's memory, as the system counts it."""
         return _statm(process.pid, 1)
 
-    def utilisation(self, process: SessionProcess) -> float | None:
+    def utilisation(self, process: SessionHandle) -> float | None:
         """Return nothing: sessions measure their own processor time."""
         return None
 
-    async def suspend(self, process: SessionProcess) -> int:
+    async def suspend(self, process: SessionHandle) -> int:
         """Free nothing: what offloading leaves is the process itself."""
         return 0
 
-    async def resume(self, process: SessionProcess) -> None:
+    async def resume(self, process: SessionHandle) -> None:
         """Bring nothing back."""
 
     def status(self) -> dict[str, Any]:
@@ -135,21 +135,21 @@ class HostLimits:
         return {"lanes_shared": False, "lanes_shared_reason": "on the host device every process has its own heap."}
 
     @staticmethod
-    def _tell(session: SessionProcess, allowance: Allowance) -> None:
+    def _notify(session: SessionHandle, allowance: Allowance) -> None:
         if session.transport is None and not session.data_limit:
             return  # just adopted: until it greets, nobody knows what it needs, and its last limit holds
         limit = session.data_bytes + allowance.limit_bytes + SLACK_BYTES
-        told = session.told_allowance
+        sent = session.sent_allowance
         if (
-            told is not None
-            and told.quota_bytes == allowance.quota_bytes
+            sent is not None
+            and sent.quota_bytes == allowance.quota_bytes
             and abs(limit - session.data_limit) < WORTH_TELLING_BYTES
         ):
             return
         if limit < session.data_limit:
             # What it has by now stays possible: at its limit not even its sockets could send what went wrong.
             limit = max(limit, min(session.data_limit, _statm(session.pid, 5) + SLACK_BYTES))
-        session.told_allowance = allowance
+        session.sent_allowance = allowance
         session.data_limit = limit
         with contextlib.suppress(ProcessLookupError):
             try:

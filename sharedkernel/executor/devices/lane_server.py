@@ -1,16 +1,16 @@
 """Lanes' bytes for sessions: what the core decides about lanes is done to units, which sessions fetch over a socket.
 
-The core grants a session a turn in a lane of so many bytes; :meth:`LaneDesk.granted` makes the lane so. The session
+The core grants a session a turn in a lane of so many bytes; :meth:`LaneServer.granted` makes the lane so. The session
 then asks what it is made of (:class:`~sharedkernel.protocol.TakeLane`), fetches the units it has not got, and begins.
 Its turn ends when it says that nothing of it is left there (:class:`~sharedkernel.protocol.LaneHandedOver`), which is
 more than that it gave its grant back: a session that could not, or was stopped, leaves its bytes where they are, and
 whoever is granted that lane meanwhile has to do without. Private units are given as long as the device has room; who
 is refused asks the core to grow, as for any memory. All of it happens on the executor's event loop, so no lane changes
 in between. Only the units of a large lane are created one by one, while the loop does other things as well
-(:meth:`LaneDesk.prepare`).
+(:meth:`LaneServer.prepare`).
 
 A lane that the core removes goes here as soon as no turn is left in it: its units are free once the sessions that had
-them let go, which they do at the end of each cell. Not yet run on a GPU.
+them release them, which they do at the end of each cell. Not yet run on a GPU.
 
 Sessions that an executor before this one started go on without lanes: nobody here knows whose bytes theirs holds, nor
 who is in the middle of an iteration there. Their units live and die with them, and none of them is counted here.
@@ -29,8 +29,8 @@ from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import ProtocolError, Refused
-from sharedkernel.executor.control.fd_server import Answer, Handler
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.ipc.fd_server import FdHandler, FdReply
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ ADOPTED = (
 )
 
 
-class LaneDesk:
+class LaneServer:
     """Gives units of one device to sessions.
 
     Parameters
@@ -83,12 +83,12 @@ class LaneDesk:
 
     # --- what the core decides ----------------------------------------------------------------------------------------
 
-    def adopted(self, process: SessionProcess) -> None:
-        """Take note of a process that an executor before this one started."""
+    def adopted(self, process: SessionHandle) -> None:
+        """Record a process that an executor before this one started."""
         self._adopted.add(process.process)
         process.lane_note = ADOPTED
 
-    def is_costly(self, process: SessionProcess, lane: int, size: int | None) -> bool:
+    def is_costly(self, process: SessionHandle, lane: int, size: int | None) -> bool:
         """Return whether it takes long to make a lane as the core has it: first :meth:`prepare` it then."""
         if size is None or self.is_off or process.process in self._adopted or lane in self._turns.values():
             return False
@@ -109,7 +109,7 @@ class LaneDesk:
         """Free what was prepared for a lane and is not in it."""
         self._store.drop_stock(lane)
 
-    def granted(self, process: SessionProcess, lane: int, size: int | None) -> bool:
+    def granted(self, process: SessionHandle, lane: int, size: int | None) -> bool:
         """Make a lane as the core has it, before a grant is told; return whether the session can take it.
 
         Parameters
@@ -173,7 +173,7 @@ class LaneDesk:
             self._large_since.pop(lane, None)
             self._store.remove_lane(lane)
 
-    def ended(self, process: SessionProcess) -> None:
+    def ended(self, process: SessionHandle) -> None:
         """Free what a process had that is gone, with all its children."""
         self._granted.pop(process.process, None)
         self._turns.pop(process.process, None)
@@ -183,32 +183,32 @@ class LaneDesk:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], Handler]:
+    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
         """Return what answers each message about units."""
         return {
             protocol.TakeLane: self._take_lane,
             protocol.FetchUnits: self._fetch,
             protocol.LaneHandedOver: self._handed_over,
-            protocol.LaneUnused: self._note_unused,
+            protocol.LaneUnused: self._record_unused,
             protocol.WantPrivateUnits: self._give_private,
             protocol.UnitsImported: self._imported,
-            protocol.UnitsLetGo: self._let_go,
+            protocol.UnitsLetGo: self._release_units,
         }
 
-    def _lane_of(self, process: SessionProcess) -> int:
+    def _lane_of(self, process: SessionHandle) -> int:
         lane = self._granted.get(process.process)
         if lane is None or lane not in self._lanes:
             raise Refused("this session has no lane now.", reason="no_lane")
         return lane
 
-    def _take_lane(self, process: SessionProcess, message: protocol.TakeLane, _: list[int]) -> Answer:
+    def _take_lane(self, process: SessionHandle, message: protocol.TakeLane, _: list[int]) -> FdReply:
         lane = self._lane_of(process)
         if self._turns.get(process.process, lane) != lane:
             raise Refused("this session has not handed over the lane it had before.", reason="no_lane")
         must_scrub = self._store.begin_turn(lane, process.process, process.user or "")
         self._turns[process.process] = lane
         layout = self._store.layout(lane)
-        return Answer(
+        return FdReply(
             protocol.LaneTaken(
                 request=message.request,
                 lane=lane,
@@ -218,7 +218,7 @@ class LaneDesk:
             )
         )
 
-    def _fetch(self, process: SessionProcess, message: protocol.FetchUnits, _: list[int]) -> Answer:
+    def _fetch(self, process: SessionHandle, message: protocol.FetchUnits, _: list[int]) -> FdReply:
         lane = self._lane_of(process)
         by_number = {unit.unit: unit for unit in self._store.layout(lane).units}
         if len(message.units) > UNITS_PER_ANSWER or not by_number.keys() >= set(message.units):
@@ -226,24 +226,24 @@ class LaneDesk:
         self._store.share_lane(lane, process.process)
         return self._answer(message.request, [by_number[number] for number in message.units])
 
-    def _handed_over(self, process: SessionProcess, message: protocol.LaneHandedOver, _: list[int]) -> Answer:
+    def _handed_over(self, process: SessionHandle, message: protocol.LaneHandedOver, _: list[int]) -> FdReply:
         lane = self._turns.pop(process.process, None)
         if lane is not None:
             self._store.end_turn(lane, process.process, unused=message.unused)
             self._free_removed()
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _note_unused(self, process: SessionProcess, message: protocol.LaneUnused, _: list[int]) -> Answer:
+    def _record_unused(self, process: SessionHandle, message: protocol.LaneUnused, _: list[int]) -> FdReply:
         if process.process not in self._adopted:
             process.lane_note = message.note
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _give_private(self, process: SessionProcess, message: protocol.WantPrivateUnits, _: list[int]) -> Answer:
+    def _give_private(self, process: SessionHandle, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:
         if len(message.sizes) > UNITS_PER_ANSWER:
             raise ProtocolError("a session asked for too many units at a time.")
         return self._answer(message.request, self._store.give_private(process.process, message.sizes))
 
-    def _answer(self, request: int, units: list[UnitInfo]) -> Answer:
+    def _answer(self, request: int, units: list[UnitInfo]) -> FdReply:
         descriptors: list[int] = []
         try:
             for _, batch in self._store.exported(units):
@@ -252,12 +252,12 @@ class LaneDesk:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        return Answer(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
+        return FdReply(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
 
-    def _imported(self, process: SessionProcess, message: protocol.UnitsImported, _: list[int]) -> Answer:
+    def _imported(self, process: SessionHandle, message: protocol.UnitsImported, _: list[int]) -> FdReply:
         self._store.confirm(process.process, message.units)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _let_go(self, process: SessionProcess, message: protocol.UnitsLetGo, _: list[int]) -> Answer:
+    def _release_units(self, process: SessionHandle, message: protocol.UnitsLetGo, _: list[int]) -> FdReply:
         self._store.take_back(process.process, message.units)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))

@@ -11,7 +11,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 
@@ -25,20 +25,11 @@ NUM_HOLDERS = 3
 WORTH_TELLING_BYTES = 1 << 20
 
 
-def own_bytes(session: SessionProcess) -> int:
-    """Return the bytes that are a session's beyond what every process holds.
-
-    What it keeps, and what is live of its iteration or was promised to it: a limit below what a process has in use
-    would make any allocation of its libraries fail, and end it.
-    """
-    return session.memory.persistent + max(session.promised_bytes, session.live_bytes)
-
-
-def _holders(by_user: Mapping[str, list[SessionProcess]], shelves: Mapping[str, int]) -> list[tuple[str, int]]:
+def _holders(by_user: Mapping[str, list[SessionHandle]], shelves: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the users who hold most, one more than a session is told, each with the bytes of all their sessions."""
     held = dict(shelves)
     for user, own in by_user.items():
-        held[user] = held.get(user, 0) + sum(own_bytes(session) + session.memory.framework for session in own)
+        held[user] = held.get(user, 0) + sum(session.own_bytes + session.memory.framework for session in own)
     return heapq.nlargest(NUM_HOLDERS + 1, held.items(), key=lambda holder: holder[1])
 
 
@@ -49,21 +40,21 @@ class Leases:
     ----------
     device
         Whose capacity is leased.
-    tell
+    notify
         Called with each session and its allowance; decides whether it is worth telling.
     """
 
-    def __init__(self, device: Device, tell: Callable[[SessionProcess, Allowance], None]) -> None:
+    def __init__(self, device: Device, notify: Callable[[SessionHandle, Allowance], None]) -> None:
         self._device = device
         self._usable = device.capacity_bytes - device.reserve_bytes
-        self._tell = tell
+        self._notify = notify
         self._warned: dict[str, int] = {}
 
-    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Lease anew to all *sessions*, of which those named in *busy* have a cell open."""
         all_sessions = list(sessions)
-        held = sum(own_bytes(session) + session.memory.framework for session in all_sessions) + sum(shelves.values())
-        by_user: dict[str, list[SessionProcess]] = {}
+        held = sum(session.own_bytes + session.memory.framework for session in all_sessions) + sum(shelves.values())
+        by_user: dict[str, list[SessionHandle]] = {}
         for session in all_sessions:
             by_user.setdefault(session.user or "", []).append(session)
         free, holders = max(0, self._usable - held), _holders(by_user, shelves)
@@ -76,7 +67,7 @@ class Leases:
         return self._usable if limits is None or limits.quota_bytes is None else limits.quota_bytes
 
     def warn_of_quota(self, limits: Limits) -> None:
-        """Say in the log, once, that a user's quota is more than the device can ever give."""
+        """Warn in the log, once, that a user's quota is more than the device can ever give."""
         quota = self.quota_of(limits)
         if quota > self._usable and self._warned.get(limits.user) != quota:
             self._warned[limits.user] = quota
@@ -89,19 +80,19 @@ class Leases:
             )
 
     def _update_user(
-        self, own: list[SessionProcess], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
+        self, own: list[SessionHandle], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
     ) -> None:
         quota = self.quota_of(own[0].limits)
-        used = shelf + sum(map(own_bytes, own))
+        used = shelf + sum(session.own_bytes for session in own)
         remainder = max(0, min(quota - used, free))
         working = [session for session in own if session.session in busy] or own
         for session in own:
             growth = remainder // len(working) if session in working else min(remainder, IDLE_GROWTH_BYTES)
             allowance = Allowance(
-                limit_bytes=own_bytes(session) + growth,
+                limit_bytes=session.own_bytes + growth,
                 quota_bytes=quota,
-                others_bytes=used - own_bytes(session),
+                others_bytes=used - session.own_bytes,
                 capacity_bytes=self._device.capacity_bytes,
                 holders=holders,
             )
-            self._tell(session, allowance)
+            self._notify(session, allowance)

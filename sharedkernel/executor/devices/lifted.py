@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.escalation import Escalation
 from sharedkernel.units import format_bytes
 
@@ -21,12 +21,12 @@ INTERVAL = 1.0
 _TOLERANCE_BYTES = 64 << 20
 
 
-class LiftedLimits:
+class LimitTampering:
     """Looks at all sessions of the host device from time to time.
 
     Parameters
     ----------
-    oversight
+    control
         Knows the sessions, and carries the steps out.
     count
         Returns what counts against the limit of a process (its id), in bytes.
@@ -34,8 +34,8 @@ class LiftedLimits:
         Seconds between the steps.
     """
 
-    def __init__(self, oversight: Oversight, count: Callable[[int], int], patience: float) -> None:
-        self._oversight = oversight
+    def __init__(self, control: SessionControl, count: Callable[[int], int], patience: float) -> None:
+        self._control = control
         self._count = count
         self._escalation = Escalation(patience)
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -54,11 +54,11 @@ class LiftedLimits:
     def look(self) -> None:
         """Take the steps that are due."""
         beyond = {}
-        by_name = {process.process: process for process in self._oversight.sessions()}
+        by_name = {process.process: process for process in self._control.sessions()}
         for name, process in by_name.items():
             excess = self._count(process.pid) - process.data_limit
             if process.data_limit and excess > _TOLERANCE_BYTES:
                 beyond[name] = excess
         for name, step in self._escalation.look(asyncio.get_running_loop().time(), beyond):
             what = f"{format_bytes(beyond[name])} more memory than its limit, which it has lifted itself"
-            self._escalation.carry_out(step, by_name[name], what, self._oversight)
+            self._escalation.carry_out(step, by_name[name], what, self._control)

@@ -14,10 +14,10 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sharedkernel.executor.devices import Oversight
-from sharedkernel.executor.devices.escalation import Escalation, Step
-from sharedkernel.executor.devices.leases import Leases, own_bytes
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.devices import SessionControl
+from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
+from sharedkernel.executor.devices.leases import Leases
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.units import format_bytes
 
@@ -27,7 +27,7 @@ CONTEXT_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class _Excess:
-    process: SessionProcess
+    process: SessionHandle
     #: bytes outside torch, and of these beyond the user's quota
     outside: int
     beyond: int
@@ -40,20 +40,20 @@ class Overuse:
     ----------
     leases
         Knows the quotas.
-    oversight
+    control
         Carries the steps out.
     patience
         Seconds between them.
     """
 
-    def __init__(self, leases: Leases, oversight: Oversight, patience: float) -> None:
+    def __init__(self, leases: Leases, control: SessionControl, patience: float) -> None:
         self._leases = leases
-        self._oversight = oversight
+        self._control = control
         self._escalation = Escalation(patience)
 
-    def look(self, sessions: Iterable[SessionProcess], used: Mapping[int, int]) -> None:
+    def look(self, sessions: Iterable[SessionHandle], used: Mapping[int, int]) -> None:
         """Take the steps that are due, given the bytes that each process (by its id) holds on the device."""
-        by_user: dict[str, list[SessionProcess]] = {}
+        by_user: dict[str, list[SessionHandle]] = {}
         for process in sessions:
             by_user.setdefault(process.user or "", []).append(process)
         found = [excess for own in by_user.values() if (excess := self._excess(own, used)) is not None]
@@ -61,24 +61,24 @@ class Overuse:
         for name, step in self._escalation.look(asyncio.get_running_loop().time(), by_name):
             self._take(step, by_name[name])
 
-    def _excess(self, own: list[SessionProcess], used: Mapping[int, int]) -> _Excess | None:
+    def _excess(self, own: list[SessionHandle], used: Mapping[int, int]) -> _Excess | None:
         """Return the one session by which a user exceeds their quota outside torch, if they do."""
         outside = {process.process: _outside(process, used) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
-        total = sum(map(own_bytes, own)) + sum(outside.values())
+        total = sum(process.own_bytes for process in own) + sum(outside.values())
         beyond = min(outside[worst.process], total - self._leases.quota_of(worst.limits))
         return _Excess(worst, outside[worst.process], beyond) if beyond > 0 else None
 
-    def _take(self, step: Step, excess: _Excess) -> None:
+    def _take(self, step: EscalationStep, excess: _Excess) -> None:
         process = excess.process
         quota = format_bytes(self._leases.quota_of(process.limits))
         what = (
             f"{format_bytes(excess.outside)} on the device outside PyTorch, {format_bytes(excess.beyond)} beyond what "
             f"your quota of {quota} leaves"
         )
-        self._escalation.carry_out(step, process, what, self._oversight)
+        self._escalation.carry_out(step, process, what, self._control)
 
 
-def _outside(process: SessionProcess, used: Mapping[int, int]) -> int:
+def _outside(process: SessionHandle, used: Mapping[int, int]) -> int:
     """Return what a session holds that is neither torch's nor its context's, in bytes."""
     return max(0, used.get(process.pid, 0) - max(0, process.page.words[Word.RESERVED]) - CONTEXT_BYTES)

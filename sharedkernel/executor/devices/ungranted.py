@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sharedkernel.executor.devices import Oversight
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.devices import SessionControl
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -47,20 +47,20 @@ class Ungranted:
 
     Parameters
     ----------
-    oversight
+    control
         Knows what was granted, and charges for the rest.
     """
 
-    def __init__(self, oversight: Oversight) -> None:
-        self._oversight = oversight
+    def __init__(self, control: SessionControl) -> None:
+        self._control = control
         self._accounts: dict[str, _Account] = {}
 
-    def look(self, sessions: Iterable[SessionProcess], busy: Mapping[int, float]) -> None:
+    def look(self, sessions: Iterable[SessionHandle], busy: Mapping[int, float]) -> None:
         """Charge for the seconds that each process (by its id) kept the device busy since the last look."""
         used: defaultdict[int, float] = defaultdict(float)
         for pid, seconds in busy.items():
             used[_leader(pid)] += seconds
-        attained = self._oversight.attained()
+        attained = self._control.attained()
         before, self._accounts = self._accounts, {}
         for process in sessions:
             served = attained.get(process.session or "")
@@ -72,9 +72,9 @@ class Ungranted:
             if account.credit < 0:
                 self._charge(process, account)
 
-    def _charge(self, process: SessionProcess, account: _Account) -> None:
+    def _charge(self, process: SessionHandle, account: _Account) -> None:
         seconds, account.credit = -account.credit, 0.0
-        self._oversight.charge(process, seconds)
+        self._control.charge(process, seconds)
         account.attained += seconds
         process.ungranted += seconds
         if process.ungranted < account.tell_at:
@@ -82,7 +82,7 @@ class Ungranted:
         account.tell_at = 2 * process.ungranted
         what = format_seconds(process.ungranted)
         log.info("session %s of %s used the device for %s without a grant", process.session, process.user, what)
-        self._oversight.warn(
+        self._control.warn(
             process,
             f"This notebook has used the device for {what} outside its turns, from threads or programs of its own. "
             "That counts like its turns, which come the later for it.",

@@ -1,227 +1,239 @@
 """What the scheduling core decides, done to sessions.
 
 A grant and a refusal are messages; a revocation is a word in the session's shared page; a forced yield, and a summons
-to the gate, is a signal. A holder that hears no signal either (code in C that does not come back to Python) is stopped
-as a process until its next turn; meanwhile this speaks for it, and says to the core that it released the device and
-wants it back.
+to the gate, is a signal. A holder that does not react to signals either is stopped as a process until its next turn.
 
-What sessions say, which becomes the core's events, `controller.py` hears.
+What comes of an action at once is returned as events (`driver.py`). What sessions report, `controller.py` turns into
+events.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
-from sharedkernel.executor.devices.lane_server import LaneDesk
-from sharedkernel.executor.dispatch.driver import Driver
+from sharedkernel.executor.devices.lane_server import LaneServer
+from sharedkernel.executor.dispatch.driver import Counters, Effects
 from sharedkernel.executor.dispatch.usage import Users
-from sharedkernel.executor.sessions.process import SessionProcess, id_of, profile_of
-from sharedkernel.executor.supervision.supervisor import send_signal
+from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events
-from sharedkernel.scheduling.model.types import LaneId
+from sharedkernel.scheduling.model.types import LaneId, SessionId
+from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.system.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-#: signals to yield after which a holder that did not is stopped, and seconds that it has at least to hear them
-_STOP_AFTER_FORCED, _STOP_AFTER = 3, 0.1
 #: seconds for which a session is believed that it hands its lane over
 _MOST_HAND_OVER = 10.0
 
 
 class SessionActions:
-    """Carries out decisions.
+    """Carries out decisions; needs a running event loop.
 
     Parameters
     ----------
+    scheduler
+        Whose decisions they are; only read.
     served
         What is shared.
     sessions
         Processes that serve a session, by its id.
     users
-        What is remembered of everybody.
+        Usage of each user.
+    counters
+        Count the waits that end.
     update_limits
         Sets what each session's memory may grow to.
     tasks
-        What is done besides.
+        Background tasks.
     """
-
-    #: who brings the decisions; set before the first
-    driver: Driver
 
     def __init__(
         self,
+        scheduler: Scheduler,
         served: ServedDevice,
-        sessions: Mapping[str, SessionProcess],
+        sessions: Mapping[str, SessionHandle],
         users: Users,
+        counters: Counters,
         update_limits: Callable[[], None],
         tasks: Tasks,
     ) -> None:
+        self._scheduler = scheduler
         self._served = served
         self._sessions = sessions
         self._users = users
+        self._counters = counters
         self._update_limits = update_limits
         self._tasks = tasks
+        self._now = asyncio.get_running_loop().time
 
-    def act(self, action: actions.Action) -> None:
-        """Carry out one decision."""
+    def disconnect(self, session: SessionId) -> None:
+        """Hang up on *session*, which connects again then and reports where it stands."""
+        if (process := self._sessions.get(session)) is not None:
+            process.disconnect()
+
+    def act(self, action: actions.Action) -> Effects:
+        """Carry out one decision; return what came of it."""
         match action:
             case actions.Grant(session=session, lane=lane, parallel=parallel):
-                self._grant(self._sessions[session], lane, parallel)
-            case actions.RemoveLane(lane=lane) if self._served.lane_desk is not None:
-                self._served.lane_desk.removed(lane)
+                return self._grant(self._sessions[session], lane, parallel)
+            case actions.RemoveLane(lane=lane) if self._served.lane_server is not None:
+                self._served.lane_server.removed(lane)
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
             case actions.ForceYield(session=session):
                 self._force(self._sessions[session])
+            case actions.StopProcess(session=session):
+                return Effects(self._stop(self._sessions[session]))
             case actions.Summon(session=session):
                 self._sessions[session].page.words[Word.SUMMONED] = 1
-                send_signal(self._sessions[session], FORCE_SIGNAL)
+                self._sessions[session].send_signal(FORCE_SIGNAL)
             case actions.Refuse(session=session, reason=reason, message=message):
                 self._refuse(self._sessions[session], reason, message)
             case actions.Offload(session=session):
-                self._offload(self._sessions[session])
+                return Effects(self._offload(self._sessions[session]))
             case actions.Restore(session=session):
                 self._restore(self._sessions[session])
+        return Effects()
 
-    def _restore(self, process: SessionProcess) -> None:
-        self._note_wait(process)
-        process.promised_bytes = process.offloaded_bytes + process.growth
+    def _restore(self, process: SessionHandle) -> None:
+        self._record_wait(process)
+        process.promised_bytes = process.offload.bytes + process.growth
         self._update_limits()
         # Its first call to a driver that suspended it waits until it goes on.
         self._tasks.spawn(self._served.resume(process))
         process.send(protocol.Restore())
 
-    def _force(self, process: SessionProcess) -> None:
-        """Make a holder yield by a signal; one that does not hear it, deep in foreign code, is stopped."""
-        if process.is_lane_coming:
-            return  # it does not know yet that it has the device
-        now = self.driver.now()
-        if not process.times_forced:
-            process.forced_at = now
-        process.times_forced += 1
-        if process.page.words[Word.HANDING_OVER] and now < process.forced_at + _MOST_HAND_OVER:
-            return  # it yields, and waits for the device; stopped, it would leave its lane to nobody
-        if process.times_forced < _STOP_AFTER_FORCED or now < process.forced_at + _STOP_AFTER:
-            send_signal(process, FORCE_SIGNAL)
+    def _force(self, process: SessionHandle) -> None:
+        """Make a holder yield by a signal, unless it does not know yet that it has the device."""
+        if process.grant.is_lane_coming:
             return
-        log.info("session %s does not yield; it is stopped until its next turn", process.session)
-        send_signal(process, signal.SIGSTOP)
-        process.stopped = True
-        # It cannot speak for itself: it has released the device, and wants it back.
-        live = process.live_bytes
-        memory = profile_of(process.memory)
-        session = id_of(process)
-        self.driver.handle(events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
-        self.driver.handle(events.DeviceWanted(session=session))
+        if not process.grant.num_signals:
+            process.grant.first_signal_at = self._now()
+        process.grant.num_signals += 1
+        process.send_signal(FORCE_SIGNAL)
 
-    def _refuse(self, process: SessionProcess, reason: str, message: str) -> None:
+    def _stop(self, process: SessionHandle) -> Sequence[events.Event]:
+        """Stop a holder that does not react to signals, unless it is about to hand its lane over."""
+        if not process.grant.num_signals:  # its lane has only come now: it gets its signal first
+            self._force(process)
+            return ()
+        if process.page.words[Word.HANDING_OVER] and self._now() < process.grant.first_signal_at + _MOST_HAND_OVER:
+            return ()  # it yields, and waits for the device; stopped, it would leave its lane to nobody
+        log.info("session %s does not yield; it is stopped until its next turn", process.session)
+        process.send_signal(signal.SIGSTOP)
+        process.grant.is_stopped = True
+        memory = profile_of(process.memory)
+        return (events.ProcessStopped(session=id_of(process), memory=memory, live_bytes=process.live_bytes),)
+
+    def _refuse(self, process: SessionHandle, reason: str, message: str) -> None:
         log.info("refused session %s the device (%s): %s", process.session, reason, message)
-        if process.stopped:  # it asks for nothing
+        if process.grant.is_stopped:  # it asks for nothing
             self._let_come(process)
             return
-        process.wanted_at = None
+        process.wait.since = None
         process.send(protocol.RefusedGrant(reason=reason, message=message))
 
-    def _offload(self, process: SessionProcess) -> None:
+    def _offload(self, process: SessionHandle) -> Sequence[events.Event]:
         """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
-        if not process.stopped:
+        if not process.grant.is_stopped:
             process.send(protocol.Offload())
-            return
-        self.driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
-        self.driver.handle(events.OffloadDeclined(session=id_of(process)))
+            return ()
         self._let_come(process)
+        session = id_of(process)
+        return events.DeviceWantWithdrawn(session=session), events.OffloadDeclined(session=session)
 
-    def _let_come(self, process: SessionProcess) -> None:
+    def _let_come(self, process: SessionHandle) -> None:
         """Let a stopped session run to where it yields, and ask for the device itself."""
-        process.unsanctioned = True
+        process.grant.is_unsanctioned = True
         process.page.words[Word.PREEMPT] = 1
         resume(process)
 
-    def _grant(self, process: SessionProcess, lane: LaneId, parallel: int) -> None:
+    def _grant(self, process: SessionHandle, lane: LaneId, parallel: int) -> Effects:
         process.page.words[Word.PREEMPT] = 0
-        process.times_forced = 0
-        if process.stopped:
+        process.grant.num_signals = 0
+        if process.grant.is_stopped:
             resume(process)
-            return
-        self._note_wait(process)
+            return Effects()
+        self._record_wait(process)
         # What it lacks in the middle of an iteration is the session's own: a lane of that size would count it twice.
         size = None if process.growth else self._size_of(lane, process)
         if process.growth:
             process.promised_bytes = process.live_bytes + process.growth
             process.growth = 0
             self._update_limits()
-        if process.unsanctioned:  # it holds one already, of the executor before this
-            process.unsanctioned = False
-            return
-        self._expect_context(process)
+        if process.grant.is_unsanctioned:  # it holds one already, of the executor before this
+            process.grant.is_unsanctioned = False
+            return Effects()
+        caused = self._expect_context(process)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
-        desk = self._served.lane_desk
-        if desk is not None and size is not None and desk.is_costly(process, lane, size):
-            process.is_lane_coming = True
-            self._tasks.spawn(self._grant_later(desk, process, lane, size, threads))
-            return
-        has_lane = desk is not None and desk.granted(process, lane, size)
+        lanes = self._served.lane_server
+        if lanes is not None and size is not None and lanes.is_costly(process, lane, size):
+            process.grant.is_lane_coming = True
+            return Effects(caused, self._grant_later(lanes, process, lane, size, threads))
+        has_lane = lanes is not None and lanes.granted(process, lane, size)
         process.send(protocol.Granted(threads=threads, has_lane=has_lane))
+        return Effects(caused)
 
-    def _expect_context(self, process: SessionProcess) -> None:
+    def _expect_context(self, process: SessionHandle) -> Sequence[events.Event]:
         """Charge a session that will make its context on a GPU now for as much as another's takes at least.
 
         What a context takes is known only once it is made, and until then others would be given that memory.
         """
         if self._served.device.kind != "cuda" or process.memory.framework:
-            return
+            return ()
         known = [other.memory.framework for other in self._sessions.values() if other.memory.framework]
-        if known:
-            process.memory = msgspec.structs.replace(process.memory, framework=min(known))
-            self.driver.handle(events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)))
+        if not known:
+            return ()
+        process.memory = msgspec.structs.replace(process.memory, framework=min(known))
+        return (events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)),)
 
     async def _grant_later(
-        self, desk: LaneDesk, process: SessionProcess, lane: LaneId, size: int, threads: int
+        self, lanes: LaneServer, process: SessionHandle, lane: LaneId, size: int, threads: int
     ) -> None:
         """Make a large lane while others are served, and tell its session of the grant then."""
         try:
-            await desk.prepare(lane, size)
+            await lanes.prepare(lane, size)
             if process.session is not None and self._sessions.get(process.session) is process:
-                has_lane = desk.granted(process, lane, size)
+                has_lane = lanes.granted(process, lane, size)
                 process.send(protocol.Granted(threads=threads, has_lane=has_lane))
         finally:
-            process.is_lane_coming = False
-            desk.give_up(lane)
+            process.grant.is_lane_coming = False
+            lanes.give_up(lane)
 
-    def _size_of(self, lane: LaneId, process: SessionProcess) -> int | None:
+    def _size_of(self, lane: LaneId, process: SessionHandle) -> int | None:
         """Return the bytes to make *lane* of for a turn of *process*; None: it should do without.
 
         A session whose need is not measured has, for the core, all that there may be; what it really takes is its own
         then, and its lane follows once that is known. Nor do the others need more than they were seen to.
         """
-        scheduler = self.driver.scheduler
+        scheduler = self._scheduler
         if not scheduler.sessions[id_of(process)].is_measured:
             return None
         entry = scheduler.lanes.by_id[lane]
         # The core may not have cut the lane yet that it made when nothing was known.
         return min(entry.size, max(each.need for each in entry.sessions.values() if each.is_measured))
 
-    def _note_wait(self, process: SessionProcess) -> None:
-        """Take note that what *process* waited for has come."""
-        if process.wanted_at is not None:
-            waited = self.driver.now() - process.wanted_at
-            process.waits.append(waited)
+    def _record_wait(self, process: SessionHandle) -> None:
+        """Record that what *process* waited for has come."""
+        if process.wait.since is not None:
+            waited = self._now() - process.wait.since
+            process.wait.past.append(waited)
             self._users.records[process.user or ""].waits.append(waited)
-            self.driver.counters.waited(waited)
-            process.wanted_at = None
+            self._counters.waited(waited)
+            process.wait.since = None
 
 
-def resume(process: SessionProcess) -> None:
+def resume(process: SessionHandle) -> None:
     """Let a process run again that was stopped."""
-    process.stopped = False
-    send_signal(process, signal.SIGCONT)
+    process.grant.is_stopped = False
+    process.send_signal(signal.SIGCONT)

@@ -5,39 +5,32 @@ What the core decides, `action_runner.py` does to them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
-import msgspec
-
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError, Refused, SessionNotFound, SharedKernelError
-from sharedkernel.executor.control.requests import user_configured
-from sharedkernel.executor.control.status_builder import build_status
-from sharedkernel.executor.control.status_stream import Views
-from sharedkernel.executor.control.wait_notifier import WaitTeller
+from sharedkernel.errors import ConfigError, Refused, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, resume
-from sharedkernel.executor.dispatch.driver import Driver
-from sharedkernel.executor.dispatch.totals import UserTotals
-from sharedkernel.executor.dispatch.usage import Users
+from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
+from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
+from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.workload import Foresight
-from sharedkernel.executor.sessions.process import SessionProcess, id_of, profile_of
+from sharedkernel.executor.history.workload import WorkloadHistory
+from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
-from sharedkernel.status.document import visible_to
+from sharedkernel.scheduling.scheduler import Scheduler
+from sharedkernel.scheduling.snapshot import Snapshot
 from sharedkernel.system.tasks import Tasks
-from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
 
-class Grants:
+class SessionController:
     """Everything about who may use the device, for all sessions of one executor.
 
     Parameters
@@ -46,35 +39,35 @@ class Grants:
         What is shared, and how.
     event_log
         Where the core's events are recorded.
-    foresight
+    workload
         What is expected of the sessions' work.
     """
 
     def __init__(
-        self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog, foresight: Foresight
+        self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog, workload: WorkloadHistory
     ) -> None:
         #: processes that serve a session, by its id
-        self.sessions: dict[str, SessionProcess] = {}
+        self.sessions: dict[str, SessionHandle] = {}
         #: what is remembered of everybody
         self.users = Users()
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
         self._tasks = Tasks()
         self._served = served
-        actions = SessionActions(served, self.sessions, self.users, self.update_limits, self._tasks)
-        self._driver = actions.driver = Driver(config, event_log, actions)
-        self._foresight = foresight
-        self._driver.handle(foresight.open())
-        self._waits = WaitTeller(self.sessions, self.status)
-        self._views = Views(self._view)
+        scheduler, counters = Scheduler(config), Counters()
+        actions = SessionActions(
+            scheduler, served, self.sessions, self.users, counters, self.update_limits, self._tasks
+        )
+        self._driver = SchedulerDriver(scheduler, event_log, actions, counters)
+        self.offloads = Offloads(self._driver, served, self._measured, self.update_limits, self._tasks)
+        self._workload = workload
+        self._driver.handle(workload.open())
 
     def close(self) -> None:
         """Decide nothing any more."""
         self._tasks.cancel()
-        self._waits.close()
-        self._views.close()
         self._driver.stop()
-        self._foresight.close()
+        self._workload.close()
 
     # --- users and sessions come and go -------------------------------------------------------------------------------
 
@@ -95,7 +88,7 @@ class Grants:
 
     def totals(self) -> list[UserTotals]:
         """Return what every user who has come has had so far."""
-        snapshot = self._driver.scheduler.snapshot(self._driver.now())
+        snapshot = self.snapshot()
         return self.users.totals({view.id: view.attained for view in snapshot.users})
 
     def set_policy(self, policy: str) -> None:
@@ -112,7 +105,7 @@ class Grants:
             raise ConfigError(str(error)) from None
         self._driver.handle(event)
 
-    def add(self, process: SessionProcess, attained: float = 0.0) -> None:
+    def add(self, process: SessionHandle, attained: float = 0.0) -> None:
         """Take in a process that has been given a session; *attained* device-seconds from an earlier executor."""
         assert process.session
         assert process.limits is not None
@@ -128,37 +121,16 @@ class Grants:
             )
         )
 
-    def remove(self, process: SessionProcess) -> None:
-        """Let go of a process that ended."""
-        self._views.forget(process)
+    def remove(self, process: SessionHandle) -> None:
+        """Release a process that ended."""
         self.users.records[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
         del self.sessions[process.session or ""]
-        if self._served.lane_desk is not None:
-            self._served.lane_desk.ended(process)
+        if self._served.lane_server is not None:
+            self._served.lane_server.ended(process)
         self._driver.handle(events.SessionEnded(session=id_of(process)))
-        self._foresight.forget(id_of(process))
-        _answer(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
+        self._workload.forget(id_of(process))
+        answer_requests(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
         self.update_limits()
-
-    async def offload(self, process: SessionProcess) -> None:
-        """Offload an idle session, whoever waits; return once its memory is free.
-
-        Raises
-        ------
-        Refused
-            When a cell of it is open, or it says why it cannot be offloaded.
-        SessionNotFound
-            When it ends meanwhile.
-        """
-        state = self._state(id_of(process))
-        if state is SessionState.OFFLOADED:
-            return
-        if state is not SessionState.IDLE:
-            raise Refused("its code runs; offload it when its cells have ended, or interrupt it.", reason="busy")
-        answer = asyncio.get_running_loop().create_future()
-        process.offload_requests.append(answer)
-        self._driver.handle(events.OffloadRequested(session=id_of(process)))
-        await answer
 
     def shelf_changed(self, user: str, size: int) -> None:
         """Charge *user* for *size* bytes on the shelf from now on."""
@@ -166,14 +138,13 @@ class Grants:
         self._driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
         self.update_limits()
 
-    def charge(self, process: SessionProcess, seconds: float) -> None:
+    def charge(self, process: SessionHandle, seconds: float) -> None:
         """Count *seconds* in which a session used the device without a grant as served."""
         self._driver.handle(events.UsedWithoutGrant(session=id_of(process), seconds=seconds))
 
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
-        snapshot = self._driver.scheduler.snapshot(self._driver.now())
-        return {view.id: view.attained for view in snapshot.sessions}
+        return {view.id: view.attained for view in self.snapshot().sessions}
 
     def update_limits(self) -> None:
         """Set what each session's memory may grow to."""
@@ -182,32 +153,24 @@ class Grants:
 
     # --- what sessions say --------------------------------------------------------------------------------------------
 
-    def take_over(self, process: SessionProcess, hello: protocol.SessionHello) -> None:
+    def take_over(self, process: SessionHandle, hello: protocol.SessionHello) -> None:
         """Take over a session where it stands."""
         if process.ended.is_set():
             return
         process.page.words[Word.PREEMPT] = 0
-        process.told_allowance = process.told_waiting = process.wanted_at = None
+        process.sent_allowance = process.wait.sent = process.wait.since = None
         process.promised_bytes = process.growth = 0
         session = id_of(process)
-        self._let_go(process)
-        # Its answer to them may have been lost with its connection, and it does not know that they still wait.
-        lost = Refused("its connection was lost meanwhile; try again.", reason="busy")
-        _answer(process, None if hello.offloaded_bytes else lost)
+        self._reset(process)
         self._driver.handle(events.MemoryMeasured(session=session, memory=profile_of(hello.memory)))
-        process.offloaded_bytes = hello.offloaded_bytes
-        if hello.offloaded_bytes:
-            offloaded = events.Offloaded(
-                session=session, memory=profile_of(hello.memory), offloaded=hello.offloaded_bytes
-            )
-            self._driver.handle(offloaded)
+        self.offloads.take_over(process, hello)
         if hello.cell_open or hello.holding or hello.wanting:
             self._driver.handle(events.CellOpened(session=session))
             self._driver.handle(events.WorkForeseen(session=session, source=hello.source))
         if hello.holding:
-            process.unsanctioned = True  # until the grant that it has is granted
+            process.grant.is_unsanctioned = True  # until the grant that it has is granted
             self._want(process)
-            if process.unsanctioned:
+            if process.grant.is_unsanctioned:
                 if self._state(session) is not SessionState.READY:  # it may have been refused outright
                     self._driver.handle(events.DeviceWantWithdrawn(session=session))
                 process.page.words[Word.PREEMPT] = 1
@@ -215,7 +178,7 @@ class Grants:
             self._want(process)
         self.update_limits()
 
-    def _let_go(self, process: SessionProcess) -> None:
+    def _reset(self, process: SessionHandle) -> None:
         """Bring a session that greets again to where one starts, whatever was last heard of it."""
         session, memory = id_of(process), profile_of(process.memory)
         state = self._state(session)
@@ -233,15 +196,12 @@ class Grants:
     def _state(self, session: SessionId) -> SessionState:
         return self._driver.scheduler.sessions[session].state
 
-    def hear(self, process: SessionProcess, message: Any) -> None:
+    def handle(self, process: SessionHandle, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
-        if isinstance(message, protocol.Watch):
-            self._views.watch(process, message.interval)
-            return
         session = id_of(process)
         match message:
             case protocol.CellOpened():
-                if process.offloaded_bytes:  # it waits to be restored
+                if process.offload.bytes:  # it waits to be restored
                     self._wait_begins(process)
                 self._driver.handle(events.CellOpened(session=session))
                 self.update_limits()
@@ -251,97 +211,54 @@ class Grants:
                 self.update_limits()
                 self._want(process, growth)
             case protocol.Foreseen():
-                self._driver.handle(self._foresight.foresee(session, process.user or "", message))
+                self._driver.handle(self._workload.foresee(session, process.user or "", message))
             case protocol.GrantMeasured(iterations=iterations):
                 utilisation = self._seen_utilisation(process, message)
                 self._driver.handle(
                     events.GrantMeasured(session=session, iterations=iterations, utilisation=utilisation)
                 )
             case protocol.DeviceWantWithdrawn():
-                process.wanted_at = None
+                process.wait.since = None
                 process.send(protocol.WithdrawalSeen())
                 self._driver.handle(events.DeviceWantWithdrawn(session=session))
             case protocol.GrantReleased():
                 self._release(process, message)
             case protocol.CellClosed(memory=memory):
-                process.wanted_at = None
+                process.wait.since = None
                 process.promised_bytes = 0
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
-                self._foresight.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
+                self._workload.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
                 self.update_limits()
-            case protocol.Offloaded():
-                self._offloaded(process, message)
-            case protocol.OffloadDeclined(message=reason):
-                process.declined = reason
-                log.info("session %s is not offloaded: %s", process.session, reason)
-                self._driver.handle(events.OffloadDeclined(session=session, for_now=message.reason == "busy"))
-                _answer(process, Refused(reason, reason=message.reason))
-            case protocol.Restored():
-                self._restored(process, message)
+            case protocol.Offloaded() | protocol.OffloadDeclined() | protocol.Restored():
+                self.offloads.handle(process, message)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
-        self._waits.tell_soon()
 
-    def _offloaded(self, process: SessionProcess, message: protocol.Offloaded) -> None:
-        process.offloaded_bytes, process.stayed, process.declined = message.offloaded_bytes, message.kept, None
-        process.num_offloads += 1
-        process.offload_seconds += message.seconds
-        log.info("offloaded %s of session %s", format_bytes(message.offloaded_bytes), process.session)
-        self._measured(process, message.memory)
-        self._driver.handle(
-            events.Offloaded(
-                session=id_of(process), memory=profile_of(message.memory), offloaded=message.offloaded_bytes
-            )
-        )
-        self.update_limits()
-        _answer(process, None)
-        self._tasks.spawn(self._suspend(process))
-
-    async def _suspend(self, process: SessionProcess) -> None:
-        """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
-        freed = await self._served.suspend(process)
-        if not freed or process.ended.is_set() or self._state(id_of(process)) is not SessionState.OFFLOADED:
-            return
-        left = msgspec.structs.replace(process.memory, framework=max(0, process.memory.framework - freed))
-        self._driver.handle(
-            events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offloaded_bytes + freed)
-        )
-
-    def _restored(self, process: SessionProcess, message: protocol.Restored) -> None:
-        process.offloaded_bytes = 0
-        process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
-        process.stayed = None
-        process.num_restores += 1
-        process.restore_seconds += message.seconds
-        self._measured(process, message.memory)
-        self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
-        self.update_limits()
-
-    def _measured(self, process: SessionProcess, memory: Memory) -> None:
+    def _measured(self, process: SessionHandle, memory: Memory) -> None:
         process.memory = memory
         own = [other.memory for other in self.sessions.values() if other.user == process.user]
         used = sum(figures.persistent + (figures.ephemeral or 0) for figures in own)
         record = self.users.records[process.user or ""]
         record.peak_bytes = max(record.peak_bytes, used)
 
-    def _want(self, process: SessionProcess, growth: int = 0) -> None:
+    def _want(self, process: SessionHandle, growth: int = 0) -> None:
         self._wait_begins(process)
         process.growth = growth
         self._driver.handle(
             events.DeviceWanted(session=id_of(process), memory=profile_of(process.memory), growth=growth)
         )
 
-    def _release(self, process: SessionProcess, message: protocol.GrantReleased) -> None:
+    def _release(self, process: SessionHandle, message: protocol.GrantReleased) -> None:
         self._measured(process, message.memory)
         if message.at != "yield":
             process.promised_bytes = 0
         process.page.words[Word.PREEMPT] = 0
-        if process.unsanctioned:
-            process.unsanctioned = False
+        if process.grant.is_unsanctioned:
+            process.grant.is_unsanctioned = False
             return
-        if process.stopped:  # it yielded at the very moment it was stopped, and wants nothing now
+        if process.grant.is_stopped:  # it yielded at the very moment it was stopped, and wants nothing now
             resume(process)
             self._driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
             return
@@ -358,47 +275,58 @@ class Grants:
         )
 
     def _seen_utilisation(
-        self, process: SessionProcess, message: protocol.GrantMeasured | protocol.GrantReleased
+        self, process: SessionHandle, message: protocol.GrantMeasured | protocol.GrantReleased
     ) -> float | None:
         """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
         seen = self._served.utilisation(process)
         utilisation = message.utilisation if seen is None else seen
         if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].stats.is_alone:
-            self._foresight.measured(id_of(process), utilisation)
+            self._workload.measured(id_of(process), utilisation)
         return utilisation
 
-    def _wait_begins(self, process: SessionProcess) -> None:
-        process.wanted_at = self._driver.now()
-        process.told_waiting = None
+    def _wait_begins(self, process: SessionHandle) -> None:
+        process.wait.since = self._driver.now()
+        process.wait.sent = None
 
-    # --- what people are told -----------------------------------------------------------------------------------------
+    # --- what can be seen ---------------------------------------------------------------------------------------------
 
     async def wait_for_change(self) -> None:
         """Return once more than figures has changed in the status document."""
         await self._driver.wait_for_change()
 
-    def status(self) -> dict[str, Any]:
-        """Return the status document, nothing hidden."""
-        scheduler = self._driver.scheduler
-        snapshot = scheduler.snapshot(self._driver.now())
-        return build_status(self._served, scheduler.config, snapshot, self.sessions, self.users.records)
+    @property
+    def config(self) -> SchedulerConfig:
+        """How the device is scheduled now."""
+        return self._driver.scheduler.config
+
+    def snapshot(self) -> Snapshot:
+        """Return the views of all sessions, users and lanes as the core has them now."""
+        return self._driver.scheduler.snapshot(self._driver.now())
+
+    def timeline(self, user: str) -> dict[str, Any]:
+        """Return the last minutes as *user* may see them."""
+        return self._driver.timeline.recent(self._driver.now(), user)
 
     def counts(self) -> protocol.Counts:
         """Return how often what happened."""
         return self._driver.counters.counts()
 
-    def _view(self, user: str) -> dict[str, Any]:
-        timeline = self._driver.timeline.recent(self._driver.now(), user)
-        return {**visible_to(self.status(), user), "timeline": timeline}
 
+def user_configured(limits: Limits) -> events.UserConfigured:
+    """Return *limits* as the scheduling core takes them.
 
-def _answer(process: SessionProcess, error: SharedKernelError | None) -> None:
-    """Answer those who asked for *process* to be offloaded."""
-    requests, process.offload_requests = process.offload_requests, []
-    for request in requests:
-        if request.done():
-            continue
-        if error is None:
-            request.set_result(None)
-        else:
-            request.set_exception(error)
+    Raises
+    ------
+    Refused
+        When it does not.
+    """
+    try:
+        return events.UserConfigured(
+            user=UserId(limits.user),
+            share=limits.share,
+            quota=limits.quota_bytes,
+            offload_after=limits.offload_after,
+            priority=limits.priority,
+        )
+    except ValueError as error:
+        raise Refused(str(error), reason="bad_request") from None

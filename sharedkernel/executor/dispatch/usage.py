@@ -1,18 +1,37 @@
-"""What the executor remembers of each user, over all their sessions, ended ones too."""
+"""What each user has had of the device: of this executor in memory, over all executors in a journal on disk.
+
+A session's own figures live as long as it does: in its page and in its record. The journal has what is left of those
+that have ended: without it an executor that is started again would show everybody as new.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
-from sharedkernel.executor.dispatch.totals import UserTotals
+from sharedkernel.executor.history.journal import Journal
 from sharedkernel.protocol import Limits
 
+#: the journal's name in the runtime directory, and the version of its records
+JOURNAL_NAME, _SCHEMA = "users.journal", 1
 #: waits remembered for the percentiles in status
 _WAITS_KEPT = 1000
+
+
+class UserTotals(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One user's figures; a later record of the same user takes the place of an earlier one."""
+
+    user: str
+    #: device-seconds of all sessions, those that live included
+    attained: float
+    #: iterations of sessions that ended
+    iterations: int
+    #: most bytes that the user's sessions had at a time
+    peak_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +59,7 @@ class Users:
         self._recalled: dict[str, UserTotals] = {}
 
     def set_limits(self, limits: Limits) -> None:
-        """Take note of a user's limits, and that they have come."""
+        """Record a user's limits, and that they have come."""
         record = self.records.get(limits.user)
         if record is None:
             record = self.records[limits.user] = UserRecord(limits=limits)
@@ -50,7 +69,7 @@ class Users:
         record.limits = limits
 
     def recall(self, totals: Mapping[str, UserTotals], attained: Mapping[str, float]) -> None:
-        """Take note of what users had of earlier executors, before any of them comes.
+        """Record what users had of earlier executors, before any of them comes.
 
         Parameters
         ----------
@@ -75,3 +94,35 @@ class Users:
             )
             for user, record in self.records.items()
         ]
+
+
+class UsageJournal:
+    """Keeps everybody's totals.
+
+    Parameters
+    ----------
+    runtime_directory
+        Where the journal is.
+    """
+
+    def __init__(self, runtime_directory: Path) -> None:
+        self._journal = Journal(
+            runtime_directory / JOURNAL_NAME, UserTotals, schema=_SCHEMA, summarise=lambda: self._users.values()
+        )
+        self._users: dict[str, UserTotals] = {}
+
+    def open(self) -> Mapping[str, UserTotals]:
+        """Return what the executors before this one have kept, by user."""
+        self._users = {record.user: record for record in self._journal.open()}
+        return self._users
+
+    def keep(self, totals: Iterable[UserTotals]) -> None:
+        """Keep what has changed; users who are not named stay as they were."""
+        for record in totals:
+            if self._users.get(record.user) != record:
+                self._users[record.user] = record
+                self._journal.add(record)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._journal.close()

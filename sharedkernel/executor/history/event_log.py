@@ -54,12 +54,12 @@ class EventLog:
             self._fail(error)
 
     def begin(self, now: float, config: SchedulerConfig) -> None:
-        """Note that a scheduler with *config* knows of nothing at *now*, and takes the events that follow."""
+        """Record that a scheduler with *config* knows of nothing at *now*, and takes the events that follow."""
         self._config, self._last = config, now
         self._add(self._heading("began"))
 
     def record(self, now: float, event: events.Event) -> None:
-        """Note that *event* was handled at *now*."""
+        """Record that *event* was handled at *now*."""
         self._last = now
         if isinstance(event, events.PolicyConfigured) and self._config is not None:
             self._config = replace(self._config, policy=event.policy, backfill=event.backfill)

@@ -114,7 +114,7 @@ class Journal:
             self._flush_due = asyncio.get_running_loop().call_later(FLUSH_INTERVAL, self._flush)
 
     def close(self) -> None:
-        """Write what is left, and let go of the file."""
+        """Write what is left, and release the file."""
         if self._flush_due is not None:
             self._flush_due.cancel()
             self._flush()

@@ -66,7 +66,7 @@ class Throughput:
         return self._rates.values()
 
     def recall(self, rates: Rates) -> None:
-        """Take note of what was learned before this executor."""
+        """Record what was learned before this executor."""
         self._rates.pop(rates.user, None)
         self._rates[rates.user] = rates
         if len(self._rates) > _MOST_USERS:

@@ -84,8 +84,8 @@ class Timeline:
         self._scheduler: Scheduler | None = None
         self._picture: _Picture | None = None
 
-    def note(self, now: float, scheduler: Scheduler) -> None:
-        """Take note of where *scheduler*'s sessions stand at *now*, seconds; after each event."""
+    def record(self, now: float, scheduler: Scheduler) -> None:
+        """Record where *scheduler*'s sessions stand at *now*, seconds; after each event."""
         self._scheduler = scheduler
         self._tracker.follow(now, scheduler)
 
@@ -190,7 +190,7 @@ class Timeline:
                 row.seconds[number % self._num_bins] += end - start
 
     def _advance(self, now: float) -> None:
-        """Let go of the seconds that are too long ago at *now*."""
+        """Release the seconds that are too long ago at *now*."""
         number = int(now // BIN_SECONDS)
         if number <= self._bin:
             return

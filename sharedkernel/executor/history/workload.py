@@ -41,7 +41,7 @@ class CellTook(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float
 
 
-class Foresight:
+class WorkloadHistory:
     """Learns from sessions, and foretells their work to the scheduling core.
 
     Parameters
@@ -90,7 +90,7 @@ class Foresight:
         )
 
     def measured(self, session: SessionId, utilisation: float) -> None:
-        """Take note of how busy (0 to 1) *session* kept the device while it ran alone."""
+        """Record how busy (0 to 1) *session* kept the device while it ran alone."""
         if session not in self._work:
             return
         user, work = self._work[session]
@@ -100,7 +100,7 @@ class Foresight:
             self._journal.add(rates)
 
     def cell_ended(self, session: SessionId, user: str, source: str | None, seconds: float) -> None:
-        """Take note that a cell of *session* took *seconds* of the device."""
+        """Record that a cell of *session* took *seconds* of the device."""
         self._work.pop(session, None)
         if seconds > 0:
             cell = CellTook(user=user, source=source, seconds=seconds)
@@ -108,7 +108,7 @@ class Foresight:
             self._journal.add(cell)
 
     def forget(self, session: SessionId) -> None:
-        """Let go of a session that ended."""
+        """Release a session that ended."""
         self._work.pop(session, None)
 
     def _summarise(self) -> Iterable[CellTook | Rates]:

@@ -15,12 +15,12 @@ import logging
 import time
 from collections.abc import Callable
 
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 
 log = logging.getLogger(__name__)
 
 
-class Lingering:
+class DetachTimers:
     """Keeps time for lingering sessions; needs a running event loop.
 
     Parameters
@@ -31,18 +31,18 @@ class Lingering:
         Ends a session.
     """
 
-    def __init__(self, offload: Callable[[SessionProcess], None], end: Callable[[SessionProcess], None]) -> None:
+    def __init__(self, offload: Callable[[SessionHandle], None], end: Callable[[SessionHandle], None]) -> None:
         self._offload = offload
         self._end = end
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def begin(self, process: SessionProcess, seconds: float) -> None:
+    def begin(self, process: SessionHandle, seconds: float) -> None:
         """Let *process* linger for *seconds* from now on."""
         process.lingers_until = time.monotonic() + seconds
         log.info("session %s of %s lingers for %.0f s", process.session, process.user, seconds)
         self.resume(process)
 
-    def resume(self, process: SessionProcess) -> None:
+    def resume(self, process: SessionHandle) -> None:
         """Keep time for *process*, which lingers already (an executor before this one let it)."""
         assert process.lingers_until is not None
         self.forget(process)
@@ -50,17 +50,17 @@ class Lingering:
         self._timers[process.process] = asyncio.get_running_loop().call_later(left, self._over, process)
         self._offload(process)
 
-    def came_to_rest(self, process: SessionProcess) -> None:
-        """Take note that a cell of *process* has ended."""
+    def came_to_rest(self, process: SessionHandle) -> None:
+        """Record that a cell of *process* has ended."""
         if process.lingers_until is not None:
             self._offload(process)
 
-    def give_back(self, process: SessionProcess) -> None:
+    def give_back(self, process: SessionHandle) -> None:
         """Let *process* be an ordinary session again."""
         process.lingers_until = None
         self.forget(process)
 
-    def forget(self, process: SessionProcess) -> None:
+    def forget(self, process: SessionHandle) -> None:
         """Keep no time for *process* any longer."""
         if (timer := self._timers.pop(process.process, None)) is not None:
             timer.cancel()
@@ -71,7 +71,7 @@ class Lingering:
             timer.cancel()
         self._timers.clear()
 
-    def _over(self, process: SessionProcess) -> None:
+    def _over(self, process: SessionHandle) -> None:
         self.forget(process)
         log.info("session %s of %s has lingered for long enough", process.session, process.user)
         self._end(process)

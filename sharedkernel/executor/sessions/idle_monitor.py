@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Turn, Word
 
 #: seconds between looks
@@ -24,7 +24,7 @@ _IDLE_SHARE = 0.03
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class IdleWatch:
+class IdleMonitor:
     """Keeps each session's `used_at`; needs a running event loop.
 
     Parameters
@@ -33,16 +33,22 @@ class IdleWatch:
         Processes that serve a session, by its id.
     """
 
-    def __init__(self, sessions: Mapping[str, SessionProcess]) -> None:
+    def __init__(self, sessions: Mapping[str, SessionHandle]) -> None:
         self._sessions = sessions
         #: processor-seconds of each session's processes, by the leader's process id, and when they were looked at
         self._before: dict[int, float] = {}
         self._looked_at = time.monotonic()
+        self._due: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._looked_at = time.monotonic()
         self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
 
     def close(self) -> None:
-        """Watch nobody any more."""
-        self._due.cancel()
+        """Look no more."""
+        if self._due is not None:
+            self._due.cancel()
 
     def _look(self) -> None:
         now = time.monotonic()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 _DELAY = 0.3
 
 
-class Spares:
+class SessionPool:
     """Keeps so many spares ready in each environment that sessions can be forked from at once.
 
     Parameters
@@ -39,7 +39,7 @@ class Spares:
         for task in self._tasks:
             task.cancel()
 
-    async def take(self, environment: str) -> SessionProcess:
+    async def take(self, environment: str) -> SessionHandle:
         """Return a spare that is nobody else's from now on, forked only if none is ready.
 
         Raises
@@ -74,6 +74,6 @@ class Spares:
                 except (Refused, ExecutorUnavailable) as error:
                     log.warning("no spare session: %s", error)
 
-    def _there(self, environment: str) -> list[SessionProcess]:
+    def _there(self, environment: str) -> list[SessionHandle]:
         processes = self._supervisor.processes.values()
         return [process for process in processes if process.session is None and process.environment == environment]

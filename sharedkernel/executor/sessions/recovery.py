@@ -1,7 +1,7 @@
 """The sessions that an executor before this one left, until all of them have said where they stand.
 
-Holders are taken over before anybody else is: so what the others say, their greetings and all that follows, is put by
-until the last has greeted, or has had its time for it.
+Holders are taken over before anybody else is: so what the others say, their greetings and all that follows, is
+deferred until the last has greeted, or has had its time for it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.executor.control.connections import Connection
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.processes.process import SessionHandle
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _GRACE = 2.0
 class _Greeting:
     """What one session has said so far."""
 
-    peer: Connection
+    peer: ControlConnection
     hello: protocol.SessionHello
     #: what it said after that: it may run cells already
     later: list[Any] = field(default_factory=list)
@@ -37,28 +37,28 @@ class _Greeting:
         return self.peer.session.transport is self.peer.transport
 
 
-class Adoption:
-    """Puts by what adopted sessions say; needs a running event loop.
+class SessionAdoption:
+    """Defers what adopted sessions report; needs a running event loop.
 
     Parameters
     ----------
     take_over
         Takes a session over where its greeting says that it stands.
-    hear
-        Hears what a session says otherwise.
+    handle
+        Handles what a session reports otherwise.
     """
 
     def __init__(
         self,
-        take_over: Callable[[SessionProcess, protocol.SessionHello], None],
-        hear: Callable[[SessionProcess, Any], None],
+        take_over: Callable[[SessionHandle, protocol.SessionHello], None],
+        handle: Callable[[SessionHandle, Any], None],
     ) -> None:
         self._take_over = take_over
-        self._hear = hear
+        self._handle = handle
         #: by process; None: it has not greeted
         self._unheard: dict[str, _Greeting | None] = {}
 
-    def expect(self, process: SessionProcess) -> None:
+    def expect(self, process: SessionHandle) -> None:
         """Wait for the greeting of *process*."""
         self._unheard[process.process] = None
 
@@ -67,8 +67,8 @@ class Adoption:
         if self._unheard:
             asyncio.get_running_loop().call_later(_GRACE, self._finish)
 
-    def greeted(self, peer: Connection, hello: protocol.SessionHello) -> None:
-        """Hear the greeting of a session, now or once the others have greeted."""
+    def greeted(self, peer: ControlConnection, hello: protocol.SessionHello) -> None:
+        """Handle the greeting of a session, now or once the others have greeted."""
         if peer.session.process not in self._unheard:
             self._take_over(peer.session, hello)
             return
@@ -76,8 +76,8 @@ class Adoption:
         if None not in self._unheard.values():
             self._finish()
 
-    def puts_by(self, process: SessionProcess, message: Any) -> bool:
-        """Whether *message* is kept until *process* is taken over, and heard then."""
+    def defers(self, process: SessionHandle, message: Any) -> bool:
+        """Whether *message* is deferred until *process* is taken over."""
         greeting = self._unheard.get(process.process)
         if greeting is None:
             return False
@@ -91,13 +91,13 @@ class Adoption:
             self._try(greeting, self._take_over, greeting.hello)
         for greeting in greetings:
             for message in greeting.later:
-                self._try(greeting, self._hear, message)
+                self._try(greeting, self._handle, message)
 
-    def _try(self, greeting: _Greeting, hear: Callable[[SessionProcess, Any], None], message: Any) -> None:
+    def _try(self, greeting: _Greeting, handle: Callable[[SessionHandle, Any], None], message: Any) -> None:
         if greeting.peer.transport.is_closing():
             return
         try:
-            hear(greeting.peer.session, message)
+            handle(greeting.peer.session, message)
         except Exception:
             # As when it comes in (see `connections.py`): the others are heard all the same.
             log.exception("hung up on process %d", greeting.peer.pid)

@@ -13,24 +13,24 @@ from collections.abc import Callable, Mapping
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
-from sharedkernel.executor.control.requests import check_start
 from sharedkernel.executor.devices import ServedDevice
-from sharedkernel.executor.dispatch.controller import Grants
+from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
-from sharedkernel.executor.sessions.pool import Spares
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.sessions.pool import SessionPool
+from sharedkernel.executor.sessions.requests import check_start
 from sharedkernel.executor.supervision.environments import Environment
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import Tasks
 from sharedkernel.units import format_seconds
 
 
-class Starting:
+class SessionLauncher:
     """Starts sessions, and numbers their processes.
 
     Parameters
     ----------
-    grants, supervisor, spares
+    controller, supervisor, pool
         Who takes a session in, who keeps its process, and where that comes from.
     served, isolation, environments
         What it is assigned with.
@@ -42,9 +42,9 @@ class Starting:
 
     def __init__(
         self,
-        grants: Grants,
+        controller: SessionController,
         supervisor: Supervisor,
-        spares: Spares,
+        pool: SessionPool,
         served: ServedDevice,
         isolation: Isolation,
         environments: Mapping[str, Environment],
@@ -52,9 +52,9 @@ class Starting:
         *,
         timeout: float,
     ) -> None:
-        self._grants = grants
+        self._controller = controller
         self._supervisor = supervisor
-        self._spares = spares
+        self._pool = pool
         self._served = served
         self._isolation = isolation
         self._environments = environments
@@ -69,11 +69,11 @@ class Starting:
         self._incarnation += 1
         return self._incarnation
 
-    def adopted(self, process: SessionProcess) -> None:
-        """Take note of *process*, which an earlier executor started: later ones have larger numbers."""
+    def adopted(self, process: SessionHandle) -> None:
+        """Record *process*, which an earlier executor started: later ones have larger numbers."""
         self._incarnation = max(self._incarnation, process.incarnation)
 
-    async def start(self, message: protocol.StartSession, is_asker_there: Callable[[], bool]) -> SessionProcess:
+    async def start(self, message: protocol.StartSession, is_asker_there: Callable[[], bool]) -> SessionHandle:
         """Start a session; return its process once it is ready to be talked to.
 
         Raises
@@ -83,35 +83,35 @@ class Starting:
         """
         self._check(message)
         account = await asyncio.to_thread(self._isolation.find, message.limits.user)
-        process = await self._spares.take(message.environment)
+        process = await self._pool.take(message.environment)
         if process.ended.is_set():
             raise Refused("the session did not start: its process has ended; try again.", reason="start")
         if not is_asker_there():
             # The next gateway may have asked already which sessions there are, and would never know of this one.
             process.session = None
             raise Refused("whoever asked for it is gone.", reason="start")
-        if message.session in self._grants.sessions:  # another start of the same session was quicker
+        if message.session in self._controller.sessions:  # another start of the same session was quicker
             process.session = None
             raise _exists(message.session)
         self._give(process, message, account)
         self._assign(process, message, account)
         await self._wait(process)
-        self._grants.update_limits()
+        self._controller.update_limits()
         return process
 
     def _check(self, message: protocol.StartSession) -> None:
         check_start(message)
-        if message.session in self._grants.sessions:
+        if message.session in self._controller.sessions:
             raise _exists(message.session)
-        self._served.check_start(message.limits, self._grants.sessions.values())
+        self._served.check_start(message.limits, self._controller.sessions.values())
         if message.environment not in self._environments:
             raise Refused(
                 f"there is no environment {message.environment!r} here (any more); choose another kernel.",
                 reason="no_such_kernel",
             )
 
-    def _give(self, process: SessionProcess, message: protocol.StartSession, account: protocol.Account | None) -> None:
-        """Take note of whose *process* is."""
+    def _give(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
+        """Record whose *process* is."""
         process.session, process.user = message.session, message.limits.user
         process.notebook, process.client_key = message.notebook, message.client_key
         process.cwd, process.env, process.kernel = message.cwd, message.env, message.kernel
@@ -121,13 +121,11 @@ class Starting:
             if self._isolation.cgroups is not None:
                 self._isolation.cgroups.enter(account.uid, process.process, process.pid, message.limits.share)
         process.assigned = asyncio.get_running_loop().create_future()
-        self._grants.add(process)
+        self._controller.add(process)
         self._supervisor.keep(process)
 
-    def _assign(
-        self, process: SessionProcess, message: protocol.StartSession, account: protocol.Account | None
-    ) -> None:
-        """Tell *process* whose it is."""
+    def _assign(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
+        """Notify *process* whose it is."""
         process.send(
             protocol.Assign(
                 session=message.session,
@@ -143,7 +141,7 @@ class Starting:
             )
         )
 
-    async def _wait(self, process: SessionProcess) -> None:
+    async def _wait(self, process: SessionHandle) -> None:
         """Return once *process* has said that it serves its session."""
         assert process.assigned is not None
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sharedkernel.executor.devices.leases import own_bytes
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.errors import QuotaExceeded, Refused
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device
+from sharedkernel.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +21,53 @@ class Room:
     #: left by everybody's sessions; all shelves have to fit into it
     device: int
 
+    def left(self, charged: int, charged_in_all: int) -> tuple[int, int]:
+        """Return what the user's quota leaves, and what the device leaves; bytes, never negative.
 
-def room_for(user: str, sessions: Collection[SessionProcess], device: Device) -> Room:
+        Parameters
+        ----------
+        charged, charged_in_all
+            Bytes that the user's shelf is charged with, and all shelves together.
+        """
+        return max(0, self.quota - self.sessions - charged), max(0, self.device - charged_in_all)
+
+    def check(self, name: str, size: int, *, charged: int, charged_in_all: int, replaced: int | None) -> None:
+        """Return if *size* bytes more fit, to be shelved as *name*.
+
+        Parameters
+        ----------
+        name, size
+            What is to be shelved, and its bytes.
+        charged, charged_in_all
+            As in :meth:`left`.
+        replaced
+            Bytes of what has that name now; None: nothing has.
+
+        Raises
+        ------
+        Refused
+            When they do not, with what to do.
+        """
+        by_quota, by_device = self.left(charged, charged_in_all)
+        if size <= min(by_quota, by_device):
+            return
+        advice = 'free what you no longer need (`del name`, `del shelf["name"]`) and shelve it again'
+        if replaced is not None:
+            advice += f"; `del shelf[{name!r}]` frees the {format_bytes(replaced)} that it would replace"
+        left = format_bytes(min(by_quota, by_device))
+        needs = f"{name!r} needs {format_bytes(size)} on the shelf, and {left} are left"
+        if by_device < by_quota:
+            raise Refused(
+                f"{needs}: sessions and shelves of all users have the rest. Nothing was changed: {advice}.",
+                reason="memory",
+            )
+        raise QuotaExceeded(
+            f"{needs}: your quota is {format_bytes(self.quota)}, your sessions use {format_bytes(self.sessions)}, your "
+            f"shelf {format_bytes(charged)}. Nothing was changed: {advice}."
+        )
+
+
+def room_for(user: str, sessions: Collection[SessionHandle], device: Device) -> Room:
     """Return what the shelf of *user* has to fit into beside all *sessions* on *device*."""
     own = [process for process in sessions if process.user == user]
     usable = device.capacity_bytes - device.reserve_bytes
@@ -36,6 +82,6 @@ def room_for(user: str, sessions: Collection[SessionProcess], device: Device) ->
     )
 
 
-def _used_bytes(process: SessionProcess) -> int:
+def _used_bytes(process: SessionHandle) -> int:
     """Return what a session has and may keep: as it was leased, or as its own page says, which is newer."""
-    return max(own_bytes(process), process.persistent_bytes + process.live_bytes)
+    return max(process.own_bytes, process.persistent_bytes + process.live_bytes)

@@ -8,9 +8,7 @@ To shelve takes two steps, since writing takes a while: a session reserves room,
 reservation is charged like memory, and is given back when its session's connection ends.
 
 To replace a name or to take it off the shelf does not free what a session still has mapped, so that stays charged
-until nobody uses it. To know, each descriptor that is lent is an opening of its own of the file, with a shared lock on
-it. The lock ends with the last mapping, in whichever process, however that process ends; the file is free once an
-exclusive lock can be had.
+until nobody uses it (`memory_files.py`).
 
 This module covers what sessions say about shelves over the descriptor socket (`fd_server.py`), and what
 gateways may do with them (`api.py`). The layout of what is shelved is :mod:`sharedkernel.shelf.layout`'s.
@@ -19,7 +17,6 @@ gateways may do with them (`api.py`). The layout of what is shelved is :mod:`sha
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import time
@@ -29,11 +26,11 @@ from dataclasses import dataclass
 import msgspec
 
 from sharedkernel import protocol
-from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.executor.control.fd_server import Answer, Handler
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.shelf.memory_files import is_in_use, lend, sealed_size, size_of
 from sharedkernel.executor.shelf.room import Room
-from sharedkernel.units import format_bytes
+from sharedkernel.ipc.fd_server import FdHandler, FdReply
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +40,6 @@ KEY_PREFIX = "shelf/"
 MOST_NAMES, LONGEST_NAME = 256, 200
 #: seconds between two looks at whether memory that was taken off a shelf is still in use
 _LOOK_INTERVAL = 1.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class NotShelved(SharedKernelError):
@@ -73,34 +68,40 @@ class _Memory:
     size: int
 
 
-class Shelves:
+class ShelfStore:
     """All users' shelves.
 
     Parameters
     ----------
-    tell_keeper
+    send_to_keeper
         Sends a message with descriptors to the keeper.
     room
         Returns what a user's shelf has to fit into.
+    on_change
+        Called with a user and what that user's shelf is charged with, in bytes, whenever it has changed.
     """
 
-    def __init__(self, tell_keeper: Callable[[protocol.Message, list[int]], None], room: Callable[[str], Room]) -> None:
-        #: called with a user and what that user's shelf is charged with, in bytes, whenever it has changed
-        self.on_change: Callable[[str, int], None] = lambda user, size: None
-        self._tell_keeper = tell_keeper
+    def __init__(
+        self,
+        send_to_keeper: Callable[[protocol.Put | protocol.Delete, list[int]], None],
+        room: Callable[[str], Room],
+        on_change: Callable[[str, int], None],
+    ) -> None:
+        self._send_to_keeper = send_to_keeper
         self._room = room
+        self._on_change = on_change
         self._shelves: dict[str, dict[str, _Memory]] = {}
         #: taken off, still in use
         self._off: list[_Memory] = []
         #: reserved bytes by process and request
-        self._reserved: dict[tuple[SessionProcess, int], tuple[str, int]] = {}
+        self._reserved: dict[tuple[SessionHandle, int], tuple[str, int]] = {}
         self._number = 0
         self._look_due: asyncio.TimerHandle | None = None
 
     # --- from executor to executor ------------------------------------------------------------------------------------
 
-    def adopt(self, data: bytes, descriptors: list[int]) -> None:
-        """Take over what the keeper held for an earlier executor."""
+    def adopt(self, data: bytes, descriptors: list[int]) -> bool:
+        """Take over what the keeper held for an earlier executor; False if it cannot be read."""
         try:
             kept = msgspec.msgpack.decode(data, type=KeptMemory)
             if not descriptors:
@@ -109,18 +110,19 @@ class Shelves:
             log.error("the keeper held something for a shelf that cannot be read: %s", error)
             for descriptor in descriptors:
                 os.close(descriptor)
-            return
-        memory = _Memory(kept, descriptors[0], _size(descriptors[0]))
+            return False
+        memory = _Memory(kept, descriptors[0], size_of(descriptors[0]))
         self._number = max(self._number, kept.number)
         if kept.is_off:
             self._off.append(memory)
-            return
+            return True
         shelf = self._shelves.setdefault(kept.user, {})
         other = shelf.get(kept.name)
         if other is not None:  # that executor ended after it had shelved the one and before it took the other off
             memory, older = sorted((memory, other), key=lambda each: each.kept.number, reverse=True)
             self._off.append(older)
         shelf[kept.name] = memory
+        return True
 
     def start(self) -> None:
         """Go on with what was adopted."""
@@ -130,13 +132,8 @@ class Shelves:
             self._changed(user)
         self._look()
 
-    def keep_all(self) -> None:
-        """Give everything to a new keeper."""
-        for memory in [*self._on_shelves(), *self._off]:
-            self._keep(memory)
-
     def close(self) -> None:
-        """Let go of everything; the keeper still has it."""
+        """Release everything; the keeper still has it."""
         if self._look_due is not None:
             self._look_due.cancel()
         for memory in [*self._on_shelves(), *self._off]:
@@ -146,7 +143,7 @@ class Shelves:
 
     def _keep(self, memory: _Memory) -> None:
         put = protocol.Put(key=_key(memory), data=msgspec.msgpack.encode(memory.kept))
-        self._tell_keeper(put, [memory.descriptor])
+        self._send_to_keeper(put, [memory.descriptor])
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
@@ -166,16 +163,14 @@ class Shelves:
 
     def _left(self, user: str) -> tuple[int, int]:
         """Return what *user*'s quota leaves, and what the device leaves; bytes, never negative."""
-        room = self._room(user)
-        by_quota = room.quota - room.sessions - self.charged(user)
-        return max(0, by_quota), max(0, room.device - self._charged_in_all())
+        return self._room(user).left(self.charged(user), self._charged_in_all())
 
     def _changed(self, user: str) -> None:
-        self.on_change(user, self.charged(user))
+        self._on_change(user, self.charged(user))
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], Handler]:
+    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
         """Return what answers the messages that are about shelves."""
         return {
             protocol.ReserveShelf: self._reserve,
@@ -186,31 +181,31 @@ class Shelves:
             protocol.ListShelf: self._list,
         }
 
-    def forget_reservations(self, process: SessionProcess) -> None:
+    def forget_reservations(self, process: SessionHandle) -> None:
         """Give back what *process* reserved."""
         for key in [key for key in self._reserved if key[0] is process]:
             user, _ = self._reserved.pop(key)
             self._changed(user)
 
-    def _reserve(self, process: SessionProcess, message: protocol.ReserveShelf, _: list[int]) -> Answer:
+    def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
         user = _user(process)
         self._check_name(user, message.name)
         size = max(0, message.bytes)
         self._check_room(user, message.name, size)
         self._reserved[process, message.request] = (user, size)
         self._changed(user)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _withdraw(self, process: SessionProcess, message: protocol.WithdrawReservation, _: list[int]) -> Answer:
+    def _withdraw(self, process: SessionHandle, message: protocol.WithdrawReservation, _: list[int]) -> FdReply:
         user, size = self._reserved.pop((process, message.reservation), (_user(process), 0))
         if size:
             self._changed(user)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _shelve(self, process: SessionProcess, message: protocol.Shelve, descriptors: list[int]) -> Answer:
+    def _shelve(self, process: SessionHandle, message: protocol.Shelve, descriptors: list[int]) -> FdReply:
         user = _user(process)
         self._check_name(user, message.name)
-        size = _check_memory(descriptors)
+        size = sealed_size(descriptors)
         _, reserved = self._reserved.get((process, message.reservation), (user, 0))
         # An executor that has just begun knows no reservation, and one that holds may be too small.
         self._check_room(user, message.name, size - reserved)
@@ -225,17 +220,17 @@ class Shelves:
         if older is not None:
             self._take_off(older)
         self._changed(user)
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _fetch(self, process: SessionProcess, message: protocol.FetchShelved, _: list[int]) -> Answer:
+    def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
         memory = self._find(process, message.name)
-        return Answer(protocol.Shelved(request=message.request, bytes=memory.size), [_lend(memory.descriptor)])
+        return FdReply(protocol.Shelved(request=message.request, bytes=memory.size), [lend(memory.descriptor)])
 
-    def _unshelve(self, process: SessionProcess, message: protocol.Unshelve, _: list[int]) -> Answer:
+    def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> FdReply:
         self._take_all_off([self._find(process, message.name)])
-        return Answer(protocol.Done(request=message.request))
+        return FdReply(protocol.Done(request=message.request))
 
-    def _list(self, process: SessionProcess, message: protocol.ListShelf, _: list[int]) -> Answer:
+    def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
         user = _user(process)
         listing = protocol.ShelfListing(
             request=message.request,
@@ -243,9 +238,9 @@ class Shelves:
             charged_bytes=self.charged(user),
             left_bytes=min(self._left(user)),
         )
-        return Answer(listing)
+        return FdReply(listing)
 
-    def _find(self, process: SessionProcess, name: str) -> _Memory:
+    def _find(self, process: SessionHandle, name: str) -> _Memory:
         memory = self._shelves.get(_user(process), {}).get(name)
         if memory is None:
             raise NotShelved(f"there is no {name!r} on your shelf; list(shelf) says what there is.")
@@ -268,24 +263,13 @@ class Shelves:
             )
 
     def _check_room(self, user: str, name: str, size: int) -> None:
-        by_quota, by_device = self._left(user)
-        if size <= min(by_quota, by_device):
-            return
-        advice = 'free what you no longer need (`del name`, `del shelf["name"]`) and shelve it again'
         older = self._shelves.get(user, {}).get(name)
-        if older is not None:
-            advice += f"; `del shelf[{name!r}]` frees the {format_bytes(older.size)} that it would replace"
-        left = format_bytes(min(by_quota, by_device))
-        needs = f"{name!r} needs {format_bytes(size)} on the shelf, and {left} are left"
-        if by_device < by_quota:
-            raise Refused(
-                f"{needs}: sessions and shelves of all users have the rest. Nothing was changed: {advice}.",
-                reason="memory",
-            )
-        room = self._room(user)
-        raise QuotaExceeded(
-            f"{needs}: your quota is {format_bytes(room.quota)}, your sessions use {format_bytes(room.sessions)}, your "
-            f"shelf {format_bytes(self.charged(user))}. Nothing was changed: {advice}."
+        self._room(user).check(
+            name,
+            size,
+            charged=self.charged(user),
+            charged_in_all=self._charged_in_all(),
+            replaced=None if older is None else older.size,
         )
 
     # --- what gateways ask --------------------------------------------------------------------------------------------
@@ -337,7 +321,7 @@ class Shelves:
 
     def _take_off(self, memory: _Memory) -> None:
         """Free memory that is on the shelf no more, as soon as nobody uses it."""
-        if _is_in_use(memory.descriptor):
+        if is_in_use(memory.descriptor):
             self._off.append(memory)
             self._mark_off(memory)
             self._look_later()
@@ -350,7 +334,7 @@ class Shelves:
             self._keep(memory)
 
     def _free(self, memory: _Memory) -> None:
-        self._tell_keeper(protocol.Delete(key=_key(memory)), [])
+        self._send_to_keeper(protocol.Delete(key=_key(memory)), [])
         os.close(memory.descriptor)
 
     def _look_later(self) -> None:
@@ -360,7 +344,7 @@ class Shelves:
     def _look(self) -> None:
         """Free what was taken off and is used no more."""
         self._look_due = None
-        free = [memory for memory in self._off if not _is_in_use(memory.descriptor)]
+        free = [memory for memory in self._off if not is_in_use(memory.descriptor)]
         for memory in free:
             self._off.remove(memory)
             self._free(memory)
@@ -373,7 +357,7 @@ def _key(memory: _Memory) -> str:
     return f"{KEY_PREFIX}{memory.kept.number}"
 
 
-def _user(process: SessionProcess) -> str:
+def _user(process: SessionHandle) -> str:
     assert process.user is not None
     return process.user
 
@@ -387,45 +371,3 @@ def _entries(memories: Iterable[_Memory]) -> list[protocol.ShelfEntry]:
 
 def _sum(memories: Iterable[_Memory]) -> int:
     return sum(memory.size for memory in memories)
-
-
-def _size(descriptor: int) -> int:
-    """Return the bytes that a memory file takes at most."""
-    return -(-os.fstat(descriptor).st_size // _PAGE_BYTES) * _PAGE_BYTES
-
-
-def _check_memory(descriptors: list[int]) -> int:
-    """Return the size of the one memory file that came; its size must be sealed, or it would be no figure to charge."""
-    try:
-        (descriptor,) = descriptors
-        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except (ValueError, OSError):
-        is_sealed = False
-    if not is_sealed:
-        text = "what is shelved has to be one memory file of sealed size; nothing was changed."
-        raise Refused(text, reason="memory_file")
-    return _size(descriptor)
-
-
-def _reopen(descriptor: int) -> int:
-    """Return a descriptor of the same file with locks of its own."""
-    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-
-
-def _lend(descriptor: int) -> int:
-    """Return a descriptor to give away, by which it is seen how long the memory is used."""
-    lent = _reopen(descriptor)
-    fcntl.flock(lent, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return lent
-
-
-def _is_in_use(descriptor: int) -> bool:
-    """Whether any process still has what it was lent."""
-    probe = _reopen(descriptor)
-    try:
-        fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(probe)
-    return False

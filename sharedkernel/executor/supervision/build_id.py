@@ -21,16 +21,16 @@ import msgspec
 
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.sessions.process import start_time
+from sharedkernel.executor.processes.process import start_time
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKETS
 from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromKeeper
 
-_STAMP = re.compile(r"(\d+)/([^/]*)/([0-9a-f]+)")
+_BUILD_ID = re.compile(r"(\d+)/([^/]*)/([0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class CodeStamp:
+class BuildId:
     """The code of one process."""
 
     #: version of the control protocol
@@ -45,17 +45,17 @@ class CodeStamp:
 
 
 #: of processes that say nothing: the last to do so
-_UNSTAMPED = CodeStamp(protocol=3, version="0.1.0", fingerprint="")
+_UNKNOWN_BUILD = BuildId(protocol=3, version="0.1.0", fingerprint="")
 
 
-def read_stamp(text: str) -> CodeStamp:
-    """Return the stamp that *text* is, if it is one."""
-    found = _STAMP.fullmatch(text)
-    return _UNSTAMPED if found is None else CodeStamp(int(found[1]), found[2], found[3])
+def parse_build_id(text: str) -> BuildId:
+    """Return the build id that *text* is; processes that name none are of the last version to do so."""
+    found = _BUILD_ID.fullmatch(text)
+    return _UNKNOWN_BUILD if found is None else BuildId(int(found[1]), found[2], found[3])
 
 
-def stamp_of_process(pid: int) -> CodeStamp:
-    """Return the stamp of a keeper or warm parent.
+def process_build_id(pid: int) -> BuildId:
+    """Return the build id of a keeper or warm parent.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def stamp_of_process(pid: int) -> CodeStamp:
         When it has ended.
     """
     words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    return read_stamp(os.fsdecode(words[-1]))
+    return parse_build_id(os.fsdecode(words[-1]))
 
 
 def listener_of(path: Path) -> int:
@@ -86,8 +86,8 @@ def own_folders() -> list[str]:
     return sys.path[0 if sys.flags.safe_path else 1 :]  # the first is this script's folder, or the working directory
 
 
-def stamp_of_folders(folders: Sequence[str]) -> CodeStamp:
-    """Return the stamp of what is imported from *folders* now.
+def folders_build_id(folders: Sequence[str]) -> BuildId:
+    """Return the build id of what is imported from *folders* now.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def stamp_of_folders(folders: Sequence[str]) -> CodeStamp:
             with contextlib.suppress(OSError):  # it is just being installed, or edited
                 found = path.stat()
                 digest.update(f"{path.relative_to(package)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
-    return CodeStamp(PROTOCOL_VERSION, __version__, digest.hexdigest()[:16])
+    return BuildId(PROTOCOL_VERSION, __version__, digest.hexdigest()[:16])
 
 
 def check_left(directory: Path) -> None:
@@ -118,27 +118,27 @@ def check_left(directory: Path) -> None:
     ConfigError
         When it speaks another version of the control protocol, with what to do.
     """
-    for stamp in (*_stamps_of_helpers(directory), *_stamps_of_sessions(directory / RECORDS_DIRECTORY)):
-        if stamp.protocol != PROTOCOL_VERSION:
+    for build in (*_helpers_builds(directory), *_sessions_builds(directory / RECORDS_DIRECTORY)):
+        if build.protocol != PROTOCOL_VERSION:
             raise ConfigError(
-                f"the sessions in {directory} run on sharedkernel {stamp.version} (control protocol {stamp.protocol}), "
+                f"the sessions in {directory} run on sharedkernel {build.version} (control protocol {build.protocol}), "
                 f"which {__version__} (control protocol {PROTOCOL_VERSION}) cannot take over; they are unharmed. "
-                f"Install sharedkernel {stamp.version} again and start its executor: they go on, or end with it if it "
+                f"Install sharedkernel {build.version} again and start its executor: they go on, or end with it if it "
                 "is started with --end-sessions-on-exit and stopped."
             )
 
 
-def _stamps_of_helpers(directory: Path) -> Iterator[CodeStamp]:
+def _helpers_builds(directory: Path) -> Iterator[BuildId]:
     for pattern in (KEEPER_SOCKET, WARM_PARENT_SOCKETS, RETIRED_SOCKETS):
         for path in directory.glob(pattern):
             with contextlib.suppress(OSError):
-                yield stamp_of_process(listener_of(path))
+                yield process_build_id(listener_of(path))
 
 
-def _stamps_of_sessions(directory: Path) -> Iterator[CodeStamp]:
+def _sessions_builds(directory: Path) -> Iterator[BuildId]:
     """Yield those of live sessions by their records, of which every version can read this much."""
     for path in directory.glob("*"):
         with contextlib.suppress(OSError, KeyError, TypeError, *UNREADABLE):
             record = msgspec.msgpack.decode(path.read_bytes())
             if start_time(record["pid"]) == record["started"]:
-                yield read_stamp(record.get("stamp", ""))
+                yield parse_build_id(record.get("stamp", ""))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.supervision.build_id import CodeStamp, own_folders, stamp_of_folders
+from sharedkernel.executor.supervision.build_id import BuildId, folders_build_id, own_folders
 from sharedkernel.ipc.helper_process import scrubbed_environment
 from sharedkernel.paths import WARM_PARENT_SOCKET
 from sharedkernel.protocol import PROTOCOL_VERSION
@@ -52,7 +52,7 @@ class Environment:
     #: where it imports from
     folders: tuple[str, ...]
     #: of what its sessions run
-    stamp: CodeStamp
+    build_id: BuildId
 
     @property
     def socket(self) -> str:
@@ -66,7 +66,9 @@ class Environment:
 
 def own_environment() -> Environment:
     """Return the environment that this process runs in."""
-    return Environment(name=OWN, python=sys.executable, folders=tuple(sys.path), stamp=stamp_of_folders(own_folders()))
+    return Environment(
+        name=OWN, python=sys.executable, folders=tuple(sys.path), build_id=folders_build_id(own_folders())
+    )
 
 
 def open_environments(pythons: Mapping[str, str]) -> dict[str, Environment]:
@@ -116,4 +118,4 @@ def _open(name: str, python: str) -> Environment:
     if found["protocol"] != PROTOCOL_VERSION:
         raise ConfigError(f"the environment {name} has another version of sharedkernel; install the same one there.")
     folders = tuple(found["path"])
-    return Environment(name=name, python=python, folders=folders, stamp=stamp_of_folders(folders))
+    return Environment(name=name, python=python, folders=folders, build_id=folders_build_id(folders))

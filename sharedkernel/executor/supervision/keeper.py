@@ -4,7 +4,7 @@ It keeps entries of bytes and open descriptors by key: for each session its reco
 of what is on the users' shelves. When the executor was killed, the next one asks for everything and goes on with it.
 The executor has all of it, too: when the keeper was killed, the next one is given everything again.
 
-Run as ``python -m sharedkernel.executor.supervision.keeper SOCKET STAMP``; the stamp is for executors to read
+Run as ``python -m sharedkernel.executor.supervision.keeper SOCKET BUILD_ID``; the build id is for executors to read
 (`build_id.py`).
 """
 

@@ -1,8 +1,7 @@
-"""Keeps the executor's small processes alive, forks sessions through them, and learns how sessions end.
+"""Forks sessions, adopts those of an earlier executor, and learns how they end.
 
-Three kinds of process outlive the executor: the warm parent, the keeper and the sessions. At its start an executor
-connects to those that are there and starts what is missing. A warm parent or keeper that dies is started again;
-sessions are never started again here (that is for whoever asked for them).
+Sessions outlive the executor, as do the warm parents that fork them and the keeper, which holds what the next executor
+needs to adopt them. Sessions are never started again here (that is for whoever asked for them).
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,22 +20,14 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.sessions.process import KeptSession, SessionProcess, start_time
-from sharedkernel.executor.sessions.records import SessionRecords
-from sharedkernel.executor.shelf.store import KEY_PREFIX, Shelves
+from sharedkernel.errors import Refused
+from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, start_time
+from sharedkernel.executor.processes.records import SessionRecords
 from sharedkernel.executor.supervision.environments import OWN, Environment
+from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.warm_parents import WarmParents
-from sharedkernel.ipc.helper_process import reach, wait_for_end
-from sharedkernel.ipc.seqpacket import PacketSocket
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import (
-    KEEPER_SOCKET,
-    LOGS_DIRECTORY,
-    RECORDS_DIRECTORY,
-    SESSIONS_DIRECTORY,
-    make_private_directory,
-)
+from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +39,17 @@ _TERM_TIMEOUT, _KILL_TIMEOUT = 3.0, 10.0
 _STATUS_TIMEOUT = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkTraits:
+    """What a session is forked for, and cannot change later."""
+
+    #: kind of the device that it will use
+    device_kind: str
+    memory_mode: DeviceMemoryMode
+    #: how users are kept apart (see `policy.py`)
+    isolation: str
+
+
 class Supervisor:
     """The processes of one runtime directory.
 
@@ -54,75 +57,64 @@ class Supervisor:
     ----------
     runtime_directory
         Private to us.
-    on_end
-        Called with a process and its wait status (None: unknown) once it is reaped.
-    shelves
-        Whose memory the keeper holds as well.
+    keeper
+        Holds what the next executor needs of each process.
     environments
         All that sessions can have, by name.
+    traits
+        What sessions are forked for; asked at each fork.
+    on_end
+        Called with a process and its wait status (None: unknown) once it is reaped.
     """
 
     def __init__(
         self,
         runtime_directory: Path,
-        on_end: Callable[[SessionProcess, int | None], None],
-        shelves: Shelves,
+        keeper: KeeperClient,
         environments: Mapping[str, Environment],
+        traits: Callable[[], ForkTraits],
+        on_end: Callable[[SessionHandle, int | None], None],
     ) -> None:
         self.directory = runtime_directory
-        self.processes: dict[str, SessionProcess] = {}
-        #: kind of the device that sessions will use
-        self.device_kind = "host"
-        self.memory_mode = DeviceMemoryMode.SHARED
-        #: how users are kept apart (see `policy.py`)
-        self.isolation = "none"
-        self._on_end = on_end
+        self.processes: dict[str, SessionHandle] = {}
+        self._keeper = keeper
         self._environments = environments
-        self._shelves = shelves
+        self._traits = traits
+        self._on_end = on_end
         self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY)
-        self._keeper: PacketSocket | None = None
         self._warm_parents = WarmParents(
-            runtime_directory, environments, on_message=self._hear_warm_parent, on_gone=self._warm_parent_gone
+            runtime_directory, environments, on_message=self._handle_warm_parent, on_gone=self._warm_parent_gone
         )
-        self._refilling: asyncio.Task[None] | None = None
         self._stopping = False
 
     # --- start and adoption -------------------------------------------------------------------------------------------
 
-    async def start(self) -> list[KeptSession]:
-        """Reach or start the small processes; return the sessions that an earlier executor left, still alive."""
-        make_private_directory(self.directory / LOGS_DIRECTORY)
-        await self._open_keeper()
+    async def start(self, entries: Iterable[tuple[protocol.Kept, list[int]]]) -> list[PersistedSession]:
+        """Start or reach the warm parents; return the sessions that an earlier executor left, still alive.
+
+        Parameters
+        ----------
+        entries
+            What the keeper has of sessions, with the descriptors of their shared pages.
+        """
         self._records.open()
-        kept = self._adopt() + self._adopt_without_keeper()
+        kept = [session for entry in entries if (session := self._adopt(*entry)) is not None]
+        kept += self._adopt_without_keeper()
         self._remove_files_of_others()
         await self._warm_parents.start()
         return kept
 
-    def _adopt(self) -> list[KeptSession]:
-        assert self._keeper is not None
-        keeper = self._keeper
-        adopted: list[KeptSession] = []
-        # Should the keeper have ended just now, that is noticed as at any other time, and the rest is found without it.
-        with contextlib.suppress(OSError):
-            keeper.send(protocol.GetAll())
-        while True:
-            message, descriptors = keeper.receive()
-            if not isinstance(message, protocol.Kept):
-                return adopted
-            if message.key.startswith(KEY_PREFIX):
-                self._shelves.adopt(message.data, descriptors)
-                continue
-            kept = _read_kept(message.data)
-            page = None if kept is None or not descriptors else _open_page(kept, descriptors)
-            if kept is None or page is None:
-                with contextlib.suppress(OSError):
-                    keeper.send(protocol.Delete(key=message.key))
-                continue
-            self._take_over(kept, page)
-            adopted.append(kept)
+    def _adopt(self, message: protocol.Kept, descriptors: list[int]) -> PersistedSession | None:
+        kept = _read_kept(message.data)
+        page = None if kept is None or not descriptors else _open_page(kept, descriptors)
+        if kept is None or page is None:
+            self._keeper.send(protocol.Delete(key=message.key))
+            return None
+        self._keeper.hold(message, descriptors)
+        self._take_over(kept, page)
+        return kept
 
-    def _adopt_without_keeper(self) -> list[KeptSession]:
+    def _adopt_without_keeper(self) -> list[PersistedSession]:
         """Adopt sessions that live although the keeper does not know them: it was killed, too."""
         adopted = []
         for kept, descriptor in self._records.others(self.processes):
@@ -142,8 +134,8 @@ class Supervisor:
             if process not in self.processes and not path.is_dir():
                 path.unlink(missing_ok=True)
 
-    def _take_over(self, kept: KeptSession, page: Page) -> None:
-        process = SessionProcess(
+    def _take_over(self, kept: PersistedSession, page: Page) -> None:
+        process = SessionHandle(
             process=kept.process,
             page=page,
             pid=kept.pid,
@@ -171,16 +163,6 @@ class Supervisor:
         self.processes[process.process] = process
         self._watch_end(process)
 
-    async def _open_keeper(self) -> None:
-        self._keeper = await reach(
-            self.directory / KEEPER_SOCKET,
-            "sharedkernel.executor.supervision.keeper",
-            [str(self._environments[OWN].stamp)],
-            protocol.FromKeeper,
-            log_path=self.directory / LOGS_DIRECTORY / "keeper.log",
-        )
-        asyncio.get_running_loop().add_reader(self._keeper, self._hear_keeper)
-
     # --- forking ------------------------------------------------------------------------------------------------------
 
     @property
@@ -188,12 +170,17 @@ class Supervisor:
         """The environments from which sessions can be forked at once."""
         return self._warm_parents.open_environments()
 
-    def is_current(self, process: SessionProcess) -> bool:
-        """Whether *process* was forked with the code that sessions of its environment have now."""
-        environment = self._environments.get(process.environment)
-        return environment is not None and process.stamp == str(environment.stamp)
+    def is_current(self, process: SessionHandle) -> bool:
+        """Whether *process* was forked with the code, and for what, sessions of its environment are now."""
+        environment, traits = self._environments.get(process.environment), self._traits()
+        return (
+            environment is not None
+            and process.stamp == str(environment.build_id)
+            and process.isolation == traits.isolation
+            and process.memory_mode == traits.memory_mode
+        )
 
-    async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionProcess:
+    async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionHandle:
         """Fork a spare and return it once it is ready; one that is *taken* is nobody else's from the start.
 
         Raises
@@ -201,15 +188,15 @@ class Supervisor:
         Refused
             When it did not become ready.
         """
-        name = uuid4().hex[:12]
-        process = SessionProcess(
+        name, traits = uuid4().hex[:12], self._traits()
+        process = SessionHandle(
             process=name,
             page=Page.create(f"sharedkernel-{name}"),
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
-            isolation=self.isolation,
-            memory_mode=self.memory_mode,
-            stamp=str(self._environments[environment].stamp),
+            isolation=traits.isolation,
+            memory_mode=traits.memory_mode,
+            stamp=str(self._environments[environment].build_id),
         )
         if taken:
             process.take()
@@ -218,9 +205,9 @@ class Supervisor:
             process=name,
             connection_file=str(self._connection_file(name)),
             log_file=str(self._log_file(name)),
-            device_kind=self.device_kind,
-            memory_mode=self.memory_mode,
-            isolation=self.isolation,
+            device_kind=traits.device_kind,
+            memory_mode=traits.memory_mode,
+            isolation=traits.isolation,
         )
         try:
             await self._warm_parents.fork(environment, fork, process.page.descriptor)
@@ -244,7 +231,7 @@ class Supervisor:
             if not process.pid and process.environment == environment:  # it was never forked
                 self._forget(process, None)
 
-    def _hear_warm_parent(self, message: protocol.Forked | protocol.Exited) -> None:
+    def _handle_warm_parent(self, message: protocol.Forked | protocol.Exited) -> None:
         process = self.processes.get(message.process)
         if process is None:
             return
@@ -253,14 +240,14 @@ class Supervisor:
         else:
             self._forget(process, message.status)
 
-    def _set_pid(self, process: SessionProcess, pid: int) -> None:
-        """Take note of the process id, as its parent says it."""
+    def _set_pid(self, process: SessionHandle, pid: int) -> None:
+        """Record the process id, as its parent says it."""
         process.pid = pid
         process.started = start_time(pid) or 0
         self._watch_end(process)
-        _hear_early(process)
+        _handle_early(process)
 
-    def _watch_end(self, process: SessionProcess) -> None:
+    def _watch_end(self, process: SessionHandle) -> None:
         """Notice the end even when the warm parent cannot tell it."""
         loop = asyncio.get_running_loop()
         try:
@@ -280,8 +267,8 @@ class Supervisor:
 
         loop.add_reader(process.pidfd, gone)
 
-    def _forget(self, process: SessionProcess, status: int | None) -> None:
-        """Take note that *process* was reaped, once."""
+    def _forget(self, process: SessionHandle, status: int | None) -> None:
+        """Record that *process* was reaped, once."""
         if process.ended.is_set():
             return
         process.ended.set()
@@ -291,7 +278,7 @@ class Supervisor:
             os.close(process.pidfd)
             process.pidfd = None
         _kill_group(process.pid)  # what it left behind: workers of a DataLoader, programs it started
-        self.tell_keeper(protocol.Delete(key=process.process))
+        self._keeper.send(protocol.Delete(key=process.process))
         self._records.remove(process.process)
         self._remove_files(process)
         if not process.ready.done():
@@ -300,9 +287,9 @@ class Supervisor:
             process.assigned.set_exception(OSError("it ended before it served anybody"))
         self._on_end(process, status)
         process.page.close()
-        _hear_early(process)
+        _handle_early(process)
 
-    def _remove_files(self, process: SessionProcess) -> None:
+    def _remove_files(self, process: SessionHandle) -> None:
         connection_file = self._connection_file(process.process)
         for path in connection_file.parent.glob(f"{process.process}*"):
             path.unlink(missing_ok=True)
@@ -313,59 +300,22 @@ class Supervisor:
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
-    def keep(self, process: SessionProcess, attained: float = 0.0) -> None:
+    def keep(self, process: SessionHandle, attained: float = 0.0) -> None:
         """Let the keeper hold what the next executor needs to adopt *process*."""
         kept = process.kept(attained)
         data = msgspec.msgpack.encode(kept)
         self._records.write(kept)
-        self.tell_keeper(protocol.Put(key=process.process, data=data), [process.page.descriptor])
-
-    def tell_keeper(self, message: protocol.Message, descriptors: list[int] | None = None) -> None:
-        """Send to the keeper; one that is gone is started anew and given everything again."""
-        if self._keeper is None:
-            return
-        try:
-            self._keeper.send(message, descriptors or [])
-        except OSError:
-            self._replace_keeper()
-
-    def _hear_keeper(self) -> None:
-        """Notice the keeper's end at once: until there is another, only this process has what is to outlive it."""
-        assert self._keeper is not None
-        if self._keeper.receive()[0] is None:
-            self._replace_keeper()
-
-    def _replace_keeper(self) -> None:
-        assert self._keeper is not None
-        asyncio.get_running_loop().remove_reader(self._keeper)
-        self._keeper.close()
-        self._keeper = None
-        if not self._stopping:
-            log.warning("the keeper ended; starting another")
-            self._refilling = asyncio.get_running_loop().create_task(self._refill_keeper())
-
-    async def _refill_keeper(self) -> None:
-        while True:
-            try:
-                await self._open_keeper()
-                break
-            except ExecutorUnavailable as error:
-                log.error("%s Trying again; what is kept would not outlive this executor now.", error)
-                await asyncio.sleep(1)
-        for process in list(self.processes.values()):
-            if process.pid:
-                self.keep(process)
-        self._shelves.keep_all()
+        self._keeper.send(protocol.Put(key=process.process, data=data), [process.page.descriptor])
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
-    async def end(self, process: SessionProcess) -> None:
+    async def end(self, process: SessionHandle) -> None:
         """End *process*, kindly first; returns once it is reaped."""
         process.end_asked = True
         for signum, timeout in ((signal.SIGTERM, _TERM_TIMEOUT), (signal.SIGKILL, _KILL_TIMEOUT)):
             if process.ended.is_set() or not process.pid:
                 break
-            send_signal(process, signum)
+            process.send_signal(signum)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await process.ended.wait()
@@ -373,34 +323,23 @@ class Supervisor:
             self._forget(process, None)
 
     async def stop(self, *, end_sessions: bool) -> None:
-        """Let go of everything; with *end_sessions* end it."""
+        """Release everything; with *end_sessions* end it."""
         self._stopping = True
         if end_sessions:
             await asyncio.gather(*(self.end(process) for process in list(self.processes.values())))
-            if self._keeper is not None:
-                with contextlib.suppress(OSError):
-                    self._keeper.send(protocol.Quit())
-        if self._refilling is not None:
-            self._refilling.cancel()
         self._warm_parents.close(quit_too=end_sessions)
-        if self._keeper is not None:
-            asyncio.get_running_loop().remove_reader(self._keeper)
-            if end_sessions:
-                wait_for_end(self._keeper)
-            self._keeper.close()
-            self._keeper = None
 
 
-def _read_kept(data: bytes) -> KeptSession | None:
+def _read_kept(data: bytes) -> PersistedSession | None:
     """Return what the keeper has of a session; None if it cannot be read, as after an incompatible update."""
     try:
-        return msgspec.msgpack.decode(data, type=KeptSession)
+        return msgspec.msgpack.decode(data, type=PersistedSession)
     except protocol.UNREADABLE as error:
         log.error("a session that an earlier executor left cannot be adopted: %s", error)
         return None
 
 
-def _open_page(kept: KeptSession, descriptors: list[int]) -> Page | None:
+def _open_page(kept: PersistedSession, descriptors: list[int]) -> Page | None:
     """Return the shared page of a session that lives; None if it does not, or has spoilt its page and so ends."""
     if start_time(kept.pid) == kept.started:
         with contextlib.suppress(ValueError):
@@ -412,21 +351,11 @@ def _open_page(kept: KeptSession, descriptors: list[int]) -> Page | None:
     return None
 
 
-def _hear_early(process: SessionProcess) -> None:
-    """Hear who greeted in the name of *process* before it was known which one it is."""
+def _handle_early(process: SessionHandle) -> None:
+    """Handle the greetings that came in the name of *process* before it was known which one it is."""
     early, process.early_hellos = process.early_hellos, []
     for hear in early:
         hear()
-
-
-def send_signal(process: SessionProcess, signum: int) -> None:
-    """Send *signum* to a session's process; to its whole group when it should end."""
-    with contextlib.suppress(ProcessLookupError):
-        if signum in (signal.SIGTERM, signal.SIGKILL):
-            os.killpg(process.pid, signum)
-            os.killpg(process.pid, signal.SIGCONT)  # a stopped process would not hear of SIGTERM
-        else:
-            os.kill(process.pid, signum)
 
 
 def _kill_group(leader: int) -> None:

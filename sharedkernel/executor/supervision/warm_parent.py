@@ -26,7 +26,7 @@ import psutil
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.executor.supervision.build_id import read_stamp
+from sharedkernel.executor.supervision.build_id import parse_build_id
 from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, listen
 from sharedkernel.system import processes
 
@@ -128,7 +128,7 @@ class WarmParent:
         connection.set_timeout(PEER_PATIENCE)
         self._executor = connection
         for ended in self._ended.values():
-            self._say(ended)
+            self._report(ended)
 
     def _serve(self) -> bool:
         """Handle one message of the executor; False if it says to quit."""
@@ -155,7 +155,7 @@ class WarmParent:
             self._executor.close()
             self._executor = None
 
-    def _say(self, message: protocol.Message) -> None:
+    def _report(self, message: protocol.Message) -> None:
         if self._executor is not None:
             try:
                 self._executor.send(message)
@@ -169,7 +169,7 @@ class WarmParent:
         if pid == 0:
             self._become_session(message, page)
         self._children[pid] = message.process
-        self._say(protocol.Forked(process=message.process, pid=pid))
+        self._report(protocol.Forked(process=message.process, pid=pid))
 
     def _become_session(self, message: protocol.Fork, page: int) -> NoReturn:
         code = 1
@@ -211,7 +211,7 @@ class WarmParent:
         self._end_leftovers()
         for ended in endings:
             self._ended[ended.process] = ended
-            self._say(ended)
+            self._report(ended)
 
     def _end_leftovers(self) -> None:
         """End children that were not forked here.
@@ -255,7 +255,7 @@ def main(path: str, executor_socket: str, stamp: str = "") -> None:
     SystemExit
         When the executor that starts it could not talk to its sessions.
     """
-    if stamp and read_stamp(stamp).protocol != protocol.PROTOCOL_VERSION:
+    if stamp and parse_build_id(stamp).protocol != protocol.PROTOCOL_VERSION:
         sys.exit("another version of sharedkernel was installed since the executor started; install that one again.")
     os.setsid()
     if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.executor.supervision.build_id import listener_of, stamp_of_process
+from sharedkernel.executor.supervision.build_id import listener_of, process_build_id
 from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.ipc.helper_process import reach, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class WarmParents:
-    """Starts warm parents when they are first needed, and hears what they say.
+    """Starts warm parents when they are first needed, and handles their messages.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class WarmParents:
         path = self._directory / environment.socket
         with contextlib.suppress(OSError):
             pid = listener_of(path)
-            if stamp_of_process(pid) == environment.stamp:
+            if process_build_id(pid) == environment.build_id:
                 self._add(environment, connect(str(path), protocol.FromWarmParent))
             else:
                 log.info("the code has changed: warm parent %d forks no more, and ends with its last session", pid)
@@ -95,7 +95,7 @@ class WarmParents:
             path.unlink(missing_ok=True)
             return
         self._retired[path] = connection
-        asyncio.get_running_loop().add_reader(connection, self._hear_retired, path, connection)
+        asyncio.get_running_loop().add_reader(connection, self._handle_retired, path, connection)
 
     async def fork(self, name: str, message: protocol.Fork, page: int) -> None:
         """Have the warm parent of the environment *name* fork a session; *page* travels along.
@@ -114,7 +114,7 @@ class WarmParents:
         self._open[environment.socket].send(message, [page])
 
     def close(self, *, quit_too: bool) -> None:
-        """Let go of all of them; with *quit_too* they end first, and what is left of their sessions with them."""
+        """Release all of them; with *quit_too* they end first, and what is left of their sessions with them."""
         parents = [*self._open.values(), *self._retired.values()]
         if quit_too:
             for parent in parents:
@@ -135,7 +135,7 @@ class WarmParents:
         connection = await reach(
             self._directory / environment.socket,
             "sharedkernel.executor.supervision.warm_parent",
-            [str(self._directory / EXECUTOR_SOCKET), str(environment.stamp)],
+            [str(self._directory / EXECUTOR_SOCKET), str(environment.build_id)],
             protocol.FromWarmParent,
             log_path=self._directory
             / LOGS_DIRECTORY
@@ -146,20 +146,20 @@ class WarmParents:
 
     def _add(self, environment: Environment, connection: PacketSocket) -> None:
         self._open[environment.socket] = connection
-        asyncio.get_running_loop().add_reader(connection, partial(self._hear, environment, connection))
+        asyncio.get_running_loop().add_reader(connection, partial(self._handle, environment, connection))
 
-    def _hear(self, environment: Environment, connection: PacketSocket) -> None:
+    def _handle(self, environment: Environment, connection: PacketSocket) -> None:
         if not self._pass_on(connection):
             del self._open[environment.socket]
             self._on_gone(environment.name)
 
-    def _hear_retired(self, path: Path, connection: PacketSocket) -> None:
+    def _handle_retired(self, path: Path, connection: PacketSocket) -> None:
         if not self._pass_on(connection):
             del self._retired[path]
             path.unlink(missing_ok=True)
 
     def _pass_on(self, connection: PacketSocket) -> bool:
-        """Hear one message; False if there was none, since the warm parent is gone."""
+        """Handle one message; False if there was none, since the warm parent is gone."""
         message, _ = connection.receive()
         if message is None:
             asyncio.get_running_loop().remove_reader(connection)

@@ -45,6 +45,16 @@ class ForceYield(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopProcess(Action):
+    """Stop the session's process until its next grant: it does not react to the signals that demand its grant.
+
+    Its grant stays charged until :class:`~sharedkernel.scheduling.model.events.ProcessStopped`.
+    """
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summon(Action):
     """Call a session whose cell runs plain Python to its gate, by a signal: it must offload its memory."""
 

@@ -197,6 +197,20 @@ class GrantReleased(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStopped(SessionEvent):
+    """The session's process was stopped in the middle of an iteration: its grant is free, and it wants the next one."""
+
+    #: as it was measured last
+    memory: MemoryProfile
+    #: ephemeral bytes of its iteration that are still live
+    live_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.live_bytes < 0:
+            raise ValueError(f"session {self.session} was stopped with {self.live_bytes} live bytes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrantMeasured(SessionEvent):
     """A measurement of a grant since it began, or since the last one; it goes on. Ignored if it was just released."""
 
@@ -289,7 +303,7 @@ EVENTS: dict[str, type[Event]] = {
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
         SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured, UsedWithoutGrant,
-        CellInterrupted,
+        CellInterrupted, ProcessStopped,
     )
 }  # fmt: skip
 

@@ -74,6 +74,9 @@ class Preemption:
     force_at: float = math.inf
     #: seconds from that demand to the next
     force_interval: float = 0.0
+    #: signals that demanded it so far, and when the first of them did
+    num_signals: int = 0
+    first_signal_at: float = 0.0
     #: whether the revoked grant was demanded by a signal at least once
     was_forced: bool = False
     #: whether its last preemption had to be forced: the next one's patience is shorter

@@ -20,6 +20,7 @@ from sharedkernel.scheduling.model.events import (
     OffloadDeclined,
     Offloaded,
     OffloadRequested,
+    ProcessStopped,
     Restored,
     SessionEnded,
     SessionEvent,
@@ -50,6 +51,9 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     (_PREEMPTING, DeviceWantWithdrawn): _PREEMPTING,
     (_RUNNING, GrantReleased): _READY,
     (_PREEMPTING, GrantReleased): _READY,
+    # It cannot ask for itself.
+    (_RUNNING, ProcessStopped): _WAITING,
+    (_PREEMPTING, ProcessStopped): _WAITING,
     (_READY, CellClosed): _IDLE,
     (_WAITING, CellClosed): _IDLE,
     (_QUEUED, CellClosed): _IDLE,

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import math
 
-from sharedkernel.scheduling.model.actions import ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
+from sharedkernel.scheduling.model.actions import (
+    Action,
+    ForceYield,
+    Grant,
+    Offload,
+    Refuse,
+    Restore,
+    Revoke,
+    StopProcess,
+    Summon,
+)
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.steps.records import Records
 
 #: longest time between two signals that demand the same grant, seconds
 _LONGEST_FORCE_INTERVAL = 1.0
+#: signals after which a holder that did not react is stopped, and seconds that it has at least to do so
+_STOP_AFTER_SIGNALS, _STOP_AFTER = 2, 0.1
 #: factor of the patience for a session whose last preemption was forced
 _AFTER_FORCED = 0.1
 #: longest patience for a long iteration, seconds
@@ -66,7 +78,10 @@ class Decisions:
         session.preemption.force_interval = patience
 
     def force(self) -> None:
-        """Signal the sessions that did not release their grants, or come to their gates, in time."""
+        """Signal the sessions that did not release their grants, or come to their gates, in time.
+
+        A holder that does not react to its signals (code in C that does not return to Python) is stopped.
+        """
         now = self._records.clock.now
         for session in self._records.turns.leaving.values():
             residence = session.residence
@@ -79,7 +94,17 @@ class Decisions:
                 session.preemption.was_forced = True
                 session.preemption.force_at = now + session.preemption.force_interval
                 session.preemption.force_interval = min(2 * session.preemption.force_interval, _LONGEST_FORCE_INTERVAL)
-                self._actions.append(ForceYield(session=session.id))
+                self._actions.append(self._demand(session))
+
+    def _demand(self, session: Session) -> Action:
+        """Return how the grant of *session* is demanded now."""
+        now, preemption = self._records.clock.now, session.preemption
+        if preemption.num_signals >= _STOP_AFTER_SIGNALS and now >= preemption.first_signal_at + _STOP_AFTER:
+            return StopProcess(session=session.id)
+        if not preemption.num_signals:
+            preemption.first_signal_at = now
+        preemption.num_signals += 1
+        return ForceYield(session=session.id)
 
     # --- memory -----------------------------------
 

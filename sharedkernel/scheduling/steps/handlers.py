@@ -26,6 +26,7 @@ from sharedkernel.scheduling.model.events import (
     Offloaded,
     OffloadRequested,
     PolicyConfigured,
+    ProcessStopped,
     Restored,
     SessionEnded,
     SessionStarted,
@@ -42,7 +43,7 @@ from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records, at_least
 
 #: events of every turn: the ledger counts a revision itself if they change anything for the memory queue
-_TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, MemoryMeasured})
+_TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, ProcessStopped, MemoryMeasured})
 #: seconds until a session that had no time to offload may be asked again
 _ASK_AGAIN = 0.5
 
@@ -68,6 +69,7 @@ class EventHandlers:
             DeviceWanted: self._on_device_wanted,
             DeviceWantWithdrawn: self._on_device_want_withdrawn,
             GrantReleased: self._on_grant_released,
+            ProcessStopped: self._on_process_stopped,
             MemoryMeasured: self._on_memory_measured,
             CellClosed: self._on_cell_closed,
             OffloadRequested: self._on_offload_requested,
@@ -228,6 +230,11 @@ class EventHandlers:
         records.move(session, event)
         if session.residence.is_ending:
             self._decisions.call_later(session)
+
+    def _on_process_stopped(self, event: ProcessStopped) -> None:
+        session, live = event.session, event.live_bytes
+        self._on_grant_released(GrantReleased(session=session, at="yield", memory=event.memory, live_bytes=live))
+        self._on_device_wanted(DeviceWanted(session=session))
 
     def _on_memory_measured(self, event: MemoryMeasured) -> None:
         session = self._records.sessions[event.session]

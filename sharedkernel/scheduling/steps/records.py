@@ -250,7 +250,7 @@ class Records:
         """Take the grant from *session*, which has released it."""
         self.clock.end(session)
         self.run_queue.user_changed(session.user)
-        session.preemption.force_at = math.inf
+        session.preemption.force_at, session.preemption.num_signals = math.inf, 0
         if session.lane is not None:
             session.lane.holder = None
 

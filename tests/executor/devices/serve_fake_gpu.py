@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions
 from sharedkernel.executor.devices.cuda.discovery import describe
-from sharedkernel.executor.service import ExecutorService
+from sharedkernel.executor.service import start_executor
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.nvml import Gpu
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
@@ -31,22 +31,21 @@ async def serve(runtime_directory: Path) -> None:
         gpu, describe(gpu.facts, None, None), CudaOptions(overuse_patience=0.0), lanes="it is not there."
     )
     config = SchedulerConfig(capacity=device.device.capacity_bytes, reserve=device.device.reserve_bytes)
-    service = ExecutorService(runtime_directory, device, config)
+    service = await start_executor(runtime_directory, device, config)
 
     def hoard() -> None:
-        fake.processes = {process.pid: 50 * GIB for process in service.sessions()}
+        fake.processes = {process.pid: 50 * GIB for process in service.sessions.values()}
 
     def work() -> None:
         now = time.time_ns() // 1000
         for second in range(2, 12, 2):
-            for process in service.sessions():
+            for process in service.sessions.values():
                 fake.use.append((process.pid, now + second * 1_000_000, 100))
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(fake, "lost", True))
     loop.add_signal_handler(signal.SIGUSR2, hoard)
     loop.add_signal_handler(signal.SIGHUP, work)
-    await service.start()
     await service.stopped.wait()
 
 

@@ -1,4 +1,4 @@
-"""Session processes and an oversight that writes down what a device does to them."""
+"""Session processes and a session control that records what a device does to them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Limits
 
 GIB = 1 << 30
 
 
-def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = None) -> SessionProcess:
+def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = None) -> SessionHandle:
     """Return a process that serves a session of one user (within an event loop)."""
     limits = limits or Limits(user="ada")
-    return SessionProcess(
+    return SessionHandle(
         process=name,
         page=Page.create(name),
         pid=pid,
@@ -28,29 +28,29 @@ def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = No
 
 
 class Recorder:
-    """An oversight of *processes*."""
+    """The control of *processes*."""
 
-    def __init__(self, *processes: SessionProcess) -> None:
+    def __init__(self, *processes: SessionHandle) -> None:
         self.processes = list(processes)
         #: device-seconds that they were served, by session
         self.served = {process.session or "": 0.0 for process in processes}
         self.done: list[tuple[str, str, Any]] = []
 
-    def sessions(self) -> Iterable[SessionProcess]:
+    def sessions(self) -> Iterable[SessionHandle]:
         return self.processes
 
-    def warn(self, process: SessionProcess, text: str) -> None:
+    def warn(self, process: SessionHandle, text: str) -> None:
         self.done.append(("warn", process.process, text))
 
-    def offload(self, process: SessionProcess) -> None:
+    def offload(self, process: SessionHandle) -> None:
         self.done.append(("offload", process.process, None))
 
-    def end(self, process: SessionProcess, reason: str, message: str) -> None:
+    def end(self, process: SessionHandle, reason: str, message: str) -> None:
         self.done.append(("end", process.process, (reason, message)))
 
     def attained(self) -> Mapping[str, float]:
         return dict(self.served)
 
-    def charge(self, process: SessionProcess, seconds: float) -> None:
+    def charge(self, process: SessionHandle, seconds: float) -> None:
         self.served[process.session or ""] += seconds
         self.done.append(("charge", process.process, seconds))

@@ -13,7 +13,7 @@ from sharedkernel.executor.devices.cuda.checkpoint import (
     Suspensions,
     unavailable_because,
 )
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Word
 from tests.executor.devices.fake_cuda import CUprocessState, CUresult, FakeDriver
 from tests.executor.devices.support import make_process
@@ -115,7 +115,7 @@ def test_old_bindings_lack_the_calls() -> None:
 
 
 async def with_suspensions(
-    driver: FakeDriver, body: Callable[[Suspensions, SessionProcess, list[str]], Awaitable[None]]
+    driver: FakeDriver, body: Callable[[Suspensions, SessionHandle, list[str]], Awaitable[None]]
 ) -> None:
     lost: list[str] = []
     process = make_process(pid=PID)
@@ -126,7 +126,7 @@ async def with_suspensions(
 def test_a_session_is_suspended_and_resumed_one_call_at_a_time(driver: FakeDriver) -> None:
     """A resume that comes while it is being suspended waits for that; a second one finds nothing to do."""
 
-    async def body(suspensions: Suspensions, process: SessionProcess, lost: list[str]) -> None:
+    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
         suspended = asyncio.create_task(suspensions.suspend(process))
 
         async def begun() -> bool:
@@ -147,7 +147,7 @@ def test_a_session_is_suspended_and_resumed_one_call_at_a_time(driver: FakeDrive
 def test_what_an_earlier_executor_suspended_is_resumed(driver: FakeDriver) -> None:
     """The driver knows, whoever asks: a session must not wait for an executor that is gone."""
 
-    async def body(suspensions: Suspensions, process: SessionProcess, lost: list[str]) -> None:
+    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
         ProcessCheckpoint(driver).suspend(PID)
         await suspensions.resume(process)
         assert driver.processes[PID] is RUNNING
@@ -158,7 +158,7 @@ def test_what_an_earlier_executor_suspended_is_resumed(driver: FakeDriver) -> No
 def test_a_session_without_a_context_is_left_alone(driver: FakeDriver) -> None:
     """There is nothing to free."""
 
-    async def body(suspensions: Suspensions, process: SessionProcess, lost: list[str]) -> None:
+    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
         process.page.words[Word.FRAMEWORK] = 0
         assert await suspensions.suspend(process) == 0
         assert driver.calls == []
@@ -169,7 +169,7 @@ def test_a_session_without_a_context_is_left_alone(driver: FakeDriver) -> None:
 def test_a_session_whose_memory_is_lost_is_ended(driver: FakeDriver) -> None:
     """Its user is told, rather than left with a kernel that cannot go on."""
 
-    async def body(suspensions: Suspensions, process: SessionProcess, lost: list[str]) -> None:
+    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
         await suspensions.suspend(process)
         driver.processes[PID] = FAILED
         await suspensions.resume(process)

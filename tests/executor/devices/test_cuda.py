@@ -18,7 +18,7 @@ from sharedkernel.errors import ConfigError, Refused, SharedKernelError
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, LaneSharing
 from sharedkernel.executor.devices.cuda.discovery import check_torch, describe, named_device, why_unshared
 from sharedkernel.executor.devices.cuda.mps import MpsMode
-from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.selftest.runner import SelfTest
@@ -146,14 +146,14 @@ def test_a_driver_library_without_the_calls_cannot_share() -> None:
 def make_device(
     fake: FakeGpu | None = None,
     *,
-    lanes: LaneDesk | str | None = None,
+    lanes: LaneServer | str | None = None,
     driver: Any = None,
     self_test: SelfTest | None = None,
     **options: Any,
 ) -> CudaDevice:
     gpu = Gpu("cuda:0", library=FakeNvml(fake or FakeGpu(uuid="GPU-1")), host_pids=True)
     device = describe(gpu.facts, None, 0)
-    desk = LaneDesk(LaneStore(MemfdDriver()))
+    desk = LaneServer(LaneStore(MemfdDriver()))
     return CudaDevice(gpu, device, CudaOptions(**options), lanes=lanes or desk, driver=driver, self_test=self_test)
 
 
@@ -269,8 +269,8 @@ def test_allowances_are_told_when_they_change() -> None:
         for _ in range(2):
             device.update([process], {process.session or ""}, {})
         assert len(sent) == 1
-        assert process.told_allowance is not None
-        assert process.told_allowance.limit_bytes == 8 * GIB
+        assert process.sent_allowance is not None
+        assert process.sent_allowance.limit_bytes == 8 * GIB
 
     asyncio.run(scenario())
 
@@ -396,8 +396,8 @@ def test_what_the_self_test_finds_broken_is_switched_off(
     assert status["lanes_shared"] is (mode is DeviceMemoryMode.SHARED)
     assert caplog.text.count(status["self_test"]) == 1
     assert "a note." in caplog.text
-    assert device.lane_desk is not None
-    assert device.lane_desk.is_off is (mode is not DeviceMemoryMode.SHARED)
+    assert device.lane_server is not None
+    assert device.lane_server.is_off is (mode is not DeviceMemoryMode.SHARED)
     if failures:
         assert status["lanes_shared_reason"] == status["self_test"]
         assert device.trust_domain(ADA) == device.trust_domain(ALAN)

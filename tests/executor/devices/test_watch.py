@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from sharedkernel.executor.devices.cuda.monitor import Watch
-from sharedkernel.executor.devices.escalation import Escalation, Step
+from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
+from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
 from sharedkernel.executor.devices.leases import Leases
 from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Overuse
 from sharedkernel.ipc.shared_page import Word
@@ -21,9 +21,9 @@ from tests.fake_nvml import FakeGpu, FakeNvml
 DEVICE = Device(name="gpu", kind="cuda", capacity_bytes=100 * GIB, reserve_bytes=0)
 
 
-async def watching(fake: FakeGpu, body: Callable[[Watch, list[GpuSample]], Awaitable[None]]) -> None:
+async def watching(fake: FakeGpu, body: Callable[[GpuMonitor, list[GpuSample]], Awaitable[None]]) -> None:
     samples: list[GpuSample] = []
-    watch = Watch(Gpu("cuda:0", library=FakeNvml(fake), host_pids=True), samples.append, interval=0.001)
+    watch = GpuMonitor(Gpu("cuda:0", library=FakeNvml(fake), host_pids=True), samples.append, interval=0.001)
     watch.start()
     try:
         await body(watch, samples)
@@ -35,10 +35,10 @@ def test_a_gpu_that_disappears_is_told_and_found_again() -> None:
     """While it is gone there are no samples; then they go on."""
     fake = FakeGpu(used=GIB)
 
-    async def is_lost(watch: Watch) -> bool:
+    async def is_lost(watch: GpuMonitor) -> bool:
         return watch.lost is not None
 
-    async def body(watch: Watch, samples: list[GpuSample]) -> None:
+    async def body(watch: GpuMonitor, samples: list[GpuSample]) -> None:
         async def sampled() -> bool:
             return bool(samples)
 
@@ -63,10 +63,10 @@ def test_nobody_is_warned_for_one_look() -> None:
     """An excess has to last until the next look; then steps follow, `patience` apart, up to the end."""
     escalation = Escalation(30.0)
     assert escalation.look(0.0, ["a"]) == []
-    assert escalation.look(1.0, ["a"]) == [("a", Step.WARNED)]
+    assert escalation.look(1.0, ["a"]) == [("a", EscalationStep.WARNED)]
     assert escalation.look(30.0, ["a"]) == []
-    assert escalation.look(31.0, ["a"]) == [("a", Step.OFFLOADED)]
-    assert escalation.look(61.0, ["a"]) == [("a", Step.ENDED)]
+    assert escalation.look(31.0, ["a"]) == [("a", EscalationStep.OFFLOADED)]
+    assert escalation.look(61.0, ["a"]) == [("a", EscalationStep.ENDED)]
     assert escalation.look(99.0, ["a"]) == []
 
 
@@ -77,7 +77,7 @@ def test_who_frees_it_in_time_is_forgiven() -> None:
         escalation.look(now, ["a"])
     escalation.look(2.0, [])
     assert escalation.look(40.0, ["a"]) == []
-    assert escalation.look(41.0, ["a"]) == [("a", Step.WARNED)]
+    assert escalation.look(41.0, ["a"]) == [("a", EscalationStep.WARNED)]
 
 
 @pytest.mark.parametrize("beyond", [False, True])

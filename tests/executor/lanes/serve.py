@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions
 from sharedkernel.executor.devices.cuda.discovery import describe, open_lanes
-from sharedkernel.executor.service import ExecutorService
+from sharedkernel.executor.service import start_executor
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.nvml import Gpu
 from tests.device_memory.fake_cuda import FakeCuda
@@ -35,8 +35,7 @@ async def serve(runtime_directory: Path, check_lanes: bool) -> None:
         # Memory files are slow to scrub; nobody is to be stopped for that.
         preempt_patience=5.0,
     )
-    service = ExecutorService(runtime_directory, served, config)
-    await service.start()
+    service = await start_executor(runtime_directory, served, config)
     await service.stopped.wait()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.scheduling.model.actions import ForceYield, Grant, Revoke
+from sharedkernel.scheduling import SchedulerConfig, SessionId
+from sharedkernel.scheduling.model.actions import ForceYield, Grant, Revoke, StopProcess
+from sharedkernel.scheduling.model.events import ProcessStopped
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook, endless, run
 
@@ -154,13 +155,16 @@ def test_a_larger_share_means_longer_turns_from_now_on(sched: Desk) -> None:
 
 
 def test_a_grant_that_is_not_given_back_is_demanded_by_signals(sched: Desk) -> None:
-    """After the patience, then at growing intervals; the next time patience is a tenth until it behaves again."""
+    """After the patience, then at growing intervals; after two its process is to be stopped.
+
+    The next time patience is a tenth until it behaves again.
+    """
     sched.begin("ada", ephemeral=10)
     sched.now = 1.0
     assert sched.begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
     times = []
-    for _ in range(8):
-        assert sched.tick_at_deadline() == [ForceYield(session="ada")]
+    for demand in [ForceYield] * 2 + [StopProcess] * 6:
+        assert sched.tick_at_deadline() == [demand(session="ada")]
         times.append(round(sched.now - 1.0, 6))
     assert times == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.6, 3.6]
     sched.release("ada", "yield")
@@ -179,6 +183,22 @@ def test_a_grant_that_is_not_given_back_is_demanded_by_signals(sched: Desk) -> N
     sched.now += 300
     assert sched.want("bob") == [Revoke(session="ada")]
     assert sched.scheduler.next_deadline() == pytest.approx(sched.now + 0.05)
+
+
+def test_a_stopped_process_waits_for_its_next_turn(sched: Desk) -> None:
+    """Its lane goes to the next, what is live of its iteration stays charged, and its turn comes as any other's."""
+    sched.begin("ada", ephemeral=10)
+    sched.now = 1.0
+    sched.begin("bob", ephemeral=10)
+    while sched.tick_at_deadline() != [StopProcess(session="ada")]:
+        assert sched.state("ada") == "preempting"
+    memory = sched.scheduler.sessions[SessionId("ada")].memory
+    answer = sched.send(ProcessStopped(session=SessionId("ada"), memory=memory, live_bytes=5))
+    assert [action.session for action in answer if isinstance(action, Grant)] == ["bob"]
+    assert sched.scheduler.sessions[SessionId("ada")].live == 5
+    sched.now += 100
+    sched.tick()
+    assert [action.session for action in sched.release("bob") if isinstance(action, Grant)] == ["ada"]
 
 
 def test_a_revoked_grant_stays_charged_until_it_is_released(sched: Desk) -> None:

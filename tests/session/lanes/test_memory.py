@@ -18,10 +18,10 @@ from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.layout import lane_bytes
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.executor.control.fd_server import DescriptorChannel
-from sharedkernel.executor.devices.lane_server import LaneDesk
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.devices.lane_server import LaneServer
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.fd_client import DescriptorClient
+from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.session.lanes.memory import CudaMemory, ExecutorSupplier
@@ -40,11 +40,11 @@ class Desk:
         self.store = LaneStore(MemfdDriver(), capacity=CAPACITY)
         #: seconds on the executor's clock
         self.time = 0.0
-        self.desk = LaneDesk(self.store, lambda: self.time)
+        self.desk = LaneServer(self.store, lambda: self.time)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._channels: list[DescriptorChannel] = []
+        self._channels: list[FdServer] = []
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call *function* on the executor's loop."""
@@ -57,21 +57,21 @@ class Desk:
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
-    def serve(self, name: str, user: str) -> SessionProcess:
+    def serve(self, name: str, user: str) -> SessionHandle:
         """Listen for one session, which is this process."""
         path = self._directory / name
         path.mkdir()
 
-        def listen() -> SessionProcess:
+        def listen() -> SessionHandle:
             process = make_process(name, limits=Limits(user=user))
-            channel = DescriptorChannel(
+            channel = FdServer(
                 path / DESCRIPTOR_SOCKET, lambda pid: process, self.desk.handlers(), lambda process: None
             )
             channel.start()
             self._channels.append(channel)
             return process
 
-        process: SessionProcess = self.call(listen)
+        process: SessionHandle = self.call(listen)
         return process
 
     def grant(self, session: Session, size: int, lane: int = LANE) -> None:

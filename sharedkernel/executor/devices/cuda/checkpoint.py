@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.sessions.process import SessionProcess
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Word
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class ProcessCheckpoint:
 
 @dataclass(slots=True)
 class _Suspension:
-    process: SessionProcess
+    process: SessionHandle
     #: keeps the calls for this process apart
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_suspended: bool = False
@@ -187,12 +187,12 @@ class Suspensions:
         Called with a process whose device memory is lost.
     """
 
-    def __init__(self, checkpoint: ProcessCheckpoint, lose: Callable[[SessionProcess], None]) -> None:
+    def __init__(self, checkpoint: ProcessCheckpoint, lose: Callable[[SessionHandle], None]) -> None:
         self._checkpoint = checkpoint
         self._lose = lose
         self._known: dict[str, _Suspension] = {}
 
-    async def suspend(self, process: SessionProcess) -> int:
+    async def suspend(self, process: SessionHandle) -> int:
         """Suspend a process that is idle; return the bytes of framework memory that this freed."""
         framework = max(0, process.page.words[Word.FRAMEWORK])
         if not framework:  # it has no context yet
@@ -210,7 +210,7 @@ class Suspensions:
             known.is_suspended = True
         return framework
 
-    async def resume(self, process: SessionProcess) -> None:
+    async def resume(self, process: SessionHandle) -> None:
         """Let a process go on, as soon as the device has room for it."""
         known = self._known.setdefault(process.process, _Suspension(process))
         async with known.lock:

@@ -24,16 +24,16 @@ from typing import Any
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.devices import Oversight
+from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.cuda.checkpoint import ProcessCheckpoint, Suspensions, unavailable_because
-from sharedkernel.executor.devices.cuda.monitor import Watch
+from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
 from sharedkernel.executor.devices.cuda.mps import Mps, MpsMode
-from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
-from sharedkernel.executor.sessions.process import SessionProcess
-from sharedkernel.executor.sessions.records import are_there_sessions
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY
@@ -104,7 +104,7 @@ class CudaDevice:
         device: Device,
         options: CudaOptions,
         *,
-        lanes: LaneDesk | str,
+        lanes: LaneServer | str,
         driver: Any = None,
         self_test: SelfTest | None = None,
     ) -> None:
@@ -117,13 +117,13 @@ class CudaDevice:
         self._self_test_note = "there was no self-test."
         self._trying: asyncio.Future[Verdict] | None = None
         self._desk = None if isinstance(lanes, str) else lanes
-        self._leases = Leases(device, self._tell)
+        self._leases = Leases(device, self._notify)
         self._mps = Mps(options.mps, gpu.facts.uuid)
-        self._watch = Watch(gpu, self._look)
+        self._watch = GpuMonitor(gpu, self._look)
         self._utilisations: dict[str, float] = {}
         #: of the users who had sessions at the last start
         self._shares: dict[str, float] = {}
-        self._oversight: Oversight
+        self._control: SessionControl
         self._overuse: Overuse
         self._ungranted: Ungranted
         shares = self._desk is not None
@@ -142,7 +142,7 @@ class CudaDevice:
         return self._mode
 
     @property
-    def lane_desk(self) -> LaneDesk | None:
+    def lane_server(self) -> LaneServer | None:
         """What gives device memory to sessions; None where none could be shared."""
         return self._desk
 
@@ -151,7 +151,7 @@ class CudaDevice:
         """Whether sessions poison a lane when they hand it over, to find what still uses it."""
         return self._options.check_lanes
 
-    async def start(self, runtime_directory: Path, oversight: Oversight) -> None:
+    async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Try it, start to watch it, and start MPS if that is wanted.
 
         Raises
@@ -160,9 +160,9 @@ class CudaDevice:
             When MPS is required and does not start.
         """
         await self._try_out(runtime_directory)
-        self._oversight = oversight
-        self._overuse = Overuse(self._leases, oversight, self._options.overuse_patience)
-        self._ungranted = Ungranted(oversight)
+        self._control = control
+        self._overuse = Overuse(self._leases, control, self._options.overuse_patience)
+        self._ungranted = Ungranted(control)
         await self._mps.start(runtime_directory)
         self._watch.start()
         if self._options.process_checkpoint and self._checkpoint_note:
@@ -238,7 +238,7 @@ class CudaDevice:
             case _:
                 return f"user {limits.user}"
 
-    def check_start(self, limits: Limits, others: Iterable[SessionProcess]) -> None:
+    def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:
         """Refuse while the GPU is gone, and who may not share an MPS server with those who are there."""
         if self._watch.lost is not None:
             raise Refused(f"no session can start: {self._watch.lost}", reason="device_lost")
@@ -263,34 +263,34 @@ class CudaDevice:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def update(self, sessions: Iterable[SessionProcess], busy: set[str], shelves: Mapping[str, int]) -> None:
+    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Lease memory to all *sessions*, of which those named in *busy* have a cell open."""
         self._leases.update(sessions, busy, shelves)
 
     @staticmethod
-    def _tell(session: SessionProcess, allowance: Allowance) -> None:
-        told = session.told_allowance
+    def _notify(session: SessionHandle, allowance: Allowance) -> None:
+        sent = session.sent_allowance
         if (
-            told is not None
-            and told.quota_bytes == allowance.quota_bytes
-            and abs(told.limit_bytes - allowance.limit_bytes) < WORTH_TELLING_BYTES
+            sent is not None
+            and sent.quota_bytes == allowance.quota_bytes
+            and abs(sent.limit_bytes - allowance.limit_bytes) < WORTH_TELLING_BYTES
         ):
             return
-        session.told_allowance = allowance
+        session.sent_allowance = allowance
         session.send(allowance)
 
     # --- what is seen from outside ------------------------------------------------------------------------------------
 
-    def seen_bytes(self, process: SessionProcess) -> int:
+    def seen_bytes(self, process: SessionHandle) -> int:
         """Return the GPU's memory: what NVML sees of a process is too old to judge its words by."""
         return self.device.capacity_bytes
 
-    def utilisation(self, process: SessionProcess) -> float | None:
+    def utilisation(self, process: SessionHandle) -> float | None:
         """Return how busy the GPU was while this session alone held it (0 to 1); None if that was never seen."""
         return self._utilisations.get(process.process)
 
     def _look(self, sample: GpuSample) -> None:
-        sessions = list(self._oversight.sessions())
+        sessions = list(self._control.sessions())
         holding = [process for process in sessions if process.page.words[Word.TURN] == Turn.HOLDING]
         if sample.utilisation is not None and len(holding) == 1:
             before = self._utilisations.get(holding[0].process, sample.utilisation)
@@ -302,8 +302,8 @@ class CudaDevice:
         if sample.busy is not None:
             self._ungranted.look(sessions, sample.busy)
 
-    def _lose(self, process: SessionProcess) -> None:
-        self._oversight.end(
+    def _lose(self, process: SessionHandle) -> None:
+        self._control.end(
             process,
             "checkpoint",
             "Your session was ended: the driver could not bring its suspended device memory back. Its variables are "
@@ -312,13 +312,13 @@ class CudaDevice:
 
     # --- process checkpoint -------------------------------------------------------------------------------------------
 
-    async def suspend(self, process: SessionProcess) -> int:
+    async def suspend(self, process: SessionHandle) -> int:
         """Suspend the whole process, if that was asked for; return the bytes of framework memory that this freed."""
         if self._suspensions is None or not self._options.process_checkpoint:
             return 0
         return await self._suspensions.suspend(process)
 
-    async def resume(self, process: SessionProcess) -> None:
+    async def resume(self, process: SessionHandle) -> None:
         """Let a process that was suspended go on, as soon as the device has room for it."""
         if self._suspensions is not None:
             await self._suspensions.resume(process)

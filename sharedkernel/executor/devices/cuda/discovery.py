@@ -22,7 +22,7 @@ from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, visibility
-from sharedkernel.executor.devices.lane_server import LaneDesk
+from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.protocol import Device
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.trust import Identity
@@ -166,7 +166,7 @@ def open_device(
     return CudaDevice(gpu, device, options, lanes=lanes, driver=driver, self_test=SelfTest(identity, trust))
 
 
-def open_lanes(bindings: Any, device: Device) -> LaneDesk | str:
+def open_lanes(bindings: Any, device: Device) -> LaneServer | str:
     """Return what gives lanes' bytes to the sessions of a device, or why they cannot share any.
 
     Parameters
@@ -180,4 +180,4 @@ def open_lanes(bindings: Any, device: Device) -> LaneDesk | str:
         return unshared
     usable = device.capacity_bytes - device.reserve_bytes
     after = int(time.time() * 1000) * _UNITS_PER_MILLISECOND
-    return LaneDesk(LaneStore(CudaDriver(0, bindings), capacity=usable, after=after))
+    return LaneServer(LaneStore(CudaDriver(0, bindings), capacity=usable, after=after))

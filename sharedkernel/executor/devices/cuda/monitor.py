@@ -30,7 +30,7 @@ class WatchedGpu(Protocol):
         """Look for it anew."""
 
 
-class Watch:
+class GpuMonitor:
     """Looks at a GPU from a thread of its own, since a GPU in trouble may keep NVML from answering for long.
 
     Parameters

@@ -1,0 +1,153 @@
+"""Offloading of sessions' memory and its restoring: who asked for it, what sessions report, and the core's events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from sharedkernel import protocol
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.executor.devices import ServedDevice
+from sharedkernel.executor.dispatch.driver import SchedulerDriver
+from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
+from sharedkernel.protocol import Memory
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.system.tasks import Tasks
+from sharedkernel.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+
+class Offloads:
+    """The offloading of one device's sessions; needs a running event loop.
+
+    Parameters
+    ----------
+    driver
+        Decides who is offloaded and restored.
+    served
+        Suspends what offloading leaves of a session's memory, where it can.
+    measured
+        Called with a session and its memory as measured now.
+    update_limits
+        Sets what each session's memory may grow to.
+    tasks
+        Background tasks.
+    """
+
+    def __init__(
+        self,
+        driver: SchedulerDriver,
+        served: ServedDevice,
+        measured: Callable[[SessionHandle, Memory], None],
+        update_limits: Callable[[], None],
+        tasks: Tasks,
+    ) -> None:
+        self._driver = driver
+        self._served = served
+        self._measured = measured
+        self._update_limits = update_limits
+        self._tasks = tasks
+
+    async def request(self, process: SessionHandle) -> None:
+        """Offload an idle session, whoever waits; return once its memory is free.
+
+        Raises
+        ------
+        Refused
+            When a cell of it is open, or it says why it cannot be offloaded.
+        SessionNotFound
+            When it ends meanwhile.
+        """
+        state = self._state(process)
+        if state is SessionState.OFFLOADED:
+            return
+        if state is not SessionState.IDLE:
+            raise Refused("its code runs; offload it when its cells have ended, or interrupt it.", reason="busy")
+        answer = asyncio.get_running_loop().create_future()
+        process.offload.requests.append(answer)
+        self._driver.handle(events.OffloadRequested(session=id_of(process)))
+        await answer
+
+    def take_over(self, process: SessionHandle, hello: protocol.SessionHello) -> None:
+        """Take over a session that may be offloaded, as its greeting says."""
+        if hello.offloaded_bytes:
+            answer_requests(process, None)
+        else:  # its answer may have been lost with its connection, and it does not know that they still wait
+            answer_requests(process, Refused("its connection was lost meanwhile; try again.", reason="busy"))
+        process.offload.bytes = hello.offloaded_bytes
+        if hello.offloaded_bytes:
+            memory = profile_of(hello.memory)
+            offloaded = hello.offloaded_bytes
+            self._driver.handle(events.Offloaded(session=id_of(process), memory=memory, offloaded=offloaded))
+
+    def handle(
+        self, process: SessionHandle, message: protocol.Offloaded | protocol.OffloadDeclined | protocol.Restored
+    ) -> None:
+        """Handle a report of a session about its memory."""
+        match message:
+            case protocol.Offloaded():
+                self._offloaded(process, message)
+            case protocol.OffloadDeclined(message=reason):
+                process.offload.declined = reason
+                log.info("session %s is not offloaded: %s", process.session, reason)
+                is_for_now = message.reason == "busy"
+                self._driver.handle(events.OffloadDeclined(session=id_of(process), for_now=is_for_now))
+                answer_requests(process, Refused(reason, reason=message.reason))
+            case protocol.Restored():
+                self._restored(process, message)
+
+    def _offloaded(self, process: SessionHandle, message: protocol.Offloaded) -> None:
+        offload = process.offload
+        offload.bytes, offload.stayed, offload.declined = message.offloaded_bytes, message.kept, None
+        offload.num_offloads += 1
+        offload.offload_seconds += message.seconds
+        log.info("offloaded %s of session %s", format_bytes(message.offloaded_bytes), process.session)
+        self._measured(process, message.memory)
+        self._driver.handle(
+            events.Offloaded(
+                session=id_of(process), memory=profile_of(message.memory), offloaded=message.offloaded_bytes
+            )
+        )
+        self._update_limits()
+        answer_requests(process, None)
+        self._tasks.spawn(self._suspend(process))
+
+    async def _suspend(self, process: SessionHandle) -> None:
+        """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
+        freed = await self._served.suspend(process)
+        if not freed or process.ended.is_set() or self._state(process) is not SessionState.OFFLOADED:
+            return
+        left = msgspec.structs.replace(process.memory, framework=max(0, process.memory.framework - freed))
+        self._driver.handle(
+            events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offload.bytes + freed)
+        )
+
+    def _restored(self, process: SessionHandle, message: protocol.Restored) -> None:
+        process.offload.bytes = 0
+        process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
+        process.offload.stayed = None
+        process.offload.num_restores += 1
+        process.offload.restore_seconds += message.seconds
+        self._measured(process, message.memory)
+        self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
+        self._update_limits()
+
+    def _state(self, process: SessionHandle) -> SessionState:
+        return self._driver.scheduler.sessions[id_of(process)].state
+
+
+def answer_requests(process: SessionHandle, error: SharedKernelError | None) -> None:
+    """Answer those who asked for *process* to be offloaded."""
+    requests, process.offload.requests = process.offload.requests, []
+    for request in requests:
+        if request.done():
+            continue
+        if error is None:
+            request.set_result(None)
+        else:
+            request.set_exception(error)

@@ -1,0 +1,315 @@
+"""What the executor knows of each session process, and what of it the keeper keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import psutil
+
+from sharedkernel import protocol
+from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, WaitProgress
+from sharedkernel.executor.processes.sanitize import MOST_BYTES
+from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.protocol import Limits, Memory, SessionRecord
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
+
+log = logging.getLogger(__name__)
+
+#: bytes that wait to be read by a session; it is hung up on when they are more, and greets again when it reads
+_MOST_UNREAD = 4 << 20
+
+
+class PersistedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, as the next executor needs to know it."""
+
+    process: str
+    pid: int
+    #: tells the process from a later one of the same pid; clock ticks since boot
+    started: int
+    session: str | None
+    user: str | None
+    notebook: str | None
+    client_key: str | None
+    cwd: str | None
+    env: dict[str, str]
+    incarnation: int
+    limits: Limits | None
+    attained: float
+    connection: dict[str, Any] | None
+    uid: int
+    environment: str
+    isolation: str = "none"
+    #: how it has memory on a GPU (see `device_memory/mode.py`)
+    memory_mode: str = "shared"
+    #: of the code that it was forked with (see `build_id.py`)
+    stamp: str = ""
+    kernel: str | None = None
+    lingers_until: float | None = None
+    used: bool = True
+    #: it has said that it serves its session; until then nobody has come to it
+    assigned: bool = True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SessionHandle:
+    """One process: a spare, or somebody's session."""
+
+    #: its name for life
+    process: str
+    page: Page
+    pid: int = 0
+    started: int = 0
+    #: user id that it runs under once it serves somebody
+    uid: int = field(default_factory=os.getuid)
+    #: name of the Python environment that it has; empty: the executor's own
+    environment: str = ""
+    #: how users are kept apart, as it was forked for (see `policy.py`)
+    isolation: str = "none"
+    #: how it has memory on a GPU (see `device_memory/mode.py`)
+    memory_mode: str = "shared"
+    #: of the code that it was forked with (see `build_id.py`)
+    stamp: str = ""
+    #: calls that handle greetings in its name once its process id is known
+    early_hellos: list[Callable[[], None]] = field(default_factory=list)
+    #: done when it first said hello, failed when it ended before
+    ready: asyncio.Future[None]
+    #: set once it is reaped
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: done when it serves the session it was assigned; None: it is a spare, or served it when it was adopted
+    assigned: asyncio.Future[None] | None = None
+    #: its control connection, while there is one
+    transport: asyncio.WriteTransport | None = None
+    connection: dict[str, Any] | None = None
+    #: None: a spare; empty: a spare that is taken, about to get a session
+    session: str | None = None
+    user: str | None = None
+    notebook: str | None = None
+    client_key: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    incarnation: int = 0
+    limits: Limits | None = None
+    #: id under which clients know the session; None: its own
+    kernel: str | None = None
+    #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not
+    lingers_until: float | None = None
+    #: when something was last seen to run in it, on `time.monotonic`'s axis; None: it was not looked at yet
+    used_at: float | None = None
+    #: it has run something, so it may hold what its user wants back
+    used: bool = False
+    memory: Memory = field(default_factory=Memory)
+    data_bytes: int = 0
+    #: limit on its private memory, as last set
+    data_limit: int = 0
+    #: bytes beyond its persistent memory that it was promised (to be restored, or to grow), until it is measured anew
+    promised_bytes: int = 0
+    #: bytes beyond what it has that its present want is for
+    growth: int = 0
+    #: its memory away from the device
+    offload: OffloadProgress = field(default_factory=OffloadProgress)
+    #: device-seconds that it was seen to use without a grant
+    ungranted: float = 0.0
+    #: why its iterations use no lane whose bytes others share, for people; None: they do, or nothing is known yet
+    lane_note: str | None = None
+    #: somebody asked for its end, so it is no surprise
+    end_asked: bool = False
+    #: slug and sentence, where this executor ended it of its own accord
+    end_reason: tuple[str, str] | None = None
+    grant: GrantProgress = field(default_factory=GrantProgress)
+    wait: WaitProgress = field(default_factory=WaitProgress)
+    #: the allowance that was last sent to it
+    sent_allowance: protocol.Allowance | None = None
+    #: readable once it has ended
+    pidfd: int | None = None
+
+    def shown(self, word: Word) -> int:
+        """Return what its page says, as far as that can be: the page is the session's to write."""
+        return min(max(0, self.page.words[word]), MOST_BYTES)
+
+    @property
+    def live_bytes(self) -> int:
+        """What it says it uses beyond its persistent memory right now, as far as that counts (see `sanitize.py`)."""
+        return self._claimed(Word.LIVE)
+
+    @property
+    def persistent_bytes(self) -> int:
+        """What it says it keeps right now, as far as that counts; newer than what it last reported."""
+        return self._claimed(Word.PERSISTENT)
+
+    def _claimed(self, word: Word) -> int:
+        quota = None if self.limits is None else self.limits.quota_bytes
+        return min(self.shown(word), MOST_BYTES if quota is None else max(quota, self.memory.persistent))
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that are its own beyond what every process holds.
+
+        What it keeps, and what is live of its iteration or was promised to it: a limit below what a process has in use
+        would make any allocation of its libraries fail, and end it.
+        """
+        return self.memory.persistent + max(self.promised_bytes, self.live_bytes)
+
+    def take(self) -> None:
+        """Keep others from taking this spare, before its session is known to all."""
+        self.session = ""
+
+    def send(self, *messages: protocol.Message) -> None:
+        """Send to the session, if it is connected; one that has not read much of what it was sent is hung up on."""
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size() > _MOST_UNREAD:
+            log.warning("hung up on session %s of %s, which does not read what it is told", self.session, self.user)
+            self.disconnect()
+            return
+        data = [protocol.encode(message, most=protocol.MAX_ANSWER_BYTES) for message in messages]
+        self.transport.write(b"".join(data))
+
+    def disconnect(self) -> None:
+        """Hang up on the session, if it is connected; it connects again and reports where it stands."""
+        if self.transport is not None:
+            self.transport.abort()
+            self.transport = None
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the process; to its whole group when it should end."""
+        with contextlib.suppress(ProcessLookupError):
+            if signum in (signal.SIGTERM, signal.SIGKILL):
+                os.killpg(self.pid, signum)
+                os.killpg(self.pid, signal.SIGCONT)  # a stopped process would not hear of SIGTERM
+            else:
+                os.kill(self.pid, signum)
+
+    def warn(self, text: str, *, question: int = 0) -> None:
+        """Show *text*, a sentence, in its notebook, as the answer to its user's *question* if not 0."""
+        log.warning("session %s of %s: %s", self.session, self.user, text)
+        self.send(protocol.Notice(text=text, question=question))
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether it is connected, and nothing that it was sent still waits for it to read on."""
+        return self.transport is not None and self.transport.get_write_buffer_size() == 0
+
+    def record(self) -> SessionRecord:
+        """Return what a gateway needs to adopt it."""
+        assert self.session is not None
+        assert self.user is not None
+        assert self.connection is not None
+        return SessionRecord(
+            session=self.session,
+            user=self.user,
+            notebook=self.notebook,
+            client_key=self.client_key,
+            cwd=self.cwd,
+            env=self.env,
+            incarnation=self.incarnation,
+            pid=self.pid,
+            connection=self.connection,
+            environment=self.environment,
+            kernel=self.kernel,
+            lingers=None if self.lingers_until is None else max(0.0, self.lingers_until - time.monotonic()),
+        )
+
+    def kept(self, attained: float) -> PersistedSession:
+        """Return what the keeper should keep."""
+        return PersistedSession(
+            process=self.process,
+            pid=self.pid,
+            started=self.started,
+            session=self.session,
+            user=self.user,
+            notebook=self.notebook,
+            client_key=self.client_key,
+            cwd=self.cwd,
+            env=self.env,
+            incarnation=self.incarnation,
+            limits=self.limits,
+            attained=attained,
+            connection=self.connection,
+            uid=self.uid,
+            environment=self.environment,
+            isolation=self.isolation,
+            memory_mode=self.memory_mode,
+            stamp=self.stamp,
+            kernel=self.kernel,
+            lingers_until=self.lingers_until,
+            used=self.used,
+            assigned=self.assigned is None or self.assigned.done(),
+        )
+
+
+def describe_end(process: SessionHandle, status: int | None) -> protocol.SessionDied:
+    """Describe how a session's process ended, for the gateway and in one sentence for its user.
+
+    Parameters
+    ----------
+    process
+        The one that ended.
+    status
+        As `os.waitpid` gives it; None when nobody could tell.
+    """
+    code = signum = None
+    reason = "crashed"
+    if status is None:
+        message = "Your session ended; how, nobody could tell (its parent process was gone)."
+    elif signum := status & 0x7F:
+        name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+        message = f"Your session was ended by {name} ({signal.strsignal(signum)})."
+        if signum == signal.SIGKILL:
+            reason = "killed"
+            message += " When nobody did this on purpose, the machine had run out of memory."
+    else:
+        code = status >> 8
+        reason = "exited"
+        message = f"Your session's process exited by itself with code {code}."
+    if process.end_reason is not None:
+        reason, message = process.end_reason
+    elif process.end_asked:
+        reason, message = "asked", "Your session was shut down."
+    else:
+        message += " Its variables are gone; other sessions are not affected."
+    assert process.session is not None
+    return protocol.SessionDied(
+        session=process.session,
+        incarnation=process.incarnation,
+        code=code,
+        signum=signum or None,
+        reason=reason,
+        message=message,
+    )
+
+
+def id_of(process: SessionHandle) -> SessionId:
+    """Return the id that the scheduling core knows a process's session by."""
+    assert process.session
+    return SessionId(process.session)
+
+
+def profile_of(memory: Memory) -> MemoryProfile:
+    """Return *memory* as the scheduling core takes it."""
+    return MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=memory.framework)
+
+
+def start_time(pid: int) -> int | None:
+    """Return when process *pid* started, in clock ticks since boot; None if it is not there."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            after_name = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if after_name[0] == b"Z" else int(after_name[19])
+
+
+def real_user(pid: int) -> int | None:
+    """Return the user id that process *pid* runs under; None if it is not there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(psutil.Process(pid).uids().real)
+    return None

@@ -1,0 +1,108 @@
+"""The sessions' records on disk: with them a new executor finds its sessions even where the keeper was killed as well.
+
+The keeper has all that a new executor needs, and gives it at once. Should it be gone as well, each session's record is
+in a small file, and its shared page is where it always was: open in the session's own process. What is on shelves is
+lost then, but for what sessions have mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import msgspec
+
+from sharedkernel.executor.processes.process import PersistedSession, start_time
+from sharedkernel.paths import make_private_directory
+from sharedkernel.protocol import UNREADABLE
+
+log = logging.getLogger(__name__)
+
+#: of a record that is not whole yet
+_NEW = ".new"
+
+
+class SessionRecords:
+    """One file for each session's process.
+
+    Parameters
+    ----------
+    directory
+        Private; made by :meth:`open`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        #: what is in the files, by process
+        self._written: dict[str, bytes] = {}
+
+    def open(self) -> None:
+        """Make the directory."""
+        make_private_directory(self._directory)
+
+    def write(self, kept: PersistedSession) -> None:
+        """Write *kept*, unless no more than its service has changed; a disk that is full costs no more than that."""
+        data = msgspec.msgpack.encode(msgspec.structs.replace(kept, attained=0.0))
+        if self._written.get(kept.process) == data:
+            return
+        path = self._directory / kept.process
+        new = path.with_suffix(_NEW)
+        try:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(data)
+            new.replace(path)
+        except OSError as error:
+            log.warning("the record of session %s was not written (%s)", kept.session, error.strerror)
+            return
+        self._written[kept.process] = data
+
+    def remove(self, process: str) -> None:
+        """Remove the record of a process that ended."""
+        self._written.pop(process, None)
+        with contextlib.suppress(OSError):
+            (self._directory / process).unlink(missing_ok=True)
+
+    def others(self, known: Container[str]) -> Iterator[tuple[PersistedSession, int]]:
+        """Yield the records of processes that live and are not *known*, each with a descriptor of its shared page.
+
+        The other records are removed: all of them after a restart of the machine.
+        """
+        for path in list(self._directory.iterdir()):
+            if path.name in known:
+                continue
+            if path.suffix == _NEW:  # the executor ended while it wrote this
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
+            except (OSError, *UNREADABLE):  # torn, or of another version
+                kept = None
+            page = None if kept is None or start_time(kept.pid) != kept.started else _open_page(kept)
+            if kept is None or page is None:
+                path.unlink(missing_ok=True)
+            else:
+                yield kept, page
+
+
+def are_there_sessions(directory: Path) -> bool:
+    """Return whether any process lives that has a record in *directory*, which may be missing."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            with contextlib.suppress(OSError, *UNREADABLE):
+                kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
+                if start_time(kept.pid) == kept.started:
+                    return True
+    return False
+
+
+def _open_page(kept: PersistedSession) -> int | None:
+    """Open the shared page of a process where the process has it open; None where it has none."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{kept.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
+                    return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    return None

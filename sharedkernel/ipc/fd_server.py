@@ -1,0 +1,183 @@
+"""The descriptor socket: requests and answers between sessions and their executor that carry descriptors of memory.
+
+Descriptors do not pass the asyncio streams of the control socket, so there is a second socket beside it, for packets.
+Who asks is known by the process that connected, as the operating system tells it, and by nothing that is said: it must
+be the process of a live session of this executor. Processes that a session starts are not, and a descriptor of the
+connection that one of them inherited is closed there (`ipc/fd_client.py`).
+
+The server knows no message. Its owners name the types and their handlers: the shelf (`executor/shelf/store.py`) and
+lanes (`executor/devices/lane_server.py`). Nothing here waits for a peer: one that does not read its answers is hung up
+on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError, SharedKernelError
+from sharedkernel.ipc.seqpacket import PacketSocket, listen
+
+log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """A process that may connect; hashable by identity."""
+
+    @property
+    def session(self) -> str | None:
+        """The id of its session, for the log."""
+
+    @property
+    def uid(self) -> int:
+        """The user id that it runs under."""
+
+
+C = TypeVar("C", bound=Client)
+
+
+@dataclass(frozen=True, slots=True)
+class FdReply:
+    """The answer to a request."""
+
+    message: protocol.Message
+    #: travel along, and are closed here then
+    descriptors: list[int] = field(default_factory=list)
+
+
+#: answers a message of a session; the descriptors that came with it are closed afterwards, so what is to stay is
+#: duplicated. Refuses by raising a :class:`~sharedkernel.errors.SharedKernelError`
+FdHandler = Callable[[C, Any, list[int]], FdReply]
+
+
+class FdServer(Generic[C]):
+    """The executor's end, for all of its sessions.
+
+    Parameters
+    ----------
+    path
+        Where to listen.
+    identify
+        Returns the session whose process has this id, None if there is none.
+    handlers
+        What answers each type of message.
+    on_disconnect
+        Called with a session whose connection ended: what it began over it and did not finish is void.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identify: Callable[[int], C | None],
+        handlers: Mapping[type[protocol.Message], FdHandler[C]],
+        on_disconnect: Callable[[C], None],
+    ) -> None:
+        self._path = path
+        self._identify = identify
+        self._handlers = handlers
+        self._on_disconnect = on_disconnect
+        self._connections: dict[C, PacketSocket] = {}
+        self._listener: socket.socket
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        """Listen, once it is known which sessions there are."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listen(str(self._path), backlog=128)  # all sessions at once, when an executor is new
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+        for process in list(self._connections):
+            self.hang_up(process)
+
+    def hang_up(self, process: C) -> None:
+        """End a session's connection, if it has one."""
+        connection = self._connections.pop(process, None)
+        if connection is not None:
+            self._loop.remove_reader(connection)
+            connection.close()
+            self._on_disconnect(process)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError as error:  # gone again, or no descriptor left
+            log.warning("cannot accept a connection: %s", error)
+            return
+        connection = PacketSocket(accepted, protocol.ToDescriptorSocket)
+        connection.set_timeout(0)
+        pid, uid = connection.peer()
+        process = self._identify(pid)
+        if process is None or uid != process.uid:
+            log.warning("process %d of user id %d is no session of this executor", pid, uid)
+            text = (
+                "only a notebook's own process is served here, not one that it started; do this in the notebook and "
+                "hand on what the other process needs."
+            )
+            _send(connection, FdReply(protocol.Failed(request=0, reason="session_not_found", message=text)))
+            connection.close()
+            return
+        self.hang_up(process)  # a session has one connection, and uses no older one any more
+        welcome = protocol.DescriptorWelcome(version=protocol.PROTOCOL_VERSION)
+        if not _send(connection, FdReply(welcome)):
+            connection.close()
+            return
+        self._connections[process] = connection
+        self._loop.add_reader(connection, self._receive, process, connection)
+
+    def _receive(self, process: C, connection: PacketSocket) -> None:
+        try:
+            message, descriptors = connection.receive()
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError) as error:
+            log.warning("hung up on session %s: %s", process.session, error)
+            _send(connection, FdReply(protocol.Failed(request=0, reason=ProtocolError.reason, message=str(error))))
+            self.hang_up(process)
+            return
+        if message is None:
+            self.hang_up(process)
+            return
+        try:
+            answer = self._answer(process, message, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if not _send(connection, answer):
+            log.warning("hung up on session %s: it does not take its answers", process.session)
+            self.hang_up(process)
+
+    def _answer(self, process: C, message: Any, descriptors: list[int]) -> FdReply:
+        try:
+            return self._handlers[type(message)](process, message, descriptors)
+        except SharedKernelError as error:
+            log.info("refused session %s a %s: %s", process.session, type(message).__name__, error)
+            reason, text = error.reason, str(error)
+        except Exception:
+            log.exception("%s of session %s failed", type(message).__name__, process.session)
+            reason, text = "error", "the executor failed to do this; its log says why."
+        return FdReply(protocol.Failed(request=message.request, reason=reason, message=text))
+
+
+def _send(connection: PacketSocket, answer: FdReply) -> bool:
+    """Send *answer* and close its descriptors; False if it could not be sent at once."""
+    try:
+        connection.send(answer.message, answer.descriptors)
+    except OSError:
+        return False
+    finally:
+        for descriptor in answer.descriptors:
+            os.close(descriptor)
+    return True

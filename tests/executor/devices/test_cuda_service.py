@@ -1,0 +1,100 @@
+"""A whole executor with real sessions, for a GPU that only NVML's stand-in knows."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.errors import Refused
+from sharedkernel.ipc.executor_client import ExecutorClient
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+
+
+class FakeGpuProcess(ExecutorProcess):
+    """An executor process that serves it."""
+
+    def command(self) -> list[str]:
+        """Return its command line."""
+        return [sys.executable, "-m", "tests.executor.devices.serve_fake_gpu", str(self.runtime_directory)]
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpuProcess]:
+    """Yield such an executor."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    process = FakeGpuProcess()
+    yield process
+    process.close()
+
+
+def test_sessions_are_forked_for_a_gpu_and_watched(process: FakeGpuProcess) -> None:
+    """They see one GPU, compute on the processor without a turn, and are warned and ended for what they hold of it."""
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+            assert outcome.text == "GPU-1\n", outcome
+            outcome = await notebook.run("import torch; print(torch.ones(1000, 1000).sum().item())")
+            assert outcome.text == "1000000.0\n", outcome
+            session = await executor.session(notebook)
+            assert session["attained_service_seconds"] == 0.0, "nothing of it was the device's"
+            assert session["persistent_bytes"] == session["framework_bytes"] == 0
+            device = (await executor.client.status())["device"]
+            assert device["kind"] == "cuda"
+            assert device["lanes_shared"] is False
+            assert device["lanes_shared_reason"] == "it is not there."
+            await _is_charged_for_use_without_a_grant(executor, process, notebook)
+            await _is_ended_for_overuse(executor.client, process, notebook)
+            process.process.send_signal(signal.SIGUSR1)
+            refusal = await until(lambda: _refusal(executor), "a start is refused")
+            assert refusal.reason == "device_lost"
+            assert "does not answer any more" in str(refusal)
+
+    asyncio.run(scenario())
+
+
+async def _is_charged_for_use_without_a_grant(executor: Executor, process: FakeGpuProcess, notebook: Notebook) -> None:
+    process.process.send_signal(signal.SIGHUP)
+    text = await _warning(notebook)
+    assert "outside its turns" in text
+    session = await executor.session(notebook)
+    assert session["ungranted_service_seconds"] == pytest.approx(8.0, abs=1.0)
+    assert session["attained_service_seconds"] == session["ungranted_service_seconds"]
+
+
+async def _warning(notebook: Notebook) -> str:
+    shown: dict[str, Any] = {}
+    while shown.get("msg_type") != "stream":
+        shown = await notebook.client.get_iopub_msg(timeout=PATIENCE)
+    assert shown["content"]["name"] == "stderr"
+    return str(shown["content"]["text"])
+
+
+async def _is_ended_for_overuse(client: ExecutorClient, process: FakeGpuProcess, notebook: Notebook) -> None:
+    process.process.send_signal(signal.SIGUSR2)
+    text = await _warning(notebook)
+    assert "This notebook holds" in text
+    assert "Free it within" in text
+
+    async def is_gone() -> bool:
+        return all(record.session != notebook.session for record in await client.sessions())
+
+    await until(is_gone, "the session is ended")
+    log = process.log()
+    for step in ("warned", "offloaded", "ended"):
+        assert f"beyond what your quota of 15.5 GiB leaves: {step}" in log, log
+
+
+async def _refusal(executor: Executor) -> Refused | None:
+    try:
+        await executor.notebook()
+    except Refused as refusal:
+        return refusal
+    return None

@@ -1,0 +1,1 @@
+"""Tests of what is between sessions and the scheduling core."""

@@ -1,0 +1,216 @@
+"""Who did what when: spans, and the last minutes of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from sharedkernel.executor.history.timeline import BIN_SECONDS, NUM_BINS, Timeline
+from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId
+from sharedkernel.scheduling.model.events import Offloaded, OffloadRequested
+from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.types import MemoryProfile, SessionState, UserId
+from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
+from tests.scheduling.desk import Desk
+from tests.scheduling.device import Cell, Device, Notebook, endless
+
+
+class Watched:
+    """A desk whose timeline and spans are kept."""
+
+    def __init__(self, **config: Any) -> None:
+        self.desk = Desk(SchedulerConfig(**{"capacity": 1000, **config}))
+        self.timeline = Timeline()
+        self.spans: list[Span] = []
+        self.tracker = SpanTracker(self.spans.append)
+
+    def at(self, now: float) -> Desk:
+        """Return the desk at *now*."""
+        self.look()
+        self.desk.now = now
+        return self.desk
+
+    def look(self) -> None:
+        self.timeline.record(self.desk.now, self.desk.scheduler)
+        self.tracker.follow(self.desk.now, self.desk.scheduler)
+
+    def recent(self, user: str) -> dict[str, Any]:
+        self.look()
+        return self.timeline.recent(self.desk.now, user)
+
+
+def told(spans: list[Span]) -> list[tuple[str, str, float, float]]:
+    return [(span.session, str(span.activity), span.begin, span.end) for span in spans]
+
+
+def test_a_turn_and_the_wait_for_it_are_spans() -> None:
+    """Two sessions take turns: each has its wait, then its grant with lane, iterations and when it was revoked."""
+    watched = Watched()
+    watched.desk.begin("ada", ephemeral=100)
+    watched.look()
+    watched.at(1.0).begin("bob", ephemeral=100)
+    watched.look()
+    assert watched.desk.state("ada") == "preempting"
+    watched.at(1.5).release("ada", iterations=7)
+    watched.at(3.0).release("bob", "cell", iterations=2)
+    watched.look()
+    assert told(watched.spans) == [
+        ("ada", "running", 0.0, 1.5),
+        ("bob", "queued", 1.0, 1.5),
+        ("bob", "running", 1.5, 3.0),
+    ]
+    first, _, last = watched.spans
+    assert (first.user, first.iterations, first.revoked_at) == ("ada", 7, 1.0)
+    assert (last.iterations, last.revoked_at) == (2, None)
+    assert first.track != last.track  # each has a lane of its own
+
+
+def test_waiting_for_memory_is_told_from_waiting_for_a_turn() -> None:
+    """A session that does not fit waits; what is under way ends now, for who asks."""
+    watched = Watched(capacity=100)
+    watched.desk.begin(
+        "ada",
+        ephemeral=80,
+    )
+    watched.at(2.0).measure("ada", persistent=15)
+    watched.desk.start("bob")
+    watched.desk.open("bob")
+    watched.desk.want("bob", 80, persistent=15)
+    watched.at(5.0)
+    watched.look()
+    assert ("bob", "waiting", 2.0, 5.0) in told(list(watched.tracker.under_way(5.0)))
+
+
+def test_a_session_that_ends_ends_its_span() -> None:
+    """Nothing of a session is under way once it is gone."""
+    watched = Watched()
+    watched.desk.begin("ada")
+    watched.at(1.0).end("ada")
+    watched.look()
+    assert told(watched.spans) == [("ada", "running", 0.0, 1.0)]
+    assert list(watched.tracker.under_way(2.0)) == []
+    assert watched.tracker.sessions() == []
+
+
+def test_an_offload_is_two_spans() -> None:
+    """Memory that is moved away is told, and then that it is away."""
+    watched = Watched()
+    watched.desk.begin("ada", ephemeral=10)
+    watched.at(1.0).release("ada", "cell", persistent=50)
+    watched.desk.close("ada")
+    watched.at(2.0).send(OffloadRequested(session=SessionId("ada")))
+    watched.at(3.0).send(Offloaded(session=SessionId("ada"), memory=MemoryProfile(), offloaded=50))
+    watched.at(5.0)
+    watched.look()
+    assert told(watched.spans)[1:] == [("ada", "offloading", 2.0, 3.0)]
+    assert told(list(watched.tracker.under_way(5.0))) == [("ada", "offloaded", 3.0, 5.0)]
+
+
+@pytest.mark.parametrize(("is_returning", "activity"), [(False, "awaiting_restore"), (True, "restoring")])
+def test_a_restore_that_waits_is_told_from_one_under_way(is_returning: bool, activity: str) -> None:
+    """The scheduler's one state is two things for people: waiting for room, and copying."""
+    scheduler = Scheduler(SchedulerConfig(capacity=10))
+    session = Session(id=SessionId("ada"), user=User(id=UserId("ada")), domain="all", state=SessionState.RESTORING)
+    session.offload.is_returning = is_returning
+    scheduler.sessions[session.id] = session
+    tracker = SpanTracker(lambda span: None)
+    tracker.follow(1.0, scheduler)
+    assert tracker.activity("ada") == activity
+
+
+def busy_spans() -> tuple[list[Span], Timeline, float]:
+    """Return the spans and the timeline of a device after 60 seconds of everything, and the end."""
+    notebooks = [
+        endless("ada1", 0.2, ephemeral=300),
+        endless("ada2", 1e9, ephemeral=300, has_boundaries=False),
+        Notebook(name="bob", cells=[Cell(seconds=0.01, pause=0.31, persistent=20) for _ in range(90)]),
+        Notebook(name="cleo", domain="y", cells=[Cell(seconds=0.05, iterations=50, ephemeral=300, pause=0.1)] * 9),
+    ]
+    device = Device(SchedulerConfig(capacity=1000), notebooks)
+    device.run(60)
+    scheduler, timeline = Scheduler(device.desk.scheduler.config), Timeline()
+    spans: list[Span] = []
+    tracker = SpanTracker(spans.append)
+    for now, event in device.desk.log:
+        scheduler.handle(event, now=now)
+        timeline.record(now, scheduler)
+        tracker.follow(now, scheduler)
+    return [*spans, *tracker.under_way(now)], timeline, now
+
+
+def test_one_track_and_one_session_do_one_thing_at_a_time() -> None:
+    """Spans of a track never overlap, nor those of a session; few tracks serve many lanes; no second is lost."""
+    spans, timeline, now = busy_spans()
+    runs = [span for span in spans if span.activity is Activity.RUNNING]
+    assert len({span.lane for span in runs}) > 20
+    assert {span.track for span in runs} <= {1, 2, 3, 4}
+    for groups in ({span.track for span in runs}, {span.session for span in spans}):
+        for group in groups:
+            members = sorted(
+                (span for span in spans if group in (span.track, span.session)), key=lambda span: span.begin
+            )
+            assert all(before.end <= after.begin + 1e-9 for before, after in pairwise(members))
+    document = timeline.recent(now, "ada")
+    for name in ("ada1", "ada2", "bob", "cleo"):
+        ran = sum(span.end - span.begin for span in runs if span.session == name)
+        shown = [entry for track in document["tracks"] for entry in track["sessions"] if entry["session"] == name]
+        assert sum(entry["seconds"] for entry in shown) == pytest.approx(ran, abs=0.01)
+    busiest = [
+        sum(entry["percent"][at] for track in document["tracks"] for entry in track["sessions"])
+        for at in range(NUM_BINS - 50, NUM_BINS - 1)
+    ]
+    assert all(98 <= percent <= 102 for percent in busiest)
+
+
+def test_the_last_minutes_are_a_small_document_however_many_share() -> None:
+    """Fifty sessions that take turns for minutes: a few kilobytes, the own ones among them, the rest counted."""
+    watched = Watched(capacity=10**9)
+    names = [f"{'abcdefgh'[number % 8]}{number}" for number in range(50)]
+    watched.desk.begin(*names, ephemeral=10)
+    for _ in range(4 * 60):
+        watched.at(watched.desk.now + 1.0)
+        (holder,) = (name for name in names if watched.desk.state(name) in ("running", "preempting"))
+        watched.desk.release(holder)
+        watched.look()
+        watched.desk.want(holder)
+    document = watched.recent("h")
+    assert len(json.dumps(document)) < 20_000
+    assert document["more_tracks"] == 42
+    shown = {entry["session"] for track in document["tracks"] for entry in track["sessions"]}
+    assert {name for name in names if name[0] == "h"} <= shown
+    assert all(entry["session"][0] == "h" for entry in document["own"])
+    assert document["num_waiting"][-2] == 49
+
+
+def test_what_is_long_ago_is_forgotten() -> None:
+    """After the last minute nothing of a session that stopped is left; one that runs on fills every second."""
+    watched = Watched()
+    watched.desk.begin("ada")
+    watched.look()
+    later = 3 * NUM_BINS * BIN_SECONDS + 0.5
+    watched.at(later)
+    (track,) = watched.recent("bob")["tracks"]
+    assert (track["lane"], track["sessions"][0]["user"]) == (1, "ada")
+    assert track["sessions"][0]["percent"] == [100] * NUM_BINS
+    watched.desk.release("ada", "cell")
+    watched.desk.close("ada")
+    watched.at(later + NUM_BINS * BIN_SECONDS + 1)
+    assert watched.recent("ada")["tracks"] == []
+
+
+def test_a_second_that_is_not_over_counts_as_far_as_it_came() -> None:
+    """Whoever ran all of the half second that has passed, ran all of it; asking twice adds nothing."""
+    watched = Watched()
+    watched.at(100.25)
+    watched.desk.begin("ada")
+    watched.at(100.5)
+    for _ in range(2):
+        (track,) = watched.recent("ada")["tracks"]
+        assert track["sessions"][0]["percent"][-2:] == [0, 50]
+        assert track["sessions"][0]["seconds"] == 0.25
+    watched.at(101.5)
+    (track,) = watched.recent("ada")["tracks"]
+    assert track["sessions"][0]["percent"][-3:] == [0, 75, 100]

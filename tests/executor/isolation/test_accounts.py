@@ -1,0 +1,159 @@
+"""Users' own accounts: which a user has, and who becomes them, once and for all."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.errors import ExecutorUnavailable
+from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
+from sharedkernel.executor.processes.process import PersistedSession, start_time
+from sharedkernel.ipc.seqpacket import connect
+from sharedkernel.paths import KEEPER_SOCKET
+from sharedkernel.protocol import Limits
+from tests.executor.harness import ExecutorProcess, until
+from tests.executor.isolation import ADA, FIRST_UID, ApartExecutor, Executor, needs_root
+
+pytestmark = needs_root
+
+
+def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
+    """A user has the same number in every session and after a restart; names that look alike have others."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            first = {}
+            for user in (ADA, ADA.title(), f"../{ADA}", f".{ADA}"):
+                notebook = await executor.notebook(user)
+                first[user] = (await notebook.run("import os; os.getuid(), os.getcwd()")).text
+            assert len(set(first.values())) == 4
+            await executor.replace()
+            again = await executor.notebook(f"../{ADA}")
+            assert (await again.run("import os; os.getuid(), os.getcwd()")).text == first[f"../{ADA}"]
+            given = json.loads((apart.homes / NUMBERS_FILE).read_text())["uids"]
+            assert len(set(given.values())) == len(given)
+            assert all(Path(folder).parent == apart.homes for _, folder in map(ast.literal_eval, first.values()))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--uid-range", "0-10"], "takes in user ids of the system's own"),
+        (["--uid-range", "many"], "'many' is no range of user ids"),
+        (["--uid-range", "300000-200000"], "the first comes before the last"),
+    ],
+)
+def test_a_wrong_range_gets_one_sentence(options: list[str], expected: str, tmp_path: Path) -> None:
+    """The executor does not start."""
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run"), *options]
+    done = subprocess.run([*command, "--homes", str(tmp_path / "h")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> None:
+    """Sessions that run go on as they are; a spare, which could still gain rights, is no user's any more."""
+    rights = "import os; os.getuid(), 'NoNewPrivs:\\t1' in open('/proc/self/status').read()"
+
+    class LaterApart(ApartExecutor):
+        is_apart = False
+
+    process = LaterApart()
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            before = await executor.notebook()
+            assert (await before.run(rights)).text == "(0, False)"
+
+            async def has_spare() -> bool:
+                return len(list(process.runtime_directory.glob("s/*.json"))) == 2
+
+            await until(has_spare, "there is a spare")
+            process.is_apart = True
+            await executor.replace()
+            assert (await before.run(rights)).text == "(0, False)"
+            after = await executor.notebook()
+            uid, is_held = ast.literal_eval((await after.run(rights)).text)
+            assert uid in range(FIRST_UID, FIRST_UID + 100)
+            assert is_held
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.close()
+
+
+def kept_spares(process: ExecutorProcess) -> list[PersistedSession]:
+    """Return the spares as the next executor would find them."""
+    keeper = connect(str(process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
+    keeper.send(protocol.GetAll())
+    found = []
+    while isinstance((answer := keeper.receive())[0], protocol.Kept):
+        for descriptor in answer[1]:
+            os.close(descriptor)
+        found.append(msgspec.msgpack.decode(answer[0].data, type=PersistedSession))
+    keeper.close()
+    return [kept for kept in found if kept.session is None]
+
+
+async def a_spare(process: ExecutorProcess) -> PersistedSession:
+    """Return a spare, once there is one."""
+
+    async def spare() -> PersistedSession | None:
+        return next(iter(kept_spares(process)), None)
+
+    found: PersistedSession = await until(spare, "there is a spare")
+    return found
+
+
+def test_spares_that_were_forked_for_users_outlive_the_executor(apart: ApartExecutor) -> None:
+    """The next executor keeps them: they were made ready for what it does with them."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            spare = await a_spare(apart)
+            await executor.replace()
+            await executor.notebook()
+            assert start_time(spare.pid) == spare.started
+
+    asyncio.run(main())
+
+
+def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
+    """The executor ended between giving a spare to a user and the spare's becoming the user: it still has rights."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            spare = await a_spare(apart)
+            os.kill(spare.pid, signal.SIGSTOP)  # it does not hear that it is given away
+            start = asyncio.create_task(executor.client.start_session("half-given", Limits(user=ADA)))
+
+            async def is_given() -> bool:
+                return "half-given" in [record.session for record in await executor.client.sessions()]
+
+            await until(is_given, "the spare is given away")
+            await executor.replace()
+            with pytest.raises(ExecutorUnavailable):
+                await start
+            assert not await is_given()
+
+            async def is_gone() -> bool:
+                return start_time(spare.pid) != spare.started
+
+            await until(is_gone, "it is ended")
+            assert (await (await executor.notebook()).run("import os; os.getuid() >= 1000")).text == "True"
+
+    asyncio.run(main())

@@ -1,0 +1,130 @@
+"""A gateway beside root's executor: under an account of its own, and whose its files are."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.local_stack import free_port
+from sharedkernel.paths import GATEWAY_DIRECTORY
+from sharedkernel.system.lock_file import GATEWAY_LOCK
+from sharedkernel.system.secure_directories import make_directory_of
+from tests.executor.harness import PATIENCE
+from tests.executor.isolation import ADA, FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
+
+pytestmark = needs_root
+
+
+_BE_A_GATEWAY = """if True:
+    import asyncio, os, pwd, sys
+    from types import SimpleNamespace
+    from pathlib import Path
+    from tests.executor.harness import Executor
+    account = pwd.getpwnam(sys.argv[2])
+    os.setgroups([]); os.setgid(account.pw_gid); os.setuid(account.pw_uid)
+    async def main():
+        process = SimpleNamespace(poll=lambda: None)
+        process = SimpleNamespace(runtime_directory=Path(sys.argv[1]), process=process, log=lambda: "")
+        executor = Executor(process)
+        await executor.client.connect()
+        async with executor:
+            notebook = await executor.notebook(sys.argv[3])
+            print((await notebook.run("import os; os.getuid()")).text)
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("account", "is_heard"), [(GATEWAY, True), ("daemon", False)])
+def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard: bool) -> None:
+    """The account that was named for it starts sessions and speaks to them; no other account does."""
+    command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account, ADA])
+    python_path = str(Path(__file__).parents[3])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    if is_heard:
+        assert int(done.stdout) in range(FIRST_UID, FIRST_UID + 100), done.stderr
+    else:
+        assert done.stdout == ""
+        assert "closed the connection" in done.stderr, done.stderr
+
+
+@pytest.fixture
+def gateways_own() -> Iterator[Path]:
+    """Yield a directory of the gateway's account, which reaches it."""
+    account = pwd.getpwnam(GATEWAY)
+    with tempfile.TemporaryDirectory(prefix="sk-gateway-") as directory:
+        os.chown(directory, account.pw_uid, account.pw_gid)
+        yield Path(directory)
+
+
+def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor, gateways_own: Path) -> None:
+    """In a runtime directory that is root's it lacks nothing: it complains of nothing, and goes when it is asked to."""
+    port = free_port()
+    account = pwd.getpwnam(GATEWAY)
+    become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+    command = readable_by_all(
+        [*become, sys.executable, "-m", "sharedkernel", "gateway", "--port", str(port), "--runtime-dir",
+         str(apart.runtime_directory)]
+    )  # fmt: skip
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(gateways_own),
+                   "JUPYTER_TOKEN": "secret"}  # fmt: skip
+
+    def ask(method: str, path: str) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method, data=b"{}")
+        request.add_header("Authorization", "token secret")
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                return int(answer.status), answer.read()
+        except OSError:
+            return 0, b""
+
+    with (gateways_own / "log").open("w+") as log:
+        gateway = subprocess.Popen(command, cwd="/", env=environment, stdout=log, stderr=log)
+        try:
+            while ask("GET", "/readyz")[0] != 200 and gateway.poll() is None:
+                time.sleep(0.1)
+            status, kernel = ask("POST", "/api/kernels")
+            assert status == 201
+            assert ask("DELETE", f"/api/kernels/{json.loads(kernel)['id']}?linger=0")[0] == 204
+            drain = subprocess.run([*command, "--drain"], cwd="/", env=environment, check=False, timeout=PATIENCE)
+            assert drain.returncode == 0
+            assert gateway.wait(PATIENCE) == 0
+        finally:
+            gateway.kill()
+            gateway.wait()
+            log.seek(0)
+            said = log.read()
+    assert "drained" in said
+    assert [line for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Traceback"))] == []
+    audit = apart.runtime_directory / "gateway" / "audit.jsonl"
+    assert '"start session"' in audit.read_text()
+    assert [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (audit.parent, audit)] == [
+        (account.pw_uid, 0o700),
+        (account.pw_uid, 0o600),
+    ]
+
+
+def test_another_account_does_not_get_the_files_of_a_gateway() -> None:
+    """The executor does not start, and says what is whose."""
+    account = pwd.getpwnam(GATEWAY)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
+        options = ["--isolate", "users", "--homes", str(directory / "homes"), "--gateway-user", "daemon"]
+        command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", name, *options]
+        done = subprocess.run(readable_by_all(command), capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert done.returncode == 1
+        expected = f"{directory / GATEWAY_DIRECTORY} belongs to user id {account.pw_uid}, not "
+        assert done.stderr.splitlines()[-1].startswith(f"sharedkernel: {expected}")
+        assert not (directory / GATEWAY_LOCK).exists()

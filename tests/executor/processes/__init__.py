@@ -1,0 +1,1 @@
+"""Tests of the handle on a session's process."""

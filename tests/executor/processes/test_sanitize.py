@@ -1,0 +1,199 @@
+"""What a session says of itself and of its memory: lies gain it nothing, and cost nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import msgspec
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.errors import Refused
+from sharedkernel.executor.processes.sanitize import MOST_BYTES, believe
+from sharedkernel.protocol import Limits, Memory
+from tests.executor.conftest import StartExecutor
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        (
+            protocol.CellClosed(memory=Memory(persistent=1 << 62, ephemeral=1 << 62, framework=1 << 62)),
+            protocol.CellClosed(memory=Memory(persistent=300, ephemeral=100, framework=300)),
+        ),
+        (
+            protocol.CellClosed(memory=Memory(persistent=-1, ephemeral=None, framework=-1)),
+            protocol.CellClosed(memory=Memory(persistent=0, ephemeral=None, framework=0)),
+        ),
+        (
+            protocol.DeviceWanted(memory=Memory(), data_bytes=1 << 62, growth=1 << 62),
+            protocol.DeviceWanted(memory=Memory(), data_bytes=MOST_BYTES, growth=100),
+        ),
+        (
+            protocol.GrantReleased(at="cell", memory=Memory(), live_bytes=-5, iterations=-5, utilisation=math.nan),
+            protocol.GrantReleased(at="cell", memory=Memory()),
+        ),
+        (
+            protocol.Foreseen(remaining_iterations=-1, iteration_seconds=math.inf, iteration_flops=5),
+            protocol.Foreseen(iteration_flops=5),
+        ),
+        (
+            protocol.Offloaded(memory=Memory(), offloaded_bytes=1, kept="a\nline\0" + "x" * 1000, seconds=math.inf),
+            protocol.Offloaded(memory=Memory(), offloaded_bytes=1, kept="a line " + "x" * 293),
+        ),
+        (
+            protocol.OffloadDeclined(reason="nothing", message="It keeps nothing."),
+            protocol.OffloadDeclined(reason="nothing", message="It keeps nothing."),
+        ),
+        (
+            protocol.OffloadDeclined(reason="x" * 1000, message="\x1b" * 1000),
+            protocol.OffloadDeclined(reason="unsafe", message=" " * 300),
+        ),
+        (protocol.CellOpened(), protocol.CellOpened()),
+    ],
+)
+def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed: protocol.Message) -> None:
+    """A claim is worth what the session could take (its quota) or has (as seen from outside), and is never negative."""
+    for before in (Memory(), Memory(persistent=300, framework=300)):
+        assert believe(said, quota=100, before=before, seen=lambda: 300) == believed
+
+
+_SAY_MUCH = """if True:
+    from sharedkernel import protocol
+    from sharedkernel.ipc import current_session
+    current_session._view._link.send(protocol.OffloadDeclined(reason="x" * 1000, message="x" * 1_000_000))
+"""
+
+
+def test_a_session_that_says_much_costs_nobody_the_status(process: ExecutorProcess) -> None:
+    """Two of them would be more than a message can hold; of each, a line is passed on."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            for user in ("liar", "other-liar"):
+                notebook = await executor.notebook(user)
+                await notebook.run(_SAY_MUCH)
+
+                async def heard(notebook: Notebook = notebook) -> bool:
+                    return (await executor.session(notebook))["offload_note"] == "x" * 300
+
+                await until(heard, "a line of it is passed on")
+
+    asyncio.run(main())
+
+
+def test_what_a_session_starts_with_has_a_limit(process: ExecutorProcess) -> None:
+    """It is kept for the next executor and told in every list of sessions, so more is refused before anything is done.
+
+    What is within the limit outlives the executor.
+    """
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            with pytest.raises(Refused, match="more than the 49152") as refused:
+                await executor.notebook(env={"KERNEL_X": "x" * (48 << 10)})
+            assert refused.value.reason == "bad_request"
+            notebook = await executor.notebook(env={"KERNEL_X": "x" * (47 << 10)})
+            await executor.replace()
+            assert [record.session for record in await executor.client.sessions()] == [notebook.session]
+
+    asyncio.run(main())
+
+
+def test_an_answer_may_be_longer_than_a_request(start_executor: StartExecutor) -> None:
+    """Whoever asks for the status gets it however many users there are."""
+    process = start_executor("--spares", "0")
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            users = [f"user-{number}-{'x' * 100}" for number in range(6000)]
+            for part in (users[:3000], users[3000:]):
+                await executor.client.configure_users([Limits(user=user) for user in part])
+            status = await executor.client.status()
+            assert {user["name"] for user in status["users"]} >= set(users)
+            assert len(msgspec.msgpack.encode(status)) > protocol.MAX_MESSAGE_BYTES
+
+    asyncio.run(main())
+
+
+_SPOIL = """if True:
+    import mmap, os
+    links = {{name: os.readlink("/proc/self/fd/" + name) for name in map(str, range(300))
+             if os.path.islink("/proc/self/fd/" + name)}}
+    page = int(next(name for name, target in links.items() if "memfd:sharedkernel-" in target))
+    for cut in (0, 100, 1 << 20):
+        try:
+            os.ftruncate(page, cut)
+        except PermissionError:
+            print("sealed")
+    words = memoryview(mmap.mmap(page, 4096)).cast("q")
+    for place in range({first}, len(words)):
+        words[place] = {value}
+"""
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63)])
+def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess, value: int) -> None:
+    """It cannot be cut off, others compute and allocate as before, and its own service is measured all the same."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            limits = Limits(user="liar", quota_bytes=100 * MIB)
+            liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
+            outcome = await liar.run(_SPOIL.format(first=2, value=value))
+            assert outcome.text == "sealed\n" * 3, outcome
+            train = "import torch; x = torch.ones(1 << 24); sum((x * 2).sum().item() for _ in range(20))"
+            assert (await other.run(train)).text == f"{20 * 2.0 * (1 << 24)}"
+            status = await executor.client.status()
+            assert next(user for user in status["users"] if user["name"] == "grace")["attained_service_seconds"] > 0
+            await liar.run("import torch; torch.ones(1 << 20).sum()")
+            assert (await executor.session(liar))["attained_service_seconds"] > 0
+
+    asyncio.run(main())
+
+
+def test_a_session_that_spoils_its_page_does_not_keep_executors_from_starting(process: ExecutorProcess) -> None:
+    """The next executor ends it and adopts the others."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            liar, other = await executor.notebook("liar"), await executor.notebook("grace")
+            await other.run("kept = 1")
+            await liar.run(_SPOIL.format(first=0, value=7))
+            await executor.replace()
+
+            async def gone() -> bool:
+                return liar.session not in [record.session for record in await executor.client.sessions()]
+
+            await until(gone, "the liar is gone")
+            assert (await other.run("kept")).text == "1"
+
+    asyncio.run(main())
+
+
+def test_a_session_that_lifts_its_limit_is_warned_and_ended(start_executor: StartExecutor) -> None:
+    """What it has is seen from outside; its neighbour, within its own limit, is left alone."""
+    process = start_executor("--overuse-patience", "0.5s")
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            limits = Limits(user="liar", quota_bytes=100 * MIB)
+            liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
+            assert (await liar.run("import torch; x = torch.ones(1 << 28)")).error == "OutOfMemoryError"
+            assert (await other.run("import torch; x = torch.ones(1 << 26); x.sum().item()")).text == f"{1 << 26}.0"
+            lift = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
+            # Its end is what is waited for: it may come before the cell's reply.
+            liar.client.execute(f"{lift}; import mmap; taken = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE)")
+
+            async def gone() -> bool:
+                return liar.session not in [record.session for record in await executor.client.sessions()]
+
+            await until(gone, "the liar is ended")
+            assert "which it has lifted itself: warned" in process.log()
+            assert (await other.run("x.sum().item()")).text == f"{1 << 26}.0"
+
+    asyncio.run(main())

@@ -1,0 +1,1 @@
+"""Tests of sessions from start to end."""
