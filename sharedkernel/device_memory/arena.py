@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import os
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
@@ -207,6 +207,27 @@ class Arena:
             raise
         for slot, (unit, _) in pairs:
             slot.state, slot.unit = SlotState.PRIVATE, unit
+
+    @signals_held()
+    def keep(self, slots: Sequence[Slot], ask: Callable[[list[int]], None]) -> None:
+        """Make the lane's units that slots show private, where they are: nothing is copied or mapped.
+
+        Parameters
+        ----------
+        slots
+            Slots that show the lane, each another unit.
+        ask
+            Called with the units before anything is changed here; if it raises, they are the lane's as before.
+        """
+        units = [slot.unit.unit for slot in slots if slot.unit is not None and slot.state is SlotState.LANE]
+        if len(set(units)) != len(slots):
+            raise InvalidMapping("there has to be a unit of the lane for each slot.")
+        chosen = set(slots)
+        self.clear(slot for slot in self.slots(SlotState.LANE) if slot.lane_unit in units and slot not in chosen)
+        ask(units)
+        for slot, unit in zip(slots, units, strict=True):
+            del self._lane[unit]
+            slot.state = SlotState.PRIVATE
 
     @signals_held()
     def rejoin(self, slots: Iterable[Slot]) -> None:

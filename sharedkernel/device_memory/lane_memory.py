@@ -43,6 +43,7 @@ from sharedkernel.device_memory.errors import (
     DeviceMemoryError,
     HandOverPostponed,
     InvalidMapping,
+    OutOfDeviceMemory,
 )
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
 from sharedkernel.device_memory.mapper import Slot, SlotState
@@ -50,6 +51,7 @@ from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, siz
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.segments import Generation, Segments, Supplier
 from sharedkernel.device_memory.torch_pool import TorchPools
+from sharedkernel.errors import SharedKernelError
 from sharedkernel.system.deferred_signals import signals_held
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ class HandOver:
     #: pages that became private, and their bytes: charged to persistent memory from now on
     num_pages: int = 0
     private_bytes: int = 0
+    #: they are units that were the lane's, which has none now: it should be left
+    is_lane_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +311,7 @@ class LaneMemory:
         current = self._current
         self.end_iteration()
         try:
-            result = self._take_out_survivors(self._settle(), is_parked=at == "yield")
+            result = self._take_out_survivors(self._settle(), is_parked=at == "yield", may_keep=True)
         except BaseException:
             if current is not None:
                 self._begin(current)
@@ -349,22 +353,36 @@ class LaneMemory:
         self._live = LiveRanges(self._pools.live_blocks(generation.pool for generation in every))
         return self._live
 
-    def _take_out_survivors(self, live: LiveRanges, *, is_parked: bool = False) -> HandOver:
-        """Make every page of the lane private in which something lives."""
+    def _take_out_survivors(self, live: LiveRanges, *, is_parked: bool = False, may_keep: bool = False) -> HandOver:
+        """Make every page of the lane private in which something lives.
+
+        The lane is shared by many, so what lives is copied to other units. On a full device that would wait for memory
+        that others have, who wait for this very turn to end: there the session keeps the pages themselves.
+        """
         found: dict[Slot, None] = {}
         for start, end in live:
             for slot in self._arena.slots_within(start, end - start):
                 if slot.state is SlotState.LANE:
                     found[slot] = None
         slots = list(found)
+        is_lane_kept = False
         if slots:
-            given = self._supplier.private_units([slot.size for slot in slots], mid_iteration=False)
-            with self._segments.lock:
-                self._arena.make_private(slots, given)
+            try:
+                given = self._supplier.private_units([slot.size for slot in slots], mid_iteration=False)
+            except SharedKernelError as error:
+                if not may_keep or error.reason != OutOfDeviceMemory.reason:
+                    raise
+                log.info("there is no room to copy %d pages out of the lane, so they are kept: %s", len(slots), error)
+                with self._segments.lock:
+                    self._arena.keep(slots, self._supplier.keep_units)
+                is_lane_kept = True
+            else:
+                with self._segments.lock:
+                    self._arena.make_private(slots, given)
             if is_parked:
                 for generation in self._lane_generations():
                     generation.parked.update(slots)
-        return HandOver(num_pages=len(slots), private_bytes=sum(slot.size for slot in slots))
+        return HandOver(num_pages=len(slots), private_bytes=sum(slot.size for slot in slots), is_lane_kept=is_lane_kept)
 
     def _tidy(self) -> None:
         """After survivors were taken out: retire a warm-up that is over, and release pages in which nothing lives."""

@@ -48,6 +48,15 @@ class Supplier(Protocol):
             When there will be no room, or the wait was cut short.
         """
 
+    def keep_units(self, units: Sequence[int]) -> None:
+        """Make units of the present lane private to this session; the lane is nobody's then.
+
+        Raises
+        ------
+        SharedKernelError
+            When the executor refuses, or does not answer; they are the lane's as before.
+        """
+
     def release_units(self, units: Sequence[int]) -> None:
         """Notify the executor that this process has released these units; does not wait."""
 

@@ -207,7 +207,31 @@ class LaneStore:
         units = self._obtain(sizes, UnitPlace.PRIVATE)
         for unit in units:
             unit.holders.add(session)
+            unit.owner = session
         return [unit.info for unit in units]
+
+    def keep(self, session: str, units: Iterable[int]) -> None:
+        """Make units of the lane that a session occupies private to it, with what is in them; the lane has none then.
+
+        For a device on which there is no room to copy what the session leaves there. Others who had a turn in the lane
+        release its units when they get theirs.
+
+        Raises
+        ------
+        InvalidMapping
+            When the session occupies no lane, or the units are not the lane's.
+        """
+        entry = next((entry for entry in self._lanes.values() if entry.occupant == session), None)
+        wanted = set(units)
+        kept = [unit for unit in entry.units if unit.unit in wanted] if entry is not None else []
+        if entry is None or len(kept) != len(wanted):
+            raise InvalidMapping(f"session {session} cannot keep units that are not of a lane of its own now.")
+        for unit in kept:
+            self._release(unit)
+            unit.place, unit.owner = UnitPlace.PRIVATE, session
+        self._part_with(unit for unit in entry.units if unit.place is UnitPlace.LANE)
+        entry.units = []
+        entry.version += 1
 
     def exported(self, units: Iterable[UnitInfo]) -> Iterator[tuple[list[UnitInfo], list[int]]]:
         """Yield units with their descriptors, as many at a time as one message carries.
@@ -268,8 +292,8 @@ class LaneStore:
         for unit in self._units.values():
             sums[unit.place] += unit.size
             if unit.place is UnitPlace.PRIVATE:
-                (session,) = unit.holders
-                private[session] = private.get(session, 0) + unit.size
+                assert unit.owner is not None
+                private[unit.owner] = private.get(unit.owner, 0) + unit.size
         return UnitAccount(
             lanes=lanes, private=private, releasing=sums[UnitPlace.RELEASING], stock=sums[UnitPlace.STOCK]
         )
@@ -282,7 +306,7 @@ class LaneStore:
         for unit in self._units.values():
             match unit.place:
                 case UnitPlace.PRIVATE:
-                    assert len(unit.holders) == 1, unit
+                    assert unit.owner in unit.holders, unit
                 case UnitPlace.RELEASING:
                     assert unit.holders, unit
                     assert unit.handle is None, unit
@@ -348,6 +372,9 @@ class LaneStore:
         unit.holders.discard(session)
         if not unit.holders and unit.place is not UnitPlace.LANE:
             self._forget(unit)
+        elif unit.owner == session:
+            unit.place, unit.owner = UnitPlace.RELEASING, None
+            self._release(unit)
 
     def _held(self, number: int) -> StoredUnit:
         unit = self._units.get(number)

@@ -46,10 +46,12 @@ class StoredUnit:
     size: int
     #: None: only sessions have it
     handle: Handle | None
-    #: the account it is in; a private unit's only holder is its session
+    #: the account it is in
     place: UnitPlace
     #: sessions that were given it and have not released it
     holders: set[str] = field(default_factory=set)
+    #: of a private unit, the session that it is charged to; others may hold it that had it when it was a lane's
+    owner: str | None = None
 
     @property
     def info(self) -> UnitInfo:

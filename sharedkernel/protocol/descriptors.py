@@ -80,6 +80,16 @@ class WantPrivateUnits(Message, frozen=True, kw_only=True):
     sizes: list[int]
 
 
+class KeepUnits(Message, frozen=True, kw_only=True):
+    """Make units of the lane in which the session has its turn private to it; answered by :class:`Done`.
+
+    On a device that is full: what lives there could not be copied out. The lane has no units then.
+    """
+
+    request: int
+    units: list[int]
+
+
 class LaneHandedOver(Message, frozen=True, kw_only=True):
     """Nothing of the session's iteration is left in its lane; said before the grant goes. Answered by :class:`Done`."""
 
@@ -158,6 +168,6 @@ class ShelfListing(Message, frozen=True, kw_only=True):
 
 ToDescriptorSocket = (
     ReserveShelf | WithdrawReservation | Shelve | FetchShelved | Unshelve | ListShelf | TakeLane | FetchUnits
-    | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo
+    | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo | KeepUnits
 )  # fmt: skip
 FromDescriptorSocket = DescriptorWelcome | Done | Failed | Shelved | ShelfListing | LaneTaken | Units

@@ -59,6 +59,11 @@ class LocalSupplier:
             self.store.confirm(self.session, [unit.unit for unit in units])
             return given
 
+    def keep_units(self, units: Sequence[int]) -> None:
+        """Make units of the lane private."""
+        with self._lock:
+            self.store.keep(self.session, units)
+
     def release_units(self, units: Sequence[int]) -> None:
         """Return units of which nothing is left in this process."""
         with self._lock:

@@ -97,6 +97,10 @@ class RemoteSupplier:
         send(self._connection, {"ask": "confirm", "units": [unit.unit for unit in given]})
         return given
 
+    def keep_units(self, units: Sequence[int]) -> None:
+        """Make units of the lane private."""
+        send(self._connection, {"ask": "keep", "units": list(units)})
+
     def release_units(self, units: Sequence[int]) -> None:
         """Return units of which nothing is left in this process."""
         send(self._connection, {"ask": "take back", "units": list(units)})
@@ -145,6 +149,8 @@ class StoreEnd:
                     self._give(message["sizes"])
                 case "confirm":
                     self.store.confirm(self.name, message["units"])
+                case "keep":
+                    self.store.keep(self.name, message["units"])
                 case "take back":
                     self.store.take_back(self.name, message["units"])
                 case _ if "failed" in message:

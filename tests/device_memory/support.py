@@ -14,7 +14,7 @@ from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
-from sharedkernel.device_memory.errors import DeviceMemoryError
+from sharedkernel.device_memory.errors import DeviceMemoryError, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.mapper import SlotState
@@ -57,8 +57,11 @@ class StoreSupplier(LocalSupplier):
         super().__init__(store, session)
         #: bytes that are still given; None: any number
         self.allowance: int | None = None
+        self.is_device_full = False
 
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
+        if self.is_device_full:
+            raise OutOfDeviceMemory("the device has no memory left, says the test.")
         if self.allowance is not None:
             if sum(sizes) > self.allowance:
                 raise DeviceMemoryError("no room, says the test.")

@@ -204,6 +204,59 @@ def test_an_iteration_can_be_parked_in_its_middle(make_session):
     a.validate()
 
 
+@pytest.mark.parametrize("at", ["boundary", "yield", "cell"])
+def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_something_lives(store, make_session, at):
+    """What is there could be copied nowhere; the rest of the lane is free, and the next turns have one as before."""
+    a, b = make_session("a"), make_session("b")
+    for session in (a, b):
+        _warm_up(session)
+    a.begin_turn()
+    a.memory.begin_iteration()
+    kept = a.allocate(30 * MIB, 40)
+    a.allocate(1000, 50)
+    a.supplier.is_device_full = True
+    handed_over = a.hand_over(at)
+    assert handed_over.is_lane_kept
+    a.memory.leave_lane()
+    a.validate()
+    assert store.account().lanes == {LANE: 0}
+    b.memory.leave_lane()  # as soon as it has its turn
+    private = store.account().private
+    assert 30 * MIB <= private["a"] == store.account().total - private.get("b", 0) < 64 * MIB
+    a.supplier.is_device_full = False
+    store.resize_lane(LANE, 96 * MIB)
+    for session in (b, a, b):
+        session.set_lane()
+        session.begin_turn()
+        session.memory.begin_iteration()
+        session.allocate(20 * MIB, 60)
+        session.check_all()
+        session.hand_over()
+        session.check_all()
+    a.free(kept)
+    a.set_lane()
+    a.begin_turn()
+    a.hand_over()
+
+
+def test_a_page_is_not_kept_that_the_executor_refuses(store, make_session):
+    """Nothing has changed then, and the hand-over is tried again."""
+    session = make_session("a")
+    _warm_up(session)
+    session.begin_turn()
+    session.memory.begin_iteration()
+    session.allocate(30 * MIB, 40)
+    session.supplier.is_device_full = True
+    store.end_turn(LANE, "a")
+    with pytest.raises(InvalidMapping, match="not of a lane of its own"):
+        session.memory.hand_over()
+    assert session.memory.has_turn
+    session.begin_turn()
+    session.check_all()
+    assert session.hand_over().is_lane_kept
+    session.memory.leave_lane()
+
+
 def test_a_hand_over_is_whole_or_has_not_happened_whatever_call_of_the_driver_fails(make_session):
     """Once what lives is out of the lane it is everybody's, though what nothing lives in could not be given back."""
     driver, outcomes = FaultyDriver(), set()

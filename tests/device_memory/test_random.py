@@ -73,11 +73,16 @@ class Sessions(RuleBasedStateMachine):
         self._check(self.holder)
 
     @precondition(lambda self: self.holder is not None)
-    @rule(at=st.sampled_from(["boundary", "cell", "yield"]))
-    def hand_over(self, at: str) -> None:
+    @rule(at=st.sampled_from(["boundary", "cell", "yield"]), is_full=st.sampled_from([False, False, True]))
+    def hand_over(self, at: str, is_full: bool) -> None:
         assert self.holder is not None
         session, self.holder = self.holder, None
-        session.hand_over(at)
+        session.supplier.is_device_full = is_full
+        if session.hand_over(at).is_lane_kept:
+            session.memory.leave_lane()
+            self.store.resize_lane(LANE, 24 * MIB)
+            self.is_stale.update(self.sessions)
+        session.supplier.is_device_full = False
         for each in self.sessions:
             self._check(each)
             each.validate()

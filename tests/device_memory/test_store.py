@@ -88,6 +88,37 @@ def test_without_room_nothing_changes(store):
         store.layout(2)
 
 
+def test_units_that_a_session_keeps_are_private_and_the_rest_of_its_lane_is_free(store):
+    """Each as soon as those release it who had a turn in the lane before."""
+    store.create_lane(1, 100 * MIB)
+    for session in ("a", "b"):
+        store.share_lane(1, session)
+    units = [unit.unit for unit in store.layout(1).units]
+    with pytest.raises(InvalidMapping, match="not of a lane of its own"):
+        store.keep("a", units[:2])
+    store.begin_turn(1, "a", "user")
+    for wrong in ("b", units[:2]), ("a", [units[0], 999]):
+        with pytest.raises(InvalidMapping):
+            store.keep(*wrong)
+    store.keep("a", units[:2])
+    store.validate()
+    assert store.account().lanes == {1: 0}
+    assert store.account().private == {"a": 4 * MIB}
+    assert store.account().releasing == 96 * MIB
+    store.end_turn(1, "a")
+    for session in ("a", "b"):
+        store.take_back(session, units[2:])
+    assert store.account().total == 4 * MIB
+    store.resize_lane(1, 100 * MIB)
+    assert not {unit.unit for unit in store.layout(1).units} & set(units)
+    store.session_gone("a")
+    store.validate()
+    assert store.account().private == {}
+    assert store.account().releasing == 4 * MIB, "b has them still"
+    store.session_gone("b")
+    assert store.account().total == 100 * MIB
+
+
 def test_units_can_be_created_before_their_lane_needs_them(store, driver):
     """The lane takes those it has use for, the others are freed."""
     steps = store.stocking(1, 100 * MIB)

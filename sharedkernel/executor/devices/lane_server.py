@@ -136,7 +136,11 @@ class LaneServer:
         except DeviceMemoryError as error:
             # Others than sessions use the device. Memory of its own is never wrong for an iteration, only dearer.
             log.warning("lane %d is not as the core has it: %s", lane, error)
-        return lane in self._lanes
+        return self._has_units(lane)
+
+    def _has_units(self, lane: int) -> bool:
+        """Whether there is such a lane, and its last session has not kept its pages with no room for others since."""
+        return lane in self._lanes and bool(self._store.layout(lane).units)
 
     def _is_kept(self, lane: int, size: int) -> bool:
         """Whether a lane that is to have *size* bytes stays as it is for now.
@@ -190,6 +194,7 @@ class LaneServer:
             protocol.FetchUnits: self._fetch,
             protocol.LaneHandedOver: self._handed_over,
             protocol.LaneUnused: self._record_unused,
+            protocol.KeepUnits: self._keep_units,
             protocol.WantPrivateUnits: self._give_private,
             protocol.UnitsImported: self._imported,
             protocol.UnitsLetGo: self._release_units,
@@ -197,7 +202,7 @@ class LaneServer:
 
     def _lane_of(self, process: SessionHandle) -> int:
         lane = self._granted.get(process.process)
-        if lane is None or lane not in self._lanes:
+        if lane is None or not self._has_units(lane):
             raise Refused("this session has no lane now.", reason="no_lane")
         return lane
 
@@ -236,6 +241,10 @@ class LaneServer:
     def _record_unused(self, process: SessionHandle, message: protocol.LaneUnused, _: list[int]) -> FdReply:
         if process.process not in self._adopted:
             process.lane_note = message.note
+        return FdReply(protocol.Done(request=message.request))
+
+    def _keep_units(self, process: SessionHandle, message: protocol.KeepUnits, _: list[int]) -> FdReply:
+        self._store.keep(process.process, message.units)
         return FdReply(protocol.Done(request=message.request))
 
     def _give_private(self, process: SessionHandle, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:

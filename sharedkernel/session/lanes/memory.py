@@ -136,6 +136,14 @@ class ExecutorSupplier:
             raise
         return given
 
+    def keep_units(self, units: Sequence[int]) -> None:
+        """Make units of the present lane private to this session; raises SharedKernelError when the executor refuses.
+
+        An interrupt waits until the answer is there: before that nobody would know whose they are.
+        """
+        with signals_held():
+            self._channel.request(protocol.KeepUnits(request=self._channel.number(), units=list(units)))
+
     def release_units(self, units: Sequence[int]) -> None:
         """Notify the executor that this process has released these units."""
         if units:
@@ -324,7 +332,7 @@ class CudaMemory:
         """
         had_turn = self.has_turn
         try:
-            self._memory.hand_over(at)
+            handed_over = self._memory.hand_over(at)
         except (ArenaBroken, DeviceFaulted):
             raise
         except SharedKernelError as error:
@@ -333,7 +341,7 @@ class CudaMemory:
         finally:
             if had_turn and not self.has_turn:
                 self._say_handed_over()
-        if at == "cell":
+        if at == "cell" or handed_over.is_lane_kept:
             self._leave()
         if at == "cell" or not had_turn:
             self._give_back()

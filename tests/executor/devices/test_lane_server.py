@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
+import pytest
+
+from sharedkernel import protocol
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.errors import Refused
 from sharedkernel.executor.devices.lane_server import LaneServer
 from tests.executor.devices.support import make_process
 
@@ -55,5 +60,33 @@ def test_a_large_lane_that_is_not_needed_after_all_leaves_nothing() -> None:
         assert not desk.granted(process, 1, 600 * MIB)
         desk.give_up(1)
         assert desk.used_bytes == driver.created == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_whose_pages_a_session_has_kept_is_nobodys_until_there_is_room_for_another() -> None:
+    """On a full device; others do without, and have a lane again once there is room."""
+
+    async def scenario() -> None:
+        desk = LaneServer(LaneStore(MemfdDriver(), capacity=64 * MIB))
+        handlers = desk.handlers()
+        first, second = make_process("first"), make_process("second")
+        assert desk.granted(first, 1, 48 * MIB)
+        taken = handlers[protocol.TakeLane](first, protocol.TakeLane(request=1), []).message
+        units = [unit for unit, _ in taken.units]
+        fetched = handlers[protocol.FetchUnits](first, protocol.FetchUnits(request=2, units=units), [])
+        for descriptor in fetched.descriptors:
+            os.close(descriptor)
+        handlers[protocol.KeepUnits](first, protocol.KeepUnits(request=3, units=units[:12]), [])
+        handlers[protocol.LaneHandedOver](first, protocol.LaneHandedOver(request=4), [])
+        handlers[protocol.UnitsLetGo](first, protocol.UnitsLetGo(request=5, units=units[12:]), [])
+        assert desk.used_bytes == 24 * MIB
+        assert not desk.granted(second, 1, 48 * MIB)
+        with pytest.raises(Refused, match="no lane now"):
+            handlers[protocol.TakeLane](second, protocol.TakeLane(request=6), [])
+        desk.ended(first)
+        assert desk.granted(second, 1, 48 * MIB)
+        desk.removed(1)
+        assert desk.used_bytes == 0
 
     asyncio.run(scenario())
