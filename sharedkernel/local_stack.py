@@ -356,10 +356,10 @@ def _make_directory(devices: Sequence[str]) -> Path:
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on, and that the system gives to nobody by itself.
+    """Return a free port of the loopback address, outside the range that the system assigns from.
 
-    A port of the system's own range may go to whoever asks for any before the service listens there, or while it is
-    started again.
+    The system may assign a port of that range to another program before the service listens there, or while it
+    restarts.
     """
     ports = range(_LOWEST_PORT, _first_of_the_systems_ports())
     while True:

@@ -5,7 +5,7 @@ path holds at most 107 bytes.
 
 Each executor has a runtime directory of its own. The first device's is the one that the gateway was given, so that
 where there is one device, there is one directory; every other device's is a subdirectory named by the device
-(:func:`device_directory`). Which one a device has follows from its name alone, whoever starts first.
+(:func:`device_directory`). A device's directory follows from its name alone, in whatever order the executors start.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class FairnessMeter:
         self._due: dict[str, float] = {}
 
     def sample(self, status: Document) -> None:
-        """Take note of one status document; a few a second are enough."""
+        """Record one status document; a few a second are enough."""
         service = {user["name"]: user["attained_service_seconds"] for user in status["users"]}
         shares = {user["name"]: user["share"] for user in status["users"]}
         wanting = {session["user"] for session in status["sessions"] if session["state"] in _WANTING}
@@ -65,7 +65,7 @@ def jain_index(values: Sequence[float]) -> float:
 def make_report(
     runs: Sequence[NotebookRun], status: Document, *, wall_seconds: float, jain: float | None
 ) -> dict[str, Any]:
-    """Return the report; its names are a contract with whoever reads the JSON.
+    """Return the report; programs that read the JSON rely on its names.
 
     Parameters
     ----------

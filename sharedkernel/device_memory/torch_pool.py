@@ -6,8 +6,8 @@ new segment only when no free block of the pool fits. The rules this module keep
 - a callback runs while the allocator may hold its mutex, and takes Python's interpreter lock. So it calls nothing of
   torch, and takes an address from a list; only when there is none left does it ask for more, and that is safe only
   because ``release_lock_on_cudamalloc`` makes the allocator give its mutex up before it calls;
-- no signal handler that would move memory does so within a callback (:func:`.is_called_back`): whoever sent the signal
-  has to repeat it. An interrupt ends a callback's wait for memory, and is raised where torch's error for it is seen;
+- no signal handler that would move memory does so within a callback (:func:`.is_called_back`): the sender has to repeat
+  the signal. An interrupt ends a callback's wait for memory, and is raised where torch's error for it is seen;
 - callbacks and pools live as long as the process: torch may call one long after the pool's last use;
 - a pool begins for all threads of the process, so that backward's threads allocate from it as well. Every begin has
   its end, and every end is followed by a release, whatever fails between;

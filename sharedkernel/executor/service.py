@@ -271,7 +271,7 @@ class ExecutorService:
 
     def _adopt(self, process: SessionHandle, kept: PersistedSession) -> None:
         if not process.session:
-            process.session = None  # whoever took this spare is gone
+            process.session = None  # the gateway that took this spare is gone
             # It was not made ready for what its user will be, or is of other code than new sessions are now.
             if not self._supervisor.is_current(process):
                 process.take()
@@ -304,7 +304,7 @@ class ExecutorService:
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
         if self._controller.sessions.get(process.session) is not process:
-            return  # it ended before this executor took it over; whoever asks for sessions will miss it
+            return  # it ended before this executor adopted it: it is in no list of sessions
         self._channel.hang_up(process)
         self._detached.forget(process)
         self._status_stream.forget(process)

@@ -56,7 +56,7 @@ def _busy(registry: SessionRegistry) -> dict[str, SessionKernel]:
 
 
 def request_drain(runtime_directory: Path, port: int) -> None:
-    """Tell the running gateway to drain; returns once it has ended.
+    """Ask the running gateway to drain; return once it has ended.
 
     Parameters
     ----------

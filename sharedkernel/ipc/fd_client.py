@@ -1,12 +1,12 @@
 """A session's end of the descriptor socket: requests and answers that carry descriptors of memory.
 
 Used from user code, so it has to stand interrupts. Python handles a signal between any two steps of the main thread,
-also between receiving a descriptor and taking note of it. So each exchange runs in a thread of its own, to which no
+also between receiving a descriptor and recording it. So each exchange runs in a thread of its own, to which no
 signal comes, and the main thread only waits for it: an interrupt ends the wait, the exchange comes to its end
 unheeded, and what it received is closed.
 
-An executor may be restarting: a request is repeated on the next one until an answer comes or patience ends. Whoever
-answers has to take a repetition for what it is.
+An executor may be restarting: a request is repeated on the next one until an answer comes or patience ends. The
+responder has to recognise repetitions.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def environment_of(name: str) -> str | None:
 def client_key(connection_file: Path, key: bytes) -> str:
     """Return the name by which gateways know one notebook's place on this machine.
 
-    Whoever has the connection file can tell with it which session is behind a kernel; nobody can tell the secret by it.
+    A program with the connection file can find the session of a kernel by this name. It does not reveal the secret.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ class NotifySession(Message, frozen=True, kw_only=True):
 
 
 class OffloadSession(Message, frozen=True, kw_only=True):
-    """Offload an idle session now, whoever waits; answered by :class:`Done` once its memory is free."""
+    """Offload an idle session now, even if nobody waits; answered by :class:`Done` once its memory is free."""
 
     request: int
     session: str

@@ -32,7 +32,7 @@ class Outage:
         self._told: bytes | None = None
 
     def begin(self, url: str) -> None:
-        """Take note that the gateway at *url* is away."""
+        """Record that the gateway at *url* cannot be reached."""
         self._began_at = self._loop.time()
         self._timer = self._loop.call_later(OUTAGE_PATIENCE, self._tell, url)
 

@@ -234,7 +234,7 @@ class Relay:
             self._settle([self._pending[key] for key in self._probe[1] if key in self._pending], problems.OUTCOME_LOST)
             self._probe = None
             return
-        # A question for input goes to whoever asked on the shell channel.
+        # An input request belongs to the request on the shell channel that caused it.
         key = ("shell" if channel == "stdin" else channel, str(parent))
         if request := self._pending.get(key):
             if channel != "stdin":
@@ -329,10 +329,10 @@ class Relay:
                 self._write(HeldMessage(request.channel, request.parts, request))
 
     def _ask_what_was_lost(self) -> None:
-        """Ask the session a question behind all it was asked before an outage.
+        """Send the session a probe behind all requests from before an outage.
 
-        Its answer comes after theirs, so whoever has none by then will never get one: the gateway buffers what it
-        cannot send, but a gateway that was restarted has no buffer.
+        Its reply comes after theirs, so a request without a reply by then will never get one: the gateway buffers what
+        it cannot send, but a gateway that was restarted has no buffer.
         """
         sent = [key for key, request in self._pending.items() if request.sent and request.in_line]
         if not sent:

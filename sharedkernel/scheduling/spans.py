@@ -1,8 +1,8 @@
-"""What sessions did when, as stretches of time: ran in a lane, waited, were offloaded, were restored.
+"""Spans of sessions' activity: ran in a lane, waited, was offloaded, was restored.
 
-A *span* is the time in which one session did one thing. Spans are found by comparing what a session does now with what
-it did last: by :meth:`SpanTracker.follow` with the scheduler's own records, after each event, or by whoever has only
-status documents (:meth:`SpanTracker.change`). So spans of one session never overlap, and those that ran in one lane do
+A *span* is the time in which one session did one thing. Spans are found by comparing a session's activity with its last
+one: by :meth:`SpanTracker.follow` with the scheduler's own records, after each event, or with status documents alone
+(:meth:`SpanTracker.change`). So spans of one session never overlap, and those that ran in one lane do
 not either.
 
 Lanes come and go with cells, and their numbers only grow. For a picture each lane is therefore given a *track*: the
@@ -60,7 +60,7 @@ _ACTIVITIES: dict[SessionState, Activity | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One session did one thing from `begin` to `end`, seconds on the axis of whoever tells."""
+    """One activity of one session, from `begin` to `end`: seconds on the clock of the records' source."""
 
     session: str
     user: str
@@ -139,7 +139,7 @@ class SpanTracker:
         iterations: int,
         lanes: Container[LaneId],
     ) -> None:
-        """Take note that *session* does something else from *now* on.
+        """Record that *session* does something else from *now* on.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class SpanTracker:
         )
 
     def end(self, now: float, session: str) -> None:
-        """Take note that *session* is gone since *now*, seconds."""
+        """Record that *session* is gone since *now*, seconds."""
         if session in self._doing:
             self._close(now, session, self._doing[session].iterations)
             del self._doing[session]

@@ -52,6 +52,6 @@ class SharedKernelExtension(ExtensionApp):
         )
 
     async def stop_extension(self) -> None:
-        """Let go of the gateway and the kernels."""
+        """Close the connections to the gateway and the kernels."""
         self._recorder.close()
         await self._follower.close()

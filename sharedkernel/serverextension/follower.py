@@ -89,7 +89,7 @@ class Follower:
             self._forget()
 
     async def close(self) -> None:
-        """Let go of the gateway and all pages."""
+        """Disconnect from the gateway and all pages."""
         self._watchers.clear()
         if self._task is not None:
             task, self._task = self._task, None

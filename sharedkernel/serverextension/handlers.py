@@ -28,7 +28,7 @@ _RESOURCE = "sharedkernel"
 
 
 def http_status(error: SharedKernelError) -> int:
-    """Return the status with which a page hears of *error*."""
+    """Return the HTTP status of the response that reports *error* to a page."""
     if isinstance(error, GatewayRefused):
         # A page takes 401, and 403 without a reason, for the end of its own login.
         if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin":

@@ -1,1 +1,1 @@
-"""What runs inside a user's process. See `kernel.py`."""
+"""The user's process: the kernel (`kernel/app.py`), and the gate between its code and the device (`gate/gate.py`)."""

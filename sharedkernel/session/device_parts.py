@@ -89,5 +89,5 @@ def make_run_ahead(device_kind: str) -> Callable[[], None] | None:
 
 
 def operation_filter(device_kind: str) -> OperationFilter | None:
-    """Return what tells the device's operations from others by their arguments; None where all are the device's."""
+    """Return a filter that recognises the device's operations by their arguments; None where all are the device's."""
     return touches_cuda if device_kind == "cuda" else None

@@ -8,7 +8,7 @@
     model.load_state_dict(shelf["model"])
 
 What is on a shelf stays there when the kernel is restarted, crashes or is shut down, and when the services around it
-are restarted. It goes when it is deleted (``del shelf["model"]``), when whoever runs the services ends them together
+are restarted. It goes when it is deleted (``del shelf["model"]``), when the admin stops the services together
 with all sessions, or when the machine is switched off: a shelf is memory, no file.
 
 - A user has one shelf, and all of that user's kernels see the same one. Nobody else sees it.

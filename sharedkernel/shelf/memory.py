@@ -1,4 +1,4 @@
-"""Memory files for the shelf: written once, sealed in size, mapped by whoever reads.
+"""Memory files for the shelf: written once, sealed in size, mapped by their readers.
 
 Bytes are written with `pwrite`: 3.6 GB/s against 2.2 GB/s through a mapping, whose every page would have to be faulted
 in first. They are mapped shared, so that all sessions of a user that read a name have the same bytes, and a mapping

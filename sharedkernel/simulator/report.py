@@ -57,7 +57,7 @@ class SimulationResult:
     spans: Sequence[JobSpan] = ()
 
     def figures(self) -> dict[str, Figure]:
-        """Return the figures under the names that are a contract with whoever reads the JSON.
+        """Return the figures by name; programs that read the JSON rely on these names.
 
         `avg_wait_seconds` is the mean time in which a job was there and did not run. `jain_index` tells how equally
         jobs were slowed: Jain's index of duration over completion time, or of the services where the scenario has any.

@@ -14,7 +14,8 @@ from sharedkernel.system.deferred_signals import signals_held
 class InterruptSafeEvent:
     """A `threading.Event` that the main thread may wait for.
 
-    The event's own lock is Python code, which an interrupt may leave locked: whoever sets it then waits for ever.
+    An interrupt may leave the lock of a `threading.Event` locked, since it is Python code; setting it would then block
+    forever.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class InterruptSafeEvent:
             except queue.Empty:
                 break
             if self._is_set:
-                self._news.put(None)  # for whoever else waits
+                self._news.put(None)  # for other waiting threads
         return self._is_set
 
 

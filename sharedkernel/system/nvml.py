@@ -109,7 +109,7 @@ class Gpu:
         self._open(self.facts.uuid)
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Shut the library down."""
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 

@@ -55,7 +55,7 @@ def be_readable_by_own_user() -> None:
 
 
 def leave_keyring() -> None:
-    """Let go of the keys that whoever started this process has in the kernel's keyring, where there is one."""
+    """Join a new session keyring where the kernel has keyrings, to drop access to the parent process's keys."""
     number = _KEYCTL.get(platform.machine())
     if number is not None:
         _libc.syscall(ctypes.c_long(number), ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), None, None, None, None)

@@ -92,7 +92,7 @@ def make_directory_of(parent: Path, name: str, uid: int, gid: int) -> Path:
         os.close(parent_descriptor)
     try:
         owner = os.fstat(descriptor).st_uid
-        # An empty one of our own: whoever made it came no further.
+        # An empty one of our own: the process that made it ended before it set the owner.
         if owner != uid and (is_new or (owner == os.getuid() and not os.listdir(descriptor))):
             os.fchown(descriptor, uid, gid)
         elif owner != uid:

@@ -1,4 +1,4 @@
-"""What is done besides: asyncio keeps no hold of a task, so whoever starts one has to."""
+"""Background tasks, referenced so that asyncio does not drop them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 class Tasks:
-    """Tasks of one owner, until they are done."""
+    """The running background tasks of one owner."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Do *coroutine* besides."""
+        """Start *coroutine* as a background task."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """Cancel all, but the one that this is called in."""
+        """Cancel all tasks except the current one."""
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()

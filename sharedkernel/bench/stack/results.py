@@ -57,7 +57,7 @@ class Result:
         return self.target.is_met(self.value)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it under the names that are a contract with whoever reads the JSON."""
+        """Return the result as a dictionary; programs that read the JSON rely on its names."""
         return {
             "metric": self.metric,
             "value": self.value,
@@ -95,7 +95,7 @@ class Conditions:
     effort: Effort
     #: the device and its capacity, as :class:`~sharedkernel.local_stack.LocalStack` takes them
     stack_options: dict[str, Any]
-    #: tells the person who waits what is being done
+    #: shows the person who waits what is being done
     say: Callable[[str], None]
 
 

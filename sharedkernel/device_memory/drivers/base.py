@@ -31,7 +31,7 @@ class MemoryDriver(Protocol):
 
     #: sizes and addresses are multiples of this, in bytes
     granularity: int
-    #: new memory reads as zeroes, whoever had it before
+    #: new memory reads as zeroes, even if another process used it before
     is_new_memory_clean: bool
     #: also to map, not only to unmap, this process must have nothing at work on the device
     must_be_idle_to_map: bool

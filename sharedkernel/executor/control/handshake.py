@@ -1,7 +1,7 @@
-"""Who has connected to the control socket, and as whom they are heard.
+"""The handshake on the control socket: identify each client, and refuse unknown ones.
 
-Nobody's word counts for who they are: a gateway or a command is known by the user id that it runs under, a session by
-being the very process that was forked for it. Whoever is neither is hung up on.
+No client is trusted to identify itself: a gateway or a command is recognised by its user id, a session by being the
+process that was forked for it. Every other connection is closed.
 """
 
 from __future__ import annotations

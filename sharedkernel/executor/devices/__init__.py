@@ -1,7 +1,7 @@
 """The kinds of device that an executor can serve, and what each has to answer for.
 
-`host.py` is the processor with a configured amount of memory, `discovery.py` and `device.py` are one NVIDIA GPU. The
-service knows neither: it holds one :class:`ServedDevice`, made by the command line (`executor/app.py`), and asks it
+`host.py` is the processor with a configured amount of memory, `cuda/` is one NVIDIA GPU. The service knows neither: it
+holds one :class:`ServedDevice`, made by the command line (`executor/app.py`), and asks it
 
 - at the start and the end (:meth:`ServedDevice.start`, :meth:`ServedDevice.stop`), for what runs beside the service;
 - before a session starts, whether it may (:meth:`ServedDevice.check_start`) and with which variables

@@ -1,6 +1,6 @@
-"""What happens to a session that takes more than it may: it is warned, then offloaded, then ended.
+"""Escalation against a session that exceeds its limit: warn it, then offload it, then end it.
 
-Whoever finds it out (`overuse.py` on a GPU, `lifted.py` on the host device) says so at each look.
+The monitor that detects it (`overuse.py` on a GPU, `lifted.py` on the host device) reports it at each check.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Lanes' bytes for sessions: what the core decides about lanes is done to units, which sessions fetch over a socket.
+"""Serve lanes' memory to sessions: create the units that each lane consists of, and send them over a socket.
 
-The core grants a session a turn in a lane of so many bytes; :meth:`LaneServer.granted` makes the lane so. The session
-then asks what it is made of (:class:`~sharedkernel.protocol.TakeLane`), fetches the units it has not got, and begins.
-Its turn ends when it says that nothing of it is left there (:class:`~sharedkernel.protocol.LaneHandedOver`), which is
-more than that it gave its grant back: a session that could not, or was stopped, leaves its bytes where they are, and
-whoever is granted that lane meanwhile has to do without. Private units are given as long as the device has room; who
-is refused asks the core to grow, as for any memory. All of it happens on the executor's event loop, so no lane changes
-in between. Only the units of a large lane are created one by one, while the loop does other things as well
-(:meth:`LaneServer.prepare`).
+The core grants a session a turn in a lane of a given size; :meth:`LaneServer.granted` resizes the lane. The session
+then asks for the lane's units (:class:`~sharedkernel.protocol.TakeLane`), fetches those that it lacks, and begins. Its
+turn ends when it reports that none of its data is left in the lane (:class:`~sharedkernel.protocol.LaneHandedOver`).
+This is stricter than releasing the grant: a session that cannot move its data, or is stopped, leaves it in the lane,
+and a session that is granted this lane meanwhile works without it. Private units are given as long as the device has
+room; a session that is refused asks the core to grow, as for any memory. Everything happens on the executor's event
+loop, so no lane changes in between. Only the units of a large lane are created one by one, so that the loop can do
+other work as well (:meth:`LaneServer.prepare`).
 
-A lane that the core removes goes here as soon as no turn is left in it: its units are free once the sessions that had
-them release them, which they do at the end of each cell. Not yet run on a GPU.
+A lane that the core removes is removed here as soon as no turn is left in it. Its units are free once the sessions that
+had them release them, which they do at the end of each cell. Not yet run on a GPU.
 
-Sessions that an executor before this one started go on without lanes: nobody here knows whose bytes theirs holds, nor
-who is in the middle of an iteration there. Their units live and die with them, and none of them is counted here.
+Sessions that an earlier executor started continue without lanes: this executor does not know whose data their lanes
+hold, nor which session is in the middle of an iteration there. Their units are freed with them, and not counted here.
 """
 
 from __future__ import annotations

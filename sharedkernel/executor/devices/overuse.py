@@ -1,4 +1,4 @@
-"""Who takes more than their quota outside torch, and what happens to them.
+"""Enforce quotas on device memory that is allocated outside torch.
 
 Torch's own memory is bounded where it is allocated. This is about the rest: libraries such as CuPy or JAX, which ask
 the driver themselves. NVML says what each process holds; what is neither torch's nor a context's counts to its user's

@@ -1,10 +1,10 @@
-"""Who uses the device beyond their grants, as seen from outside.
+"""Detect sessions that use the device beyond their grants, as seen from outside.
 
-The gate lies in the session's own process: code in threads of its own, another program that it starts, or one that has
-taken the gate out computes without a grant, beside whoever holds one. NVML says for how long each process kept the GPU
-busy. What that is more than the session was granted counts as its service, so that its turns, and those of its user's
-other notebooks, come the later; its notebook is told. Nobody is ended for it: what a library does in a thread of its
-own is seldom meant to take anything from anybody.
+The gate is in the session's own process. Code in its own threads, another program that it starts, or code that has
+removed the gate computes without a grant, beside the session that holds one. NVML reports for how long each process
+kept the GPU busy. Time beyond the session's grants is charged as service, so the next turns of this session and of its
+user's other notebooks come later; its notebook is notified. No session is ended for it: a library that computes in a
+thread of its own seldom does so to take anything from others.
 
 NVML's samples come late by up to a second, in which the grant they belong to may have ended. So a session has a credit
 of some seconds, which its grants fill again. Where NVML cannot tell processes apart nobody is charged.

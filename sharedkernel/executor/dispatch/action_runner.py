@@ -1,4 +1,4 @@
-"""What the scheduling core decides, done to sessions.
+"""Carry out the scheduling core's actions on sessions.
 
 A grant and a refusal are messages; a revocation is a word in the session's shared page; a forced yield, and a summons
 to the gate, is a signal. A holder that does not react to signals either is stopped as a process until its next turn.

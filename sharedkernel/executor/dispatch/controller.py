@@ -1,4 +1,4 @@
-"""Between sessions and the scheduling core: sessions come and go, and what they say becomes the core's events.
+"""Turn sessions' starts, ends and reports into events for the scheduling core.
 
 What the core decides, `action_runner.py` does to them.
 """

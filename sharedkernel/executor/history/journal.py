@@ -7,11 +7,11 @@ on a thread of the journal's own, so that nobody waits for the disk.
 - A write that was torn (by a crash, or a disk that ran full) ends the journal: what was read before it counts, the rest
   is cut off.
 - A file of another schema, or no journal at all, is set aside with the suffix ``.old``, and a new one begun.
-- A file that has grown to :data:`COMPACT_BYTES` is replaced, in one step, by what its owner says is still of use.
+- A file that has grown to :data:`COMPACT_BYTES` is replaced, in one step, by the records that its owner still needs.
 
-A disk that is full or gone ends the journal, is said once in the log, and stops nothing else.
+If the disk is full or missing, the journal ends with one line in the log, and everything else continues.
 
-Covers one writer at a time (whoever has the lock on the runtime directory). Not covered: what the records mean.
+Covers one writer at a time (the owner of the lock on the runtime directory). Not covered: what the records mean.
 """
 
 from __future__ import annotations

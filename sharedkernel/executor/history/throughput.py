@@ -10,8 +10,8 @@ What an iteration asks for only its session can tell, and it may lie. So rates a
 never measured is predicted by the median of what follows from the rates of others, of two at least: a lie spoils
 nobody's predictions but the liar's own.
 
-On the host device whoever computes keeps one processor busy, whatever it computes, and no more processors than torch
-has threads: the roofline tells where between the two it is.
+On the host device every computation keeps at least one processor busy, and at most as many as torch has threads. The
+roofline estimates how many.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Throughput:
 
     def __init__(self, device_kind: str) -> None:
         self._processors = (os.cpu_count() or 1) if device_kind == "host" else 0
-        #: by user, whoever was measured last at the end
+        #: by user; the one measured last is at the end
         self._rates: dict[str, Rates] = {}
 
     @property

@@ -42,7 +42,7 @@ class CellTook(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkloadHistory:
-    """Learns from sessions, and foretells their work to the scheduling core.
+    """A record of past work, from which sessions' work is predicted for the scheduling core.
 
     Parameters
     ----------

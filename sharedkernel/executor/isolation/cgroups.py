@@ -83,7 +83,7 @@ def find_base(name: str, mounts: Path = Path("/proc/self/mountinfo"), own: Path 
     Parameters
     ----------
     name
-        Tells the executor's groups from another's that has the same place.
+        Distinguishes this executor's groups from those of another one in the same place.
     mounts, own
         Where the system says what is mounted, and which groups this process is in.
 

@@ -33,7 +33,7 @@ class PersistedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     process: str
     pid: int
-    #: tells the process from a later one of the same pid; clock ticks since boot
+    #: start time in clock ticks since boot; distinguishes the process from a later one with the same pid
     started: int
     session: str | None
     user: str | None
@@ -184,7 +184,7 @@ class SessionHandle:
         with contextlib.suppress(ProcessLookupError):
             if signum in (signal.SIGTERM, signal.SIGKILL):
                 os.killpg(self.pid, signum)
-                os.killpg(self.pid, signal.SIGCONT)  # a stopped process would not hear of SIGTERM
+                os.killpg(self.pid, signal.SIGCONT)  # a stopped process would not handle SIGTERM
             else:
                 os.kill(self.pid, signum)
 

@@ -1,4 +1,4 @@
-"""How much of what a session says about itself counts.
+"""Limit what sessions report about themselves to what the executor can believe.
 
 A session's process is its user's, so all its figures may be made up. None of them may do others harm: a claim is worth
 no more than what the session could really take, and no figure is impossible. What it could take is its user's quota;

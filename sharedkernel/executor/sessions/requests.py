@@ -1,7 +1,7 @@
-"""What a request to start a session must look like before anything is done for it.
+"""Validate requests to start a session.
 
-Whoever may ask is trusted (`connections.py`), but passes on what users wrote: a name, a path or a variable that the
-operating system cannot take has to be found here, not in a process that is already somebody's.
+Clients that may send one are trusted (`handshake.py`), but they forward what users wrote. A name, a path or a
+variable that the operating system cannot accept is refused here, before a process is assigned to the user.
 """
 
 from __future__ import annotations

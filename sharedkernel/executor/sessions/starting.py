@@ -79,7 +79,7 @@ class SessionLauncher:
         Raises
         ------
         Refused
-            When it cannot be had, or whoever asked is gone.
+            When it cannot be started, or the client that asked is gone.
         """
         self._check(message)
         account = await asyncio.to_thread(self._isolation.find, message.limits.user)

@@ -1,7 +1,7 @@
-"""The executor's connection to its keeper: everything in the keeper is here as well, so either may be killed.
+"""The executor's connection to its keeper: the executor has the same data, so either may be killed.
 
-A keeper that ends is started again and given every entry anew. Its descriptors are those of whoever put the entry, who
-keeps them open until it is deleted.
+A keeper that ends is started again and receives every entry anew. The descriptors of an entry belong to the code that
+put it, which keeps them open until the entry is deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forks sessions, adopts those of an earlier executor, and learns how they end.
 
 Sessions outlive the executor, as do the warm parents that fork them and the keeper, which holds what the next executor
-needs to adopt them. Sessions are never started again here (that is for whoever asked for them).
+needs to adopt them. Sessions are never restarted here; the gateway does that.
 """
 
 from __future__ import annotations

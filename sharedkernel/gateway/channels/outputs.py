@@ -37,7 +37,7 @@ class SessionClient(Hashable, Protocol):
         """Show a sentence of the gateway's own on the stream *name*, below the cell with this header."""
 
     def close_for_good(self) -> None:
-        """Tell the client that the session is dead, and close the connection."""
+        """Notify the client that the session is dead, and close the connection."""
 
 
 class SessionOutputs:

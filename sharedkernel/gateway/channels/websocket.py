@@ -243,7 +243,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._notified_of_restart = True
 
     def close_for_good(self) -> None:
-        """Tell the client that the session is dead, and close."""
+        """Notify the client that the session is dead, and close."""
         self._send_status_message("dead")
         self.websocket_handler.close()
 

@@ -264,8 +264,8 @@ class SessionKernel(ServerKernelManager):
             try:
                 self.follow(record, busy=True)
                 self.outputs.has_unheard = True
-                # At once: a client that hears of it late has sent cells to the other session by then, and would take
-                # them for lost.
+                # At once: a client that is notified late has sent cells to the other session by then, and would treat
+                # them as lost.
                 self.notify_restart()
             finally:
                 self.is_attaching = False
@@ -286,7 +286,7 @@ class SessionKernel(ServerKernelManager):
             self._publish_activity()
 
     def notify_restart(self) -> None:
-        """Tell the clients that there is another process now, which has none of their earlier requests."""
+        """Notify the clients of a new process, which has none of their earlier requests."""
         if self._restarter is not None:
             self._restarter._fire_callbacks("restart")
 
@@ -331,7 +331,7 @@ class SessionKernel(ServerKernelManager):
         return self._alive and own is not None and (own.pid, own.incarnation) == (record.pid, record.incarnation)
 
     async def handle_death(self, message: str) -> None:
-        """Handle the unexpected end of its process: tell the clients why, and start another one.
+        """Handle the unexpected end of its process: notify the clients of the reason, and start another one.
 
         Raises
         ------

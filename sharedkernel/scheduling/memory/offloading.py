@@ -1,4 +1,4 @@
-"""Which sessions are offloaded for which: idle ones give way to those in the memory queue.
+"""Choose the sessions to offload: idle ones give way to those in the memory queue.
 
 An idle session can be asked if it has at least a mebibyte and has not declined since its last cell. It is asked only
 while a queued session lacks memory that no lane could give, or lacks it in the middle of an iteration; only after its

@@ -73,7 +73,7 @@ class Offload(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore(Action):
-    """Tell the session to restore its offloaded memory: there is room, and it is charged from now on."""
+    """Have the session restore its offloaded memory: there is room, and it is charged from now on."""
 
     session: SessionId
 

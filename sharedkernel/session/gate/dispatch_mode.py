@@ -55,7 +55,7 @@ class DeviceMode(TorchDispatchMode):
     before_operation
         May block, and may raise: then the operation fails with that error.
     concerns
-        Tells the device's operations by their arguments; None: all are.
+        Recognises the device's operations by their arguments; None: all are.
     after_failure
         Called with an operation and the error that it failed with; whether to do it again. May block and raise as well.
     after_operation

@@ -63,7 +63,7 @@ class Gate:
     why_busy
         Returns why user code may run although no section is open, if it may.
     concerns
-        Tells the device's operations by their arguments; None: all are.
+        Recognises the device's operations by their arguments; None: all are.
     lanes
         The session's lane; None where no bytes are shared.
     run_ahead
@@ -378,7 +378,7 @@ class Gate:
             return
         lanes = self._acquisition.lanes
         if lanes is not None and lanes.is_called_back():
-            return  # the pools are in the middle of something; whoever sent the signal repeats it
+            return  # the pools are in the middle of a change; the sender repeats the signal
         if is_leaving:  # the mode's own signal asks for no more; the executor repeats its own
             self._interception.take_out()
             return

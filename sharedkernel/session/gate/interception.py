@@ -31,7 +31,7 @@ class Interception:
         Called with an operation that failed and its error; returns whether to run it again. May block and raise as
         well.
     concerns
-        Tells the device's operations by their arguments; None: all are.
+        Recognises the device's operations by their arguments; None: all are.
     """
 
     def __init__(

@@ -206,7 +206,7 @@ class SessionRuntime:
             self._serve(message, note=_NO_VARIABLES if asks else None)
         except Exception:
             log.exception("cannot serve session %s", message.session)
-            os._exit(1)  # whoever asked for it is told of the end, and would wait for ever otherwise
+            os._exit(1)  # the gateway is notified of the end, and would wait forever otherwise
 
     def _serve(self, message: protocol.Assign, *, note: str | None) -> None:
         self._assigned = True

@@ -5,7 +5,7 @@ Here the queue on the way out is short and loses nothing; while it is full the m
 displays, so that a flood slows down its own session and fills nobody's memory. Nothing waits while no gateway is there,
 and nothing waits for ever: after :data:`PATIENCE` a message is queued nevertheless.
 
-Only the main thread waits, and whoever prints: the threads that serve interrupts and the executor never do. Nor does
+Only the main thread waits, and threads that print; those that serve interrupts and the executor never do, nor does
 the line under a waiting cell (:func:`out_of_turn`), which the main thread shares with the one that serves the executor.
 """
 

@@ -96,7 +96,7 @@ class GatedKernel(IPythonKernel):
         self._request_limit = RequestLimit()
         #: who of its main thread they reach
         self.interrupts = Interrupts()
-        #: whoever sent what has no answer was told that it is refused (on the thread that reads the channel)
+        #: the sender of a message without a reply was notified of its refusal (on the thread that reads the channel)
         self._has_refused = False
         with _unaware_of_modules():
             super().__init__(**kwargs)

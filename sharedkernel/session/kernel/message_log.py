@@ -1,8 +1,8 @@
 """A log of a session's recent messages, for clients that missed them.
 
-Outputs are published, and so lost while no gateway listens; replies go to whoever asked, and are lost with them. So a
-copy of every message stays here for a while: the newest ones, up to a limit. A gateway asks for what its client has
-missed, by the last messages that this client has seen (:meth:`MessageLog.since`).
+Outputs are published, and so lost while no gateway listens; replies go to the gateway that asked, and are lost with it.
+So copies of the newest messages stay here, up to a limit. A gateway asks for those that its client has missed, by the
+last messages that this client has seen (:meth:`MessageLog.since`).
 
 The copies are in a memory file and not on the heap, which the session's meter measures and its quota bounds.
 """
@@ -125,8 +125,8 @@ class MessageLog:
                 with self._lock:
                     self._topics += 1 if frame[:1] == b"\x01" else -1
                     if not self._was_heard:
-                        # Whoever started this session tells its client from the beginning. A later listener found it
-                        # running, and may go before a client comes.
+                        # The gateway that started this session sends its client everything from the beginning. A later
+                        # listener found it running, and may go before a client comes.
                         self._was_heard, self._unheard = True, None
                     if self._topics == 0 and self._unheard is None:
                         self._unheard = self._number + 1
@@ -155,7 +155,7 @@ class MessageLog:
                 unheard = self._number + 1 if self._unheard is None else self._unheard
                 after = 0 if self._may_have_said(seen) else unheard - 1
                 is_cut = first > after + 1
-            if self._topics:  # whoever listens hears the rest by itself
+            if self._topics:  # listeners receive the rest by themselves
                 self._unheard = None
             messages = []
             for number, start in enumerate(self._starts, first):

@@ -54,7 +54,7 @@ def set_up(stream: TextIO) -> None:
 def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
     """Have the *logger* of the kernel application write records of *level* and above to *stream*.
 
-    In a stock kernel they go to the log of whoever started it.
+    In a stock kernel they go to the log of the process that started it.
     """
     handler = _handler(stream)
     handler.setLevel(level)

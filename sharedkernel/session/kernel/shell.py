@@ -80,8 +80,8 @@ class SessionShell(ZMQInteractiveShell):
 def _or_plain(formatted: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Return *formatted*, which formats a traceback as Python itself does should it fail.
 
-    IPython prints both errors then, and clients hear of none. So it is in Python 3.11 for an interrupt between two
-    lines, where a frame has no line number: for one in some hundred that end a training.
+    IPython would print both errors, and clients would receive neither. This happens in Python 3.11 if an interrupt
+    comes between two lines, where a frame has no line number: for one in several hundred that end a training.
     """
 
     def structured_traceback(kind: Any, error: Any, trace: Any = None, *args: Any, **kwargs: Any) -> list[str]:

@@ -46,7 +46,7 @@ def enter(account: Account) -> None:
     os.environ["USER"] = os.environ["LOGNAME"] = account.name
     if account.shell is not None:
         os.environ["SHELL"] = account.shell
-    # Torch has chosen one for whoever forked this, in /tmp, where others could put their own code for it to run.
+    # Torch chose one for the account of the warm parent, in /tmp, where others could place code for it to run.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(account.home, ".cache", "torchinductor"))
     tempfile.tempdir = None
     if account.runtime_directory is not None:

@@ -1,4 +1,4 @@
-"""Between a session's gate and its lane: turns, boundaries and hand-overs, with units fetched from the executor.
+"""A session's lane memory: turns, boundaries and hand-overs, with units fetched from the executor.
 
 The gate calls this in the main thread:
 

@@ -1,4 +1,4 @@
-"""Turn "no memory left" into `torch.OutOfMemoryError` with figures.
+"""Raise `torch.OutOfMemoryError` with the figures of the quota where an allocation fails.
 
 Two things bound a session's memory on the host device: the meter's exact figure, looked at whenever it is measured,
 and a hard limit on the process's private memory that the executor sets from outside. Past the latter the allocator

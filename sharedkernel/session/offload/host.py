@@ -4,8 +4,8 @@
 
 - no address changes: views, parameters, optimizers, saved tensors of autograd and arrays that share a tensor's memory
   notice nothing, whatever version, size or allocator they have;
-- whoever reads meanwhile reads the right bytes (and the system brings in the page they are on); whoever writes is
-  ended by the processor instead of losing what was written. User code does neither, see :mod:`.gate`;
+- code that reads meanwhile reads the right bytes (the system loads the page from the file); code that writes ends the
+  process with a fault instead of losing what was written. User code does neither, see :mod:`.gate`;
 - a step that fails half-way leaves right bytes everywhere: pages are away or back, each by itself. What fails while
   memory leaves is undone by forgetting the file; what fails while it comes back is undone by mapping the file again;
 - nothing is left in the file's directory when the process dies, in whatever way;
