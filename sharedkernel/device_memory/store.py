@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from sharedkernel.device_memory.drivers.base import MemoryDriver
 from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
-from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace
+from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace, by_size
 
 #: more descriptors than this do not fit into one message of a unix socket
 MAX_DESCRIPTORS = 253
@@ -68,7 +68,7 @@ class LaneStore:
         if lane in self._lanes:
             raise InvalidMapping(f"lane {lane} exists already.")
         units = self._obtain_for_lane(lane, Counter(plan_lane(size)))
-        at_hand = _by_size(units)
+        at_hand = by_size(units)
         units = [at_hand[each].pop() for each in plan_lane(size)]
         self._lanes[lane] = StoredLane(lane, 1, units, is_dirty=not self._driver.is_new_memory_clean)
         return self.layout(lane)
@@ -87,7 +87,7 @@ class LaneStore:
         sizes = plan_lane(size)
         missing = self._missing(lane, size)
         # in the order of addresses, so that a lane that grows keeps its units where they are
-        at_hand = _by_size([*entry.units, *self._obtain_for_lane(lane, missing)])
+        at_hand = by_size([*entry.units, *self._obtain_for_lane(lane, missing)])
         units = [at_hand[each].pop() for each in sizes]
         if units != entry.units:
             entry.units = units
@@ -138,7 +138,7 @@ class LaneStore:
         """Return units of these sizes, out of stock as far as it has them; the rest of the stock is freed."""
         stocked = self._stocked(lane)
         new = self._obtain(list((sizes - stocked).elements()), UnitPlace.LANE)
-        at_hand = _by_size(self._stock.get(lane, ()))
+        at_hand = by_size(self._stock.get(lane, ()))
         taken = [at_hand[size].pop() for size in (sizes & stocked).elements()]
         for unit in taken:
             unit.place = UnitPlace.LANE
@@ -393,11 +393,3 @@ class LaneStore:
         if entry.occupant is not None:
             raise LaneOccupied(f"lane {lane} cannot be {change} while an iteration of {entry.occupant} is in it.")
         return entry
-
-
-def _by_size(units: Iterable[StoredUnit]) -> dict[int, list[StoredUnit]]:
-    """Return units by their size, the last one first."""
-    found: dict[int, list[StoredUnit]] = {}
-    for unit in reversed(list(units)):
-        found.setdefault(unit.size, []).append(unit)
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -79,3 +80,11 @@ class StoredLane:
     def size(self) -> int:
         """Bytes of the lane."""
         return sum(unit.size for unit in self.units)
+
+
+def by_size(units: Iterable[StoredUnit]) -> dict[int, list[StoredUnit]]:
+    """Return units by their size, the last one first."""
+    found: dict[int, list[StoredUnit]] = {}
+    for unit in reversed(list(units)):
+        found.setdefault(unit.size, []).append(unit)
+    return found
