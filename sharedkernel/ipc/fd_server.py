@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,9 @@ from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
 
 log = logging.getLogger(__name__)
+
+#: seconds after which a refusal like the one before it is logged again
+_REPEATED_AFTER = 10.0
 
 
 class Client(Protocol):
@@ -84,6 +88,8 @@ class FdServer(Generic[C]):
         self._handlers = handlers
         self._on_disconnect = on_disconnect
         self._connections: dict[C, PacketSocket] = {}
+        #: of each connected session, the last refusal that was logged, and when
+        self._logged: dict[C, tuple[tuple[type, str], float]] = {}
         self._listener: socket.socket
         self._loop: asyncio.AbstractEventLoop
 
@@ -105,6 +111,7 @@ class FdServer(Generic[C]):
     def hang_up(self, process: C) -> None:
         """End a session's connection, if it has one."""
         connection = self._connections.pop(process, None)
+        self._logged.pop(process, None)
         if connection is not None:
             self._loop.remove_reader(connection)
             connection.close()
@@ -163,12 +170,20 @@ class FdServer(Generic[C]):
         try:
             return self._handlers[type(message)](process, message, descriptors)
         except SharedKernelError as error:
-            log.info("refused session %s a %s: %s", process.session, type(message).__name__, error)
+            self._log_refusal(process, type(message), error)
             reason, text = error.reason, str(error)
         except Exception:
             log.exception("%s of session %s failed", type(message).__name__, process.session)
             reason, text = "error", "the executor failed to do this; its log says why."
         return FdReply(protocol.Failed(request=message.request, reason=reason, message=text))
+
+    def _log_refusal(self, process: C, kind: type, error: SharedKernelError) -> None:
+        """Log a refusal, but not each of those that a session gets while it waits for room."""
+        now, refusal = time.monotonic(), (kind, error.reason)
+        before, since = self._logged.get(process, (None, 0.0))
+        if refusal != before or now >= since + _REPEATED_AFTER:
+            self._logged[process] = refusal, now
+            log.info("refused session %s a %s: %s", process.session, kind.__name__, error)
 
 
 def _send(connection: PacketSocket, answer: FdReply) -> bool:

@@ -50,6 +50,11 @@ _RESTS = (0.0, 0.0, 0.0, 0.1, 0.5, 3.0)
 #: how a cell ends that was given no memory, or none for what was moved away; nothing is lost then
 _NO_MEMORY = ("OutOfMemoryError", "RestoreFailed")
 _POLL = 0.1
+#: of other sessions, in the description of one that hangs
+_FIGURES = (
+    "id", "state", "waiting_for", "lane", "persistent_bytes", "ephemeral_bytes", "framework_bytes", "live_bytes",
+    "offloaded_bytes",
+)  # fmt: skip
 
 
 @dataclass
@@ -273,7 +278,16 @@ class Tenant:
         assert self._notebook is not None
         status = await self._soak.executor.client.status()
         session = next((entry for entry in status["sessions"] if entry["id"] == self._notebook.session), None)
-        return f"{json.dumps(session)}\nthreads: {', '.join(_threads(pid))}"
+        others = "\n".join(
+            " ".join(f"{name}={entry[name]}" for name in _FIGURES)
+            for entry in status["sessions"]
+            if entry["id"] != self._notebook.session
+        )
+        lanes = [(lane["id"], lane["size_bytes"]) for lane in status["lanes"]]
+        return (
+            f"{json.dumps(session)}\nothers:\n{others}\nlanes: {lanes}\ndevice: {json.dumps(status['device'])}\n"
+            f"by process: {used_by_process()}\nthreads: {', '.join(_threads(pid))}"
+        )
 
 
 class Soak:
