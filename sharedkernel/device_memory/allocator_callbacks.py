@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import sys
 import weakref
@@ -14,6 +13,8 @@ from typing import Any
 
 from cffi import FFI
 
+from sharedkernel.system.frame_end import FrameEnd, raise_after
+
 log = logging.getLogger(__name__)
 _ffi = FFI()
 #: bytes, device, stream → address. A function that ctypes makes for C returns whatever it finds when its Python code
@@ -21,11 +22,6 @@ _ffi = FFI()
 _ALLOCATE = "uintptr_t(size_t, int, void *)"
 #: what torch calls to free a segment: it only reads a constant, needs no interpreter lock, and ignores its arguments
 _FREE = ctypes.pythonapi.Py_IsInitialized
-
-# The C function, since Python's would run the handler at once.
-_raise = ctypes.PyDLL(None)["raise"]
-_raise.argtypes = [ctypes.c_int, ctypes.py_object]
-_interrupt = functools.partial(_raise, SIGINT)
 
 #: C functions that torch may call for as long as the process lives
 _kept_alive: list[Any] = []
@@ -53,21 +49,15 @@ def make_allocator(torch: Any, on_allocate: Callable[[int, int, int | None], int
     return allocator
 
 
-class _FrameEnd:
-    """A local variable; it is freed with its frame, after the last bytecode there."""
-
-    __slots__ = ("__weakref__",)
-
-
 #: the last one that an interrupt waited for
-_frame_ends: list[weakref.ref[_FrameEnd]] = []
+_frame_ends: list[weakref.ref[FrameEnd]] = []
 
 
 def _refuse(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Keep an error from torch's C++; an interrupt comes again when no line of Python is left before torch's."""
     if isinstance(error, KeyboardInterrupt):
-        frame_end = _FrameEnd()
-        _frame_ends[:] = [weakref.ref(frame_end, _interrupt)]
+        frame_end = FrameEnd()
+        _frame_ends[:] = [raise_after(frame_end, SIGINT)]
     else:
         log.info("torch gets no memory: %s", error)
 

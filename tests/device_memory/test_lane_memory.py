@@ -364,7 +364,7 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
     session.allocate(5 * MIB, 77)
     session.hand_over(lane=2)
     store.remove_lane(2)
-    assert store.account().releasing > 0, "the session has not let go of the lane"
+    assert store.account().releasing > 0, "the session has not released the lane"
     session.memory.leave_lane()
     assert store.account().releasing == 0
 

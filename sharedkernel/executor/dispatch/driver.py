@@ -178,7 +178,7 @@ class SchedulerDriver:
     def _handle_one(self, event: events.Event) -> None:
         now = self._loop.time()
         decided = self.scheduler.handle(event, now=now)
-        # Before the actions: whatever becomes of them, a replay makes the same decisions.
+        # Before the actions, so that a replay makes the same decisions even if one of them fails.
         try:
             self._log.record(now, event)
         except Exception:

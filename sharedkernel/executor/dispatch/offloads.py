@@ -54,7 +54,7 @@ class Offloads:
         self._tasks = tasks
 
     async def request(self, process: SessionHandle) -> None:
-        """Offload an idle session, even if nobody waits for room; return once its memory is free.
+        """Offload an idle session, although nobody may need the room; return once its memory is free.
 
         Raises
         ------

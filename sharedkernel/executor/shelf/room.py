@@ -37,7 +37,7 @@ class Room:
         Parameters
         ----------
         name, size
-            What is to be shelved, and its bytes.
+            The entry that is to be shelved, and its size in bytes.
         charged, charged_in_all
             As in :meth:`left`.
         replaced

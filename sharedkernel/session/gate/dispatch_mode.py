@@ -12,8 +12,6 @@ Modes are per thread: operations in threads that the user starts are not interce
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,23 +26,13 @@ from torch.utils._python_dispatch import (
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
 from sharedkernel.session.gate.torch_internals import uncompiled, without_ours
 from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.system.frame_end import FrameEnd, raise_after
 
 #: returns whether an operation with these arguments and keywords is the device's
 OperationFilter = Callable[[Sequence[Any], Mapping[str, Any]], bool]
 
 #: how often an operation is done again that failed and might succeed now
 MOST_RETRIES = 2
-
-# The C function: `signal.raise_signal` would run the Python handler at once, with the mode still off the stack.
-_raise = ctypes.PyDLL(None)["raise"]
-_raise.argtypes = [ctypes.c_int, ctypes.py_object]
-_raise_signal = functools.partial(_raise, FORCE_SIGNAL)
-
-
-class _FrameEnd:
-    """A local variable of the handler; it is freed with the handler's frame, after its last bytecode."""
-
-    __slots__ = ("__weakref__",)
 
 
 class DeviceMode(TorchDispatchMode):
@@ -80,7 +68,7 @@ class DeviceMode(TorchDispatchMode):
         self._after_operation = after_operation
         self._concerns = concerns
         self._may_leave = may_leave
-        self._frame_end: weakref.ref[_FrameEnd] | None = None
+        self._frame_end: weakref.ref[FrameEnd] | None = None
         #: the next signal comes from here; reset by its handler
         self.is_leaving = False
         #: in this thread's stack, as far as put in and taken out here
@@ -113,8 +101,8 @@ class DeviceMode(TorchDispatchMode):
         try:
             self._before_operation()
             if self._may_leave():
-                frame_end = _FrameEnd()
-                self._frame_end = weakref.ref(frame_end, _raise_signal)
+                frame_end = FrameEnd()
+                self._frame_end = raise_after(frame_end, FORCE_SIGNAL)
                 self.is_leaving = True
             result = self._run(func, args, keywords)
             if self._after_operation is not None:

@@ -218,7 +218,7 @@ def test_every_kind_of_action_is_tried() -> None:
 
 
 def test_an_event_is_recorded_before_its_actions(clock: Clock) -> None:
-    """Whatever becomes of them."""
+    """Even if they fail."""
 
     def body() -> None:
         desk = Driven(clock, None)
@@ -230,7 +230,7 @@ def test_an_event_is_recorded_before_its_actions(clock: Clock) -> None:
 
 
 def test_a_grant_that_fails_leaves_the_device_to_others(clock: Clock) -> None:
-    """Whoever it was for is hung up on, and not served until it says where it stands."""
+    """Its session is disconnected, and not served until it has reported its state."""
 
     def body() -> None:
         desk = Driven(clock, actions.Grant)
