@@ -61,7 +61,6 @@ MIN_LINES = 30
 TINY_MODULES = frozenset(
     {
         "_version",
-        "system.tasks",
         "system.slow_imports",
     }
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from cffi import FFI
 
-from sharedkernel.system.frame_end import FrameEnd, raise_after
+from sharedkernel.system.deferred_signals import FrameEnd, raise_after
 
 log = logging.getLogger(__name__)
 _ffi = FFI()

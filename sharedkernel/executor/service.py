@@ -51,7 +51,7 @@ from sharedkernel.paths import (
     LOGS_DIRECTORY,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class ExecutorService:
         self._directory = directory
         self._served = served
         self._isolation = isolation
-        self._tasks = Tasks()
+        self._tasks = BackgroundTasks()
         path = directory.path
         self._totals = UsageJournal(path)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")

@@ -9,6 +9,9 @@ The handlers of Python always run in the main thread, between two bytecodes; but
 thread that does not block it, and every library's threads do not. So blocking a signal in the main thread holds nothing
 off: the handlers themselves have to. Handlers are one for the whole process, and so is what is held.
 
+A function that C++ calls, such as torch's allocator or dispatcher, must not handle a signal itself either: with
+:func:`raise_after` it comes where the C++ returns to.
+
 Two other modules have to do with signals. :mod:`sharedkernel.system.signals` is about commands, which signals end.
 :mod:`sharedkernel.session.kernel.interrupts` says which of a kernel's work interrupts end: the user's.
 """
@@ -16,7 +19,10 @@ Two other modules have to do with signals. :mod:`sharedkernel.system.signals` is
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import threading
+import weakref
 
 # Those of `signal` look each handler up among the enumerated ones, which takes ten times as long, several times a turn.
 from _signal import getsignal as _getsignal
@@ -133,6 +139,22 @@ def holdable(act: Callable[[], None]) -> Callable[..., None]:
             _held.due.append(act)
 
     return handle
+
+
+# The C function: `signal.raise_signal` would run the Python handler at once.
+_raise = ctypes.PyDLL(None)["raise"]
+_raise.argtypes = [ctypes.c_int, ctypes.py_object]
+
+
+class FrameEnd:
+    """A local variable of a function; it is freed with the function's frame, after the last bytecode there."""
+
+    __slots__ = ("__weakref__",)
+
+
+def raise_after(frame_end: FrameEnd, signum: int) -> weakref.ref[FrameEnd]:
+    """Raise a signal as soon as *frame_end* is freed; the caller keeps the result for as long as that may take."""
+    return weakref.ref(frame_end, functools.partial(_raise, signum))
 
 
 def _is_main() -> bool:

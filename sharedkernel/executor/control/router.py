@@ -26,7 +26,7 @@ from sharedkernel.executor.processes.sanitize import believe
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.recovery import SessionAdoption
 from sharedkernel.executor.supervision.supervisor import Supervisor
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class MessageRouter:
         served: ServedDevice,
         isolation: Isolation,
         environments: Iterable[str],
-        tasks: Tasks,
+        tasks: BackgroundTasks,
     ) -> None:
         self._controller = controller
         self._supervisor = supervisor

@@ -27,7 +27,7 @@ from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import LaneId, SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class SessionActions:
         users: Users,
         counters: Counters,
         update_limits: Callable[[], None],
-        tasks: Tasks,
+        tasks: BackgroundTasks,
     ) -> None:
         self._scheduler = scheduler
         self._served = served

@@ -25,7 +25,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import Snapshot
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class SessionController:
         self.users = Users()
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
-        self._tasks = Tasks()
+        self._tasks = BackgroundTasks()
         self._served = served
         scheduler, counters = Scheduler(config), Counters()
         actions = SessionActions(

@@ -27,7 +27,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class SchedulerDriver:
         self._handling = False
         #: events that actions caused; their senders are not told of errors
         self._caused: deque[events.Event] = deque()
-        self._tasks = Tasks()
+        self._tasks = BackgroundTasks()
         self._change = asyncio.Event()
         event_log.begin(self.now(), scheduler.config)
 

@@ -16,7 +16,7 @@ from sharedkernel.executor.processes.process import SessionHandle, id_of, profil
 from sharedkernel.protocol import Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import SessionState
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Offloads:
         served: ServedDevice,
         measured: Callable[[SessionHandle, Memory], None],
         update_limits: Callable[[], None],
-        tasks: Tasks,
+        tasks: BackgroundTasks,
     ) -> None:
         self._driver = driver
         self._served = served

@@ -31,7 +31,7 @@ class DetachTimers:
         Ends a session.
     """
 
-    def __init__(self, offload: Callable[[SessionHandle], None], end: Callable[[SessionHandle], None]) -> None:
+    def __init__(self, offload: Callable[[SessionHandle], None], end: Callable[[SessionHandle], object]) -> None:
         self._offload = offload
         self._end = end
         self._timers: dict[str, asyncio.TimerHandle] = {}

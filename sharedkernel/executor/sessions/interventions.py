@@ -9,7 +9,7 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.supervision.supervisor import Supervisor
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Interventions:
         Background tasks.
     """
 
-    def __init__(self, controller: SessionController, supervisor: Supervisor, tasks: Tasks) -> None:
+    def __init__(self, controller: SessionController, supervisor: Supervisor, tasks: BackgroundTasks) -> None:
         self._controller = controller
         self._supervisor = supervisor
         self._tasks = tasks

@@ -21,7 +21,7 @@ from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.requests import check_start
 from sharedkernel.executor.supervision.environments import Environment
 from sharedkernel.executor.supervision.supervisor import Supervisor
-from sharedkernel.system.tasks import Tasks
+from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
 
@@ -48,7 +48,7 @@ class SessionLauncher:
         served: ServedDevice,
         isolation: Isolation,
         environments: Mapping[str, Environment],
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         *,
         timeout: float,
     ) -> None:

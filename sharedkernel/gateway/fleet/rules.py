@@ -12,8 +12,8 @@ from collections.abc import Callable
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import Executors
-from sharedkernel.gateway.tasks import BackgroundTasks
 from sharedkernel.protocol import Limits
+from sharedkernel.system.tasks import BackgroundTasks
 
 
 class FleetRules:

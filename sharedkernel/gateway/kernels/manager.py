@@ -36,10 +36,10 @@ from sharedkernel.gateway.kernels.process_ends import ProcessEnds
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
-from sharedkernel.gateway.tasks import BackgroundTasks
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
 from sharedkernel.protocol import Limits
+from sharedkernel.system.tasks import BackgroundTasks
 
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0

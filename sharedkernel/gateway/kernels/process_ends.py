@@ -7,8 +7,8 @@ import logging
 from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry
-from sharedkernel.gateway.tasks import BackgroundTasks
 from sharedkernel.protocol import SessionDied
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 

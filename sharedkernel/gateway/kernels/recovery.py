@@ -19,8 +19,8 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.kernel import IDLE_STATES, SessionKernel
 from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
-from sharedkernel.gateway.tasks import BackgroundTasks
 from sharedkernel.protocol import SessionRecord
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 

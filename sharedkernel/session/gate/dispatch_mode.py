@@ -25,8 +25,7 @@ from torch.utils._python_dispatch import (
 
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
 from sharedkernel.session.gate.torch_internals import uncompiled, without_ours
-from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.frame_end import FrameEnd, raise_after
+from sharedkernel.system.deferred_signals import FrameEnd, raise_after, signals_held
 
 #: returns whether an operation with these arguments and keywords is the device's
 OperationFilter = Callable[[Sequence[Any], Mapping[str, Any]], bool]
