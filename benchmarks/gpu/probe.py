@@ -114,13 +114,17 @@ def used_bytes(device: int) -> dict[str, Any]:
         return {"error": str(error)}
 
 
+def _count_no_units(units: list[int]) -> None:
+    """Ignore released units: the store here ends with the process."""
+
+
 # --- the second process -----------------------------------
 
 
 def be_the_other(descriptor: int, device: int) -> None:
     """Import the lane, and do what the first process says."""
     with socket.socket(fileno=descriptor) as connection:
-        arena = Arena(CudaDriver(device), _ADDRESSES)
+        arena = Arena(CudaDriver(device), _count_no_units, _ADDRESSES)
         driver: Any = arena.driver
         units = [UnitInfo(*each) for each in json.loads(connection.recv(1 << 20))]
         arena.import_lane(receive_units(connection, len(units)))
@@ -185,7 +189,7 @@ def probe(device: int, lane_bytes: int) -> dict[str, Any]:
     nvml = {"before": used_bytes(device)}
     other = clock.time("start another process and give it the lane", lambda: Other(store, layout, device))
     try:
-        arena = Arena(CudaDriver(device), _ADDRESSES)
+        arena = Arena(CudaDriver(device), _count_no_units, _ADDRESSES)
         driver: Any = arena.driver
         local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 

@@ -11,27 +11,46 @@ keeps both its place and its bytes. The changes are
 - offloading and restoring, for which see :mod:`sharedkernel.device_memory.offload`.
 
 Each is done as a whole or not at all, also when the driver refuses something half-way or an interrupt comes. Units'
-numbers and sizes are the executor's, which creates them; what a change sets free is told by
-:meth:`Arena.take_freed`. One lane's units may be seen at several places at once. Nothing here locks: its callers do.
+numbers and sizes are the executor's, which creates them; each change ends, also when it fails, by reporting the units
+that are released by then. One lane's units may be seen at several places at once. Nothing here locks: its callers do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
-from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver
+from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
 from sharedkernel.device_memory.ranges import FreeRanges
-from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
 #: addresses of an arena, in bytes; they cost nothing
 ADDRESSES = 1 << 42
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _change(
+    method: Callable[Concatenate[Arena, _Arguments], _Result],
+) -> Callable[Concatenate[Arena, _Arguments], _Result]:
+    """Let signals wait until a change is done, and report the units that it released."""
+
+    @functools.wraps(method)
+    def change(self: Arena, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with signals_held(), self._reporting():
+            return method(self, *args, **kwargs)
+
+    return change
 
 
 class Arena:
@@ -41,12 +60,17 @@ class Arena:
     ----------
     driver
         Maps and copies in this process.
+    release_units
+        Called with the numbers of units that this process has released, at the end of each change; must not wait.
     addresses
         Bytes of addresses to reserve.
     """
 
-    def __init__(self, driver: MemoryDriver, addresses: int = ADDRESSES) -> None:
+    def __init__(
+        self, driver: MemoryDriver, release_units: Callable[[list[int]], None], addresses: int = ADDRESSES
+    ) -> None:
         self.driver = driver
+        self._release_units = release_units
         self._size = addresses
         self._start = driver.reserve(addresses)
         self._mapper = Mapper(driver, self._start)
@@ -56,7 +80,9 @@ class Arena:
         self._addresses: list[int] = []
         #: number → size and handle of the lane's units that this process has imported
         self._lane: dict[int, tuple[int, Handle]] = {}
+        #: units released in the present change
         self._freed: list[int] = []
+        self._num_changes = 0
 
     @property
     def address(self) -> int:
@@ -91,26 +117,21 @@ class Arena:
         """Units of the lane that this process has."""
         return set(self._lane)
 
-    def take_freed(self) -> list[int]:
-        """Return the units released since the last call: the executor has to be notified."""
-        freed, self._freed = self._freed, []
-        return freed
-
     # --- the lane's units -----------------------------------
 
-    @signals_held()
+    @_change
     def import_lane(self, given: Iterable[GivenUnit]) -> None:
         """Import units of the lane; their descriptors are closed in any case."""
         for unit, handle in self._import(given):
             self._lane[unit.unit] = (unit.size, handle)
 
-    @signals_held()
+    @_change
     def drop_lane(self, units: Iterable[int]) -> None:
         """Release units of the lane wherever they are mapped; slots that show them are unmapped."""
         dropped = set(units) & set(self._lane)
         self.clear(slot for slot in self.slots(SlotState.LANE) if slot.lane_unit in dropped)
         for number in dropped:
-            self._release(self._lane.pop(number)[1])
+            release_handle(self.driver, self._lane.pop(number)[1])
             self._freed.append(number)
 
     def scrub_lane(self, byte: int = 0) -> None:
@@ -130,7 +151,7 @@ class Arena:
 
     # --- making and removing slots -----------------------------------
 
-    @signals_held()
+    @_change
     def add_lane_area(self, units: Sequence[UnitInfo]) -> Area:
         """Show the lane's units, side by side and in this order, at new addresses."""
         area = self._new_area([unit.size for unit in units])
@@ -143,7 +164,7 @@ class Arena:
             raise
         return area
 
-    @signals_held()
+    @_change
     def show_lane(self, slots: Iterable[Slot]) -> None:
         """Let unmapped slots of a lane's area show its units."""
         chosen = [slot for slot in slots if slot.state is SlotState.UNMAPPED]
@@ -151,7 +172,7 @@ class Arena:
         for slot in chosen:
             self._set_lane(slot)
 
-    @signals_held()
+    @_change
     def add_private_area(self, given: Iterable[GivenUnit]) -> Area:
         """Map private units, side by side, at new addresses."""
         imported = self._import(given)
@@ -173,7 +194,7 @@ class Arena:
             slot.state, slot.unit = SlotState.PRIVATE, unit
         return area
 
-    @signals_held()
+    @_change
     def remove(self, slots: Iterable[Slot]) -> None:
         """Unmap slots and give their addresses back."""
         chosen = list(slots)
@@ -182,7 +203,7 @@ class Arena:
 
     # --- changing what slots show -----------------------------------
 
-    @signals_held()
+    @_change
     def make_private(self, slots: Sequence[Slot], given: Iterable[GivenUnit]) -> None:
         """Give slots that show the lane private units, with the same bytes at the same addresses.
 
@@ -208,7 +229,7 @@ class Arena:
         for slot, (unit, _) in pairs:
             slot.state, slot.unit = SlotState.PRIVATE, unit
 
-    @signals_held()
+    @_change
     def keep(self, slots: Sequence[Slot], ask: Callable[[list[int]], None]) -> None:
         """Make the lane's units that slots show private, where they are: nothing is copied or mapped.
 
@@ -229,7 +250,7 @@ class Arena:
             del self._lane[unit]
             slot.state = SlotState.PRIVATE
 
-    @signals_held()
+    @_change
     def rejoin(self, slots: Iterable[Slot]) -> None:
         """Let private slots of a lane's area, in which nothing lives, show the lane again."""
         chosen = list(slots)
@@ -239,7 +260,7 @@ class Arena:
             self._note_freed(slot)
             self._set_lane(slot)
 
-    @signals_held()
+    @_change
     def clear(self, slots: Iterable[Slot]) -> None:
         """Unmap slots, whatever they show; private units are released."""
         chosen = list(slots)
@@ -251,7 +272,7 @@ class Arena:
             self._note_freed(slot)
             slot.state, slot.unit, slot.offset = SlotState.UNMAPPED, None, None
 
-    @signals_held()
+    @_change
     def send_away(self, offsets: dict[Slot, int | None]) -> None:
         """Unmap private slots whose bytes are safe at an offset of a backing store (None: nothing lives in them)."""
         self.clear(offsets)
@@ -264,31 +285,31 @@ class Arena:
 
         Within the body the slots are mapped, and their bytes are copied there. It may be interrupted.
         """
-        imported = self._import(given)
-        try:
-            pairs = self._pair(slots, imported, SlotState.AWAY)
-        except InvalidMapping:
-            self._abandon(imported)
-            raise
-        is_back = False
-        try:
-            self._mapper.remap([(slot, handle) for slot, (_, handle) in pairs])
-            yield
-            self.driver.synchronize()
-            # an interrupt is raised at the end of this: they are back, then
-            with signals_held():
+        with signals_held(), self._reporting():
+            imported = self._import(given)
+            try:
+                pairs = self._pair(slots, imported, SlotState.AWAY)
+            except InvalidMapping:
+                self._abandon(imported)
+                raise
+            is_back = False
+            try:
+                self._mapper.remap([(slot, handle) for slot, (_, handle) in pairs])
+                with interrupts_let_through():
+                    yield
+                self.driver.synchronize()
                 for slot, (unit, _) in pairs:
                     slot.state, slot.unit, slot.offset = SlotState.PRIVATE, unit, None
                 is_back = True
-        finally:
-            if not is_back:
-                with signals_held():
+            finally:
+                if not is_back:
                     self.driver.synchronize()
                     self._mapper.remap([(slot, None) for slot, _ in pairs])
                     self._abandon(imported)
 
     # --- its end -----------------------------------
 
+    @_change
     def close(self) -> None:
         """Unmap everything and give the addresses back."""
         self.remove(self.slots())
@@ -313,6 +334,18 @@ class Arena:
 
     # --- the pieces -----------------------------------
 
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report released units at the end of the outermost of such blocks."""
+        self._num_changes += 1
+        try:
+            yield
+        finally:
+            self._num_changes -= 1
+            if self._freed and not self._num_changes:
+                freed, self._freed = self._freed, []
+                self._release_units(freed)
+
     def _import(self, given: Iterable[GivenUnit]) -> list[tuple[UnitInfo, Handle]]:
         units = list(given)
         imported: list[tuple[UnitInfo, Handle]] = []
@@ -320,17 +353,14 @@ class Arena:
             for unit in units:
                 imported.append((unit.info, self.driver.import_(unit.descriptor, unit.size)))
         except BaseException:
-            self._release(*(handle for _, handle in imported))
+            for _, handle in imported:
+                release_handle(self.driver, handle)
             self._freed += [unit.unit for unit in units]
             raise
         finally:
             for unit in units:
                 os.close(unit.descriptor)
         return imported
-
-    def _release(self, *handles: Handle) -> None:
-        for handle in handles:
-            self.driver.release(handle)
 
     def _lane_handle(self, slot: Slot) -> Handle:
         if slot.lane_unit not in self._lane:
@@ -365,7 +395,7 @@ class Arena:
     def _abandon(self, imported: Iterable[tuple[UnitInfo, Handle]]) -> None:
         """Release units that came for nothing."""
         for unit, handle in imported:
-            self._release(handle)
+            release_handle(self.driver, handle)
             self._freed.append(unit.unit)
 
     def _new_area(self, sizes: Sequence[int]) -> Area:

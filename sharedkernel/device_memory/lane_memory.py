@@ -171,7 +171,6 @@ class LaneMemory:
             for generation in self._lane_generations():
                 generation.show(layout, self._arena)
         self._layout = layout
-        self._segments.notify_freed()
 
     def _retire(self, generation: Generation) -> None:
         self._segments.retire(generation)
@@ -190,7 +189,6 @@ class LaneMemory:
         self._layout = None
         with self._segments.lock:
             self._arena.drop_lane(self._arena.lane_units)
-        self._segments.notify_freed()
 
     def turn_off(self, reason: str) -> None:
         """Begin no iteration in a lane any more; status shows the reason."""
@@ -353,6 +351,7 @@ class LaneMemory:
         self._live = LiveRanges(self._pools.live_blocks(generation.pool for generation in every))
         return self._live
 
+    @signals_held()
     def _take_out_survivors(self, live: LiveRanges, *, is_parked: bool = False, may_keep: bool = False) -> HandOver:
         """Make every page of the lane private in which something lives.
 
@@ -396,7 +395,6 @@ class LaneMemory:
             if generation is not self._parked:
                 self._rejoin(generation)
         self._segments.reap(self._live)
-        self._segments.notify_freed()
 
     def _rejoin(self, generation: Generation) -> None:
         """Let private pages in which nothing lives show the lane again: those of parked iterations, and the surplus."""
@@ -440,7 +438,6 @@ class LaneMemory:
         self._segments.drop_headroom()
         if current is not None:
             self._begin(current)
-        self._segments.notify_freed()
 
     def watch_user_pools(self) -> None:
         """Notice pools of the user's own from now on; called before user code runs."""
@@ -505,7 +502,6 @@ class LaneMemory:
         live = self._settle(self._persistent)
         self._segments.reap(live)
         self._segments.drop_headroom()
-        self._segments.notify_freed()
         return self._residency.prepare(live, make_backing)
 
     def sizes_away(self) -> list[int]:
@@ -533,7 +529,6 @@ class LaneMemory:
         self._pools.end(self._persistent.pool)
         self._residency.close()
         self._arena.close()
-        self._segments.notify_freed()
 
     def _check_no_turn(self, what: str) -> None:
         if self._has_turn:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver
+from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
 from sharedkernel.device_memory.errors import ArenaBroken
 from sharedkernel.device_memory.layout import UNIT_SIZES, UnitInfo
 from sharedkernel.system.deferred_signals import signals_held
@@ -137,7 +137,7 @@ class Mapper:
             raise
         for slot, handle in changes:
             if slot.handle is not None and slot.state is SlotState.PRIVATE:
-                self._driver.release(slot.handle)
+                release_handle(self._driver, slot.handle)
             slot.handle = handle
 
     def _unmap_in(self, current: dict[Slot, Handle | None]) -> None:

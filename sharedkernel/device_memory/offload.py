@@ -192,7 +192,6 @@ class ArenaResidency:
                 self._backing = backing
             else:
                 backing.close()
-            self._segments.notify_freed()
 
     def restore(self, given: Sequence[GivenUnit]) -> None:
         """Bring everything back; see :func:`restore`.
@@ -210,7 +209,6 @@ class ArenaResidency:
         finally:
             if not sizes_away(self._arena):
                 self.close()
-            self._segments.notify_freed()
 
     def close(self) -> None:
         """Forget what is away."""

@@ -40,7 +40,8 @@ class Supplier(Protocol):
         """Return new private units of these sizes, in this order.
 
         Waits until the executor has room. Called at boundaries and, with `mid_iteration`, from torch's callbacks in any
-        thread: then the wait has to leave Python's interpreter lock alone (a `threading.Event` does).
+        thread: then the wait has to leave Python's interpreter lock alone (a `threading.Event` does). Signals are held
+        in the main thread, so that no unit is lost; interrupts end the wait nevertheless.
 
         Raises
         ------
@@ -159,11 +160,12 @@ class Segments:
         SharedKernelError, KeyboardInterrupt
             What :meth:`Supplier.private_units` raises.
         """
-        given = self._supplier.private_units(plan_private(size), mid_iteration=mid_iteration)
-        # an interrupt in between would leave the area to nobody
-        with signals_held(), self.lock:
-            area = self._arena.add_private_area(given)
-            self._headroom.add(area.address, area.size)
+        # an interrupt in between would leave units or the area to nobody
+        with signals_held():
+            given = self._supplier.private_units(plan_private(size), mid_iteration=mid_iteration)
+            with self.lock:
+                area = self._arena.add_private_area(given)
+                self._headroom.add(area.address, area.size)
 
     def _segment(self, generation: Generation, size: int) -> int:
         """Return an address for a segment (torch's callback, any thread)."""
@@ -227,13 +229,6 @@ class Segments:
                 for slot in whole:
                     self._headroom.remove(slot.address, slot.size)
                 self._arena.remove(whole)
-
-    def notify_freed(self) -> None:
-        """Notify the executor of released units."""
-        with self.lock:
-            freed = self._arena.take_freed()
-        if freed:
-            self._supplier.release_units(freed)
 
     def _dead_slots(self, generation: Generation, live: LiveRanges) -> tuple[list[Slot], bool]:
         """Return the private slots that can be unmapped, and whether nothing lives in the generation."""

@@ -21,7 +21,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from sharedkernel.device_memory.drivers.base import MemoryDriver
+from sharedkernel.device_memory.drivers.base import MemoryDriver, release_handle
 from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
 from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace, by_size
@@ -335,10 +335,19 @@ class LaneStore:
     def _create(self, size: int, place: UnitPlace) -> StoredUnit:
         if self._capacity is not None and self._used + size > self._capacity:
             raise OutOfDeviceMemory(
-                f"{size} bytes of device memory do not fit: {self._used} of {self._capacity} are in use."
+                f"{size} bytes of device memory do not fit: {self._used} of {self._capacity} are in use "
+                f"({self._places()})."
             )
         handle = self._driver.create(size)
         return self._add(StoredUnit(self._last_number + 1, size, handle, place))
+
+    def _places(self) -> str:
+        sums = Counter[str]()
+        for unit in self._units.values():
+            sums[unit.place] += unit.size
+            if unit.place is UnitPlace.RELEASING:
+                sums.update(dict.fromkeys(sorted(unit.holders), unit.size))
+        return ", ".join(f"{what} {size}" for what, size in sums.items())
 
     def _add(self, unit: StoredUnit) -> StoredUnit:
         self._units[unit.unit] = unit
@@ -348,7 +357,7 @@ class LaneStore:
 
     def _release(self, unit: StoredUnit) -> None:
         if unit.handle is not None:
-            self._driver.release(unit.handle)
+            release_handle(self._driver, unit.handle)
             unit.handle = None
 
     def _forget(self, unit: StoredUnit) -> None:

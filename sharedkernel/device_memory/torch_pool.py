@@ -54,8 +54,9 @@ _NEEDED = (
 )  # fmt: skip
 #: a block of this allocator is a multiple of this many bytes
 _SMALLEST_BLOCK = 512
-#: seconds after which no thread is on its way to a callback of a pool that was ended
-_UNDER_WAY = 1.0
+#: seconds, and seconds of the process's own processor time, after which no thread is on its way to a callback of a
+#: pool that was ended. A process that is stopped meanwhile, as its executor may do, has the first but not the second
+_UNDER_WAY, _UNDER_WAY_BUSY = 1.0, 0.1
 _INACTIVE = "inactive"
 
 
@@ -73,7 +74,14 @@ class Pool:
     seen: set[int] = field(default_factory=set)
     #: threads in a callback
     num_callbacks: int = 0
-    ended_at: float = 0.0
+    #: when it was ended, by both of :data:`_UNDER_WAY`'s clocks
+    ended_at: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def may_be_called(self) -> bool:
+        """Whether a thread may still be on its way to its callback."""
+        since, since_busy = self.ended_at
+        return time.monotonic() < since + _UNDER_WAY or time.process_time() < since_busy + _UNDER_WAY_BUSY
 
     @property
     def is_called_back(self) -> bool:
@@ -232,7 +240,7 @@ class TorchPools:
         if not pool.is_begun:
             return
         pool.is_begun = False
-        pool.ended_at = time.monotonic()
+        pool.ended_at = time.monotonic(), time.process_time()
         self._begun.remove(pool)
         try:
             self._torch._C._cuda_endAllocateToPool(self._device, pool.number)
@@ -249,7 +257,7 @@ class TorchPools:
         self.end(pool)
         if pool.is_called_back or not self._may_leave():
             return False
-        if self._has_threads() and time.monotonic() < pool.ended_at + _UNDER_WAY:
+        if self._has_threads() and pool.may_be_called:
             return False
         with self._left():
             self._destroy_forgotten()

@@ -28,7 +28,7 @@ class Fixture:
         self.store = LaneStore(MemfdDriver())
         self.supplier = StoreSupplier(self.store, "a")
         layout = self.store.create_lane(LANE, 24 * MIB)
-        self.arena = Arena(self.driver, ADDRESSES)
+        self.arena = Arena(self.driver, self.supplier.release_units, ADDRESSES)
         self.arena.import_lane(self.supplier.given(self.store.share_lane(LANE, "a")))
         self.lane = self.arena.add_lane_area(layout.units)
         self.layout = layout
@@ -48,7 +48,6 @@ class Fixture:
     def settle(self) -> None:
         """Tell the store what was let go, and compare."""
         self.arena.validate()
-        self.supplier.release_units(self.arena.take_freed())
         self.store.validate()
         assert self.store.account().private.get("a", 0) == self.arena.private_bytes
 
@@ -60,7 +59,6 @@ def fixture():
     yield fixture
     fixture.driver.fail_at = None
     fixture.arena.close()
-    fixture.supplier.release_units(fixture.arena.take_freed())
     fixture.store.remove_lane(LANE)
     assert fixture.store.account().total == 0
     assert open_descriptors() == before
@@ -180,9 +178,8 @@ def test_addresses_run_out_in_one_sentence():
     driver = MemfdDriver()
     store = LaneStore(driver)
     supplier = StoreSupplier(store, "a")
-    arena = Arena(MemfdDriver(), 320 * MIB)
+    arena = Arena(MemfdDriver(), supplier.release_units, 320 * MIB)
     with pytest.raises(OutOfDeviceMemory, match="restart its kernel"):
         arena.add_private_area(supplier.private_units([64 * MIB, 2 * MIB], mid_iteration=False))
-    supplier.release_units(arena.take_freed())
     assert store.account().total == 0
     arena.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -230,3 +233,34 @@ def test_a_signals_handler_knows_that_the_allocator_calls_back(torch, pools):
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert seen == [False, True, False]
+
+
+_STOPPED = """
+import time
+from sharedkernel.device_memory.torch_pool import TorchPools
+from tests.device_memory.pool_model import ModelTorch
+
+pools = TorchPools(ModelTorch(), has_threads=lambda: True)
+pool = pools.make(lambda size: 1 << 45)
+pools.begin(pool)
+pools.end(pool)
+print("ended", flush=True)
+input()
+print(pools.drop(pool), flush=True)
+until = time.process_time() + 0.2
+while time.process_time() < until:
+    pass
+print(pools.drop(pool), flush=True)
+"""
+
+
+def test_no_pool_is_destroyed_because_its_process_was_stopped():
+    """Its threads were stopped as well: one of them may be on its way to the callback."""
+    with subprocess.Popen([sys.executable, "-c", _STOPPED], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ended\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1.2)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.communicate("\n", timeout=60)[0].split() == ["False", "True"]

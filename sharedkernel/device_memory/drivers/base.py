@@ -15,7 +15,12 @@ A descriptor that was exported or is imported stays its caller's to close. Addre
 from __future__ import annotations
 
 import ctypes
+import logging
 from typing import Any, Protocol, TypeAlias
+
+from sharedkernel.device_memory.errors import DeviceMemoryError
+
+log = logging.getLogger(__name__)
 
 #: what a driver calls a piece of physical memory; opaque to everyone else
 Handle: TypeAlias = Any
@@ -98,3 +103,14 @@ class HostBuffer(Protocol):
 def address_of(host: memoryview) -> int:
     """Return where writable host memory is."""
     return ctypes.addressof((ctypes.c_char * host.nbytes).from_buffer(host))
+
+
+def release_handle(driver: MemoryDriver, handle: Handle) -> None:
+    """Release a handle for good: a driver that fails in this is not asked again, which is only logged.
+
+    What was released before and after it is counted all the same.
+    """
+    try:
+        driver.release(handle)
+    except DeviceMemoryError as error:
+        log.warning("the driver may keep a unit of memory that nobody uses any more: %s", error)

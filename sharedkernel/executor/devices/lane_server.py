@@ -250,7 +250,12 @@ class LaneServer:
     def _give_private(self, process: SessionHandle, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:
         if len(message.sizes) > UNITS_PER_ANSWER:
             raise ProtocolError("a session asked for too many units at a time.")
-        return self._answer(message.request, self._store.give_private(process.process, message.sizes))
+        units = self._store.give_private(process.process, message.sizes)
+        try:
+            return self._answer(message.request, units)
+        except BaseException:
+            self._store.take_back(process.process, [unit.unit for unit in units])
+            raise
 
     def _answer(self, request: int, units: list[UnitInfo]) -> FdReply:
         descriptors: list[int] = []

@@ -158,6 +158,7 @@ class SessionController:
         if process.ended.is_set():
             return
         process.page.words[Word.PREEMPT] = 0
+        _let_run(process)
         process.sent_allowance = process.wait.sent = process.wait.since = None
         process.promised_bytes = process.growth = 0
         session = id_of(process)
@@ -219,6 +220,7 @@ class SessionController:
                 )
             case protocol.DeviceWantWithdrawn():
                 process.wait.since = None
+                _let_run(process)
                 process.send(protocol.WithdrawalSeen())
                 self._driver.handle(events.DeviceWantWithdrawn(session=session))
             case protocol.GrantReleased():
@@ -226,6 +228,7 @@ class SessionController:
             case protocol.CellClosed(memory=memory):
                 process.wait.since = None
                 process.promised_bytes = 0
+                _let_run(process)
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
@@ -310,6 +313,12 @@ class SessionController:
     def counts(self) -> protocol.Counts:
         """Return how often what happened."""
         return self._driver.counters.counts()
+
+
+def _let_run(process: SessionHandle) -> None:
+    """Let a process run that was stopped at the very moment it reported to hold nothing: no grant will resume it."""
+    if process.grant.is_stopped:
+        resume(process)
 
 
 def user_configured(limits: Limits) -> events.UserConfigured:

@@ -161,7 +161,7 @@ class LaneClient:
                     unnoticed=_disable_current_modes,
                     has_threads=lambda: bool(self._user_threads()),
                 )
-                arena = Arena(self._make_driver())
+                arena = Arena(self._make_driver(), self._supplier.release_units)
                 self._lanes = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
         except (SharedKernelError, RuntimeError, AttributeError) as error:  # torch and bindings may lack calls
             log.warning("lanes cannot be used", exc_info=True)

@@ -36,7 +36,7 @@ from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.session.memory.cuda_meter import PageBytes
-from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.system.interrupt_safe_event import wait_for
 from sharedkernel.units import format_bytes
 
@@ -104,7 +104,8 @@ class ExecutorSupplier:
             except Refused as error:
                 if error.reason != OutOfDeviceMemory.reason or time.monotonic() > deadline:
                     raise
-            time.sleep(_ROOM_INTERVAL)
+            with interrupts_let_through():
+                time.sleep(_ROOM_INTERVAL)
 
     def _new_units(self, sizes: Sequence[int]) -> list[GivenUnit]:
         given: list[GivenUnit] = []
@@ -149,21 +150,21 @@ class ExecutorSupplier:
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
 
+    @signals_held()
     def _receive(self, message: Any, given: list[GivenUnit]) -> None:
         """Ask for units and add them to *given*; an interrupt ends the wait, wherever it comes, and loses none."""
         coming: Future[Any] | None = None
         is_over = False
         try:
-            with signals_held():
-                coming = self._channel.start(message)
-            wait_for(coming)
-            with signals_held():
-                answer, descriptors = coming.result()
-                given += [
-                    GivenUnit(unit, size, os.dup(descriptor.fileno()))
-                    for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
-                ]
-                is_over = True
+            coming = self._channel.start(message)
+            with interrupts_let_through():
+                wait_for(coming)
+            answer, descriptors = coming.result()
+            given += [
+                GivenUnit(unit, size, os.dup(descriptor.fileno()))
+                for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
+            ]
+            is_over = True
         except KeyboardInterrupt:
             if coming is not None and not is_over:
                 coming.add_done_callback(self._let_go_unheeded)
@@ -259,7 +260,8 @@ class CudaMemory:
         SharedKernelError
             When there is no room, or the copy fails; everything is away as before.
         """
-        self._memory.restore(self._supplier.private_units(self._memory.sizes_away(), mid_iteration=False))
+        with signals_held():  # an interrupt in between would leave the units to nobody
+            self._memory.restore(self._supplier.private_units(self._memory.sizes_away(), mid_iteration=False))
 
     # --- what the gate says ---------------------------------------------------------------------------------------
 
@@ -280,7 +282,8 @@ class CudaMemory:
             layout = LaneLayout(taken.lane, taken.version, tuple(UnitInfo(unit, size) for unit, size in taken.units))
             has = self._memory.lane_units
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
-            self._memory.set_lane(layout, self._supplier.lane_units(missing))
+            with signals_held():
+                self._memory.set_lane(layout, self._supplier.lane_units(missing))
             self._layout = layout
             self._memory.begin_turn(must_scrub=taken.must_scrub)
         except Refused as error:
@@ -359,7 +362,8 @@ class CudaMemory:
             self._memory.trim()
 
     def _leave(self) -> None:
-        if self._layout is not None:
+        """Release all units of the lane, also those of one that could be taken in part only."""
+        if self._layout is not None or self._memory.lane_units:
             self._layout = None
             self._memory.leave_lane()
 

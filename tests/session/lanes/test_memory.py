@@ -7,6 +7,7 @@ model of torch's allocator.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -26,6 +27,7 @@ from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.session.lanes.memory import CudaMemory, ExecutorSupplier
+from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.support import Tenant
 from tests.executor.devices.support import make_process
 
@@ -96,11 +98,13 @@ class Desk:
 class Session:
     """One session's memory."""
 
-    def __init__(self, desk: Desk, directory: Path, name: str, user: str = "ada") -> None:
+    def __init__(
+        self, desk: Desk, directory: Path, name: str, user: str = "ada", driver: MemfdDriver | None = None
+    ) -> None:
         self.process = desk.serve(name, user)
         self.client = DescriptorClient(str(directory / name / "executor.sock"))
         supplier = ExecutorSupplier(self.client)
-        self.tenant = Tenant(supplier, name)
+        self.tenant = Tenant(supplier, name, driver=driver)
         self.cuda = CudaMemory(self.tenant.memory, supplier, self.client)
 
     def iterate(self, byte: int, *, keep: bool = False) -> Any:
@@ -174,6 +178,34 @@ def test_at_a_cells_end_the_lane_is_left(desk: Desk, tmp_path: Path) -> None:
     account = desk.store.account()
     assert account.lanes == {LANE + 1: lane_bytes(48 * MIB)}
     assert account.releasing == 0
+
+
+def test_a_lane_that_can_be_taken_only_in_part_is_left_as_a_whole(desk: Desk, tmp_path: Path) -> None:
+    """Whichever call of the driver fails: the lane's memory is free once the lane is gone."""
+    number = 0
+    has_failed = True
+    while has_failed:
+        driver = FaultyDriver()
+        session = Session(desk, tmp_path, f"p{number}", driver=driver)
+        desk.grant(session, 8 * MIB, lane=number + 1)
+        session.iterate(1)
+        desk.release(session, "cell")
+        driver.fail_at = number
+        try:
+            desk.grant(session, 8 * MIB, lane=number + 1)
+        except Fault:  # the gate leaves lanes alone then; the next turn is without
+            session.tenant.memory.turn_off("the device failed.")
+        has_failed, driver.fail_at = driver.fail_at is None, None
+        session.cuda.hand_over("cell")
+        session.cuda.turn_began()
+        session.cuda.hand_over("cell")
+        desk.call(functools.partial(desk.desk.removed, number + 1))
+        session.client.request(_ask(session))  # answered after all that was told before
+        account = desk.store.account()
+        assert account.releasing == 0, f"call {number} failed"
+        assert account.lanes == {}
+        number += 1
+    assert number > 10
 
 
 def _ask(session: Session) -> Any:
