@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from sharedkernel.device_memory.drivers.base import MemoryDriver, release_handle
 from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
@@ -189,9 +189,13 @@ class LaneStore:
 
     # --- giving units to sessions -----------------------------------
 
-    def share_lane(self, lane: int, session: str) -> list[UnitInfo]:
-        """Make the session a holder of the lane's units; return those it has not been given yet."""
-        new = [unit for unit in self._lane(lane).units if session not in unit.holders]
+    def share_lane(self, lane: int, session: str, units: Container[int] | None = None) -> list[UnitInfo]:
+        """Make the session a holder of the lane's units, or of some of them; return those that it did not hold yet."""
+        new = [
+            unit
+            for unit in self._lane(lane).units
+            if session not in unit.holders and (units is None or unit.unit in units)
+        ]
         for unit in new:
             unit.holders.add(session)
         return [unit.info for unit in new]

@@ -9,6 +9,7 @@ from sharedkernel.device_memory.errors import DeviceMemoryError
 
 #: calls that may fail; those that undo a failure do not, unless they are told to
 _CALLS = (
+    "export",
     "import_",
     "map",
     "set_access",

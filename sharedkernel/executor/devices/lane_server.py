@@ -228,8 +228,8 @@ class LaneServer:
         by_number = {unit.unit: unit for unit in self._store.layout(lane).units}
         if len(message.units) > UNITS_PER_ANSWER or not by_number.keys() >= set(message.units):
             raise ProtocolError("a session asked for units that are not its lane's, or for too many at a time.")
-        self._store.share_lane(lane, process.process)
-        return self._answer(message.request, [by_number[number] for number in message.units])
+        new = self._store.share_lane(lane, process.process, set(message.units))
+        return self._give(process, message.request, [by_number[number] for number in message.units], new)
 
     def _handed_over(self, process: SessionHandle, message: protocol.LaneHandedOver, _: list[int]) -> FdReply:
         lane = self._turns.pop(process.process, None)
@@ -251,13 +251,10 @@ class LaneServer:
         if len(message.sizes) > UNITS_PER_ANSWER:
             raise ProtocolError("a session asked for too many units at a time.")
         units = self._store.give_private(process.process, message.sizes)
-        try:
-            return self._answer(message.request, units)
-        except BaseException:
-            self._store.take_back(process.process, [unit.unit for unit in units])
-            raise
+        return self._give(process, message.request, units, units)
 
-    def _answer(self, request: int, units: list[UnitInfo]) -> FdReply:
+    def _give(self, process: SessionHandle, request: int, units: list[UnitInfo], new: list[UnitInfo]) -> FdReply:
+        """Return *units*; a session that cannot be given them does not hold those that are *new* to it."""
         descriptors: list[int] = []
         try:
             for _, batch in self._store.exported(units):
@@ -265,6 +262,7 @@ class LaneServer:
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
+            self._store.take_back(process.process, [unit.unit for unit in new])
             raise
         return FdReply(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
 

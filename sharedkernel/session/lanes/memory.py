@@ -114,9 +114,7 @@ class ExecutorSupplier:
                 message = protocol.WantPrivateUnits(request=self._channel.number(), sizes=list(part))
                 self._receive(message, given)
         except BaseException:
-            for unit in given:
-                os.close(unit.descriptor)
-            self.release_units([unit.unit for unit in given])
+            self._give_up(given)
             raise
         if given:
             units = [unit.unit for unit in given]
@@ -132,8 +130,7 @@ class ExecutorSupplier:
                 message = protocol.FetchUnits(request=self._channel.number(), units=list(part))
                 self._receive(message, given)
         except BaseException:
-            for unit in given:
-                os.close(unit.descriptor)
+            self._give_up(given)
             raise
         return given
 
@@ -149,6 +146,12 @@ class ExecutorSupplier:
         """Notify the executor that this process has released these units."""
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
+
+    def _give_up(self, given: Sequence[GivenUnit]) -> None:
+        """Release units that came without the rest."""
+        for unit in given:
+            os.close(unit.descriptor)
+        self.release_units([unit.unit for unit in given])
 
     @signals_held()
     def _receive(self, message: Any, given: list[GivenUnit]) -> None:
@@ -171,7 +174,7 @@ class ExecutorSupplier:
             raise
 
     def _let_go_unheeded(self, coming: Future[Any]) -> None:
-        """Release units that came after their wait was interrupted; a lane's units are not lost by that."""
+        """Release units that came after their wait was interrupted."""
         if coming.exception() is None:
             self.release_units([unit for unit, _ in coming.result()[0].units])
 
