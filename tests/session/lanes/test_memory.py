@@ -202,8 +202,6 @@ def test_a_lane_that_can_be_taken_only_in_part_is_left_as_a_whole(
             session.tenant.memory.turn_off("the device failed.")
         has_failed, driver.fail_at = driver.fail_at is None, None
         session.cuda.hand_over("cell")
-        session.cuda.turn_began()
-        session.cuda.hand_over("cell")
         desk.call(functools.partial(desk.desk.removed, number + 1))
         session.client.request(_ask(session))  # answered after all that was told before
         account = desk.store.account()
