@@ -50,11 +50,7 @@ LARGE_FOLDERS: frozenset[str] = frozenset()
 
 MAX_LINES = 400
 #: modules with more lines
-LONG_MODULES = frozenset(
-    {
-        "device_memory.lane_memory",
-    }
-)
+LONG_MODULES: frozenset[str] = frozenset()
 
 MIN_LINES = 30
 #: modules with fewer lines, besides ``__init__`` and ``__main__``

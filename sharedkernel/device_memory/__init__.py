@@ -16,8 +16,8 @@ Who does what, from below:
 `arena`                   a session's page table: what each address shows
 `offload`                 moves memory out and back page by page, at unchanged addresses
 `backing_store`           where its bytes stay meanwhile
-`torch_pool`              torch's allocator over addresses of ours; `allocator_callbacks`: what it calls
-`segments`                where torch's segments come from, and what becomes of them
+`pools`                   torch's allocator over addresses of ours, where its segments come from, and the pools that
+                          follow each other over a lane
 `lane_memory`             a session's whole: iterations, hand-over, headroom, offload
 ========================  ============================================================================================
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
-from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches
+from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches, check_slots, pair
 from sharedkernel.device_memory.ranges import FreeRanges
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
@@ -216,7 +215,7 @@ class Arena:
         """
         imported = self._import(given)
         try:
-            pairs = self._pair(slots, imported, SlotState.LANE)
+            pairs = pair(slots, imported, SlotState.LANE)
             self.driver.synchronize()
             for batch in batches(pairs, key=lambda pair: pair[0].size):
                 with self._mapper.seen([(slot.size, handle) for slot, (_, handle) in batch]) as addresses:
@@ -288,7 +287,7 @@ class Arena:
         with signals_held(), self._reporting():
             imported = self._import(given)
             try:
-                pairs = self._pair(slots, imported, SlotState.AWAY)
+                pairs = pair(slots, imported, SlotState.AWAY)
             except InvalidMapping:
                 self._abandon(imported)
                 raise
@@ -318,19 +317,9 @@ class Arena:
 
     def validate(self) -> None:
         """Check that no unit is mapped as two things, and that slots do not overlap."""
-        private = [slot.unit.unit for slot in self.slots(SlotState.PRIVATE) if slot.unit]
-        assert len(private) == len(set(private)), "a private unit is mapped twice"
-        assert not set(private) & set(self._lane), "a unit is private and the lane's"
-        for before, after in itertools.pairwise(self.slots()):
-            assert before.end <= after.address, (before, after)
+        check_slots(self.slots(), self._lane)
         for slot in self._slots.values():
             assert not self._free.covers(slot.address, slot.size), slot
-            mapped = slot.state in (SlotState.LANE, SlotState.PRIVATE)
-            assert (slot.unit is not None) == mapped, slot
-            assert (slot.handle is not None) == mapped, slot
-            if slot.state is SlotState.LANE:
-                assert slot.unit == UnitInfo(slot.lane_unit or 0, slot.size), slot
-                assert slot.lane_unit in self._lane, slot
 
     # --- the pieces -----------------------------------
 
@@ -379,18 +368,6 @@ class Arena:
         """Note the private unit of a slot in which it is not mapped any more."""
         if slot.state is SlotState.PRIVATE and slot.unit is not None:
             self._freed.append(slot.unit.unit)
-
-    @staticmethod
-    def _pair(
-        slots: Sequence[Slot], imported: Sequence[tuple[UnitInfo, Handle]], state: SlotState
-    ) -> list[tuple[Slot, tuple[UnitInfo, Handle]]]:
-        """Pair slots with the units that are to be mapped there."""
-        if [slot.size for slot in slots] != [unit.size for unit, _ in imported]:
-            raise InvalidMapping("there has to be a unit for each slot, of its size.")
-        for slot in slots:
-            if slot.state is not state:
-                raise InvalidMapping(f"the slot at {slot.address:#x} is {slot.state}, not {state}.")
-        return list(zip(slots, imported, strict=True))
 
     def _abandon(self, imported: Iterable[tuple[UnitInfo, Handle]]) -> None:
         """Release units that came for nothing."""

@@ -8,17 +8,11 @@ All of torch's memory in a session comes from two kinds of pools over one arena:
 - a *lane* pool, on the lane's units: what is allocated inside. It is begun on top of the persistent one, so it wins.
   What does not fit into the lane goes to private units, which is never wrong, only dearer.
 
-A job's first iterations have a lane pool of their own, the *warm-up*: optimizer state and libraries' workspaces are
-born there, scattered among activations. After it, the pages that hold them become private, the others are unmapped,
-and the pool is *retired* (:mod:`sharedkernel.device_memory.segments`); but a warm-up in which hardly anything was born
-stays for the next job. It shows the same units of the lane as the pool that follows, so it takes no memory of its own.
+A job's first iterations have a lane pool of their own (:mod:`sharedkernel.device_memory.pools.generations`).
 
 The lane is handed over at a boundary (:meth:`LaneMemory.hand_over`): wait for the device, find out where blocks live,
 and make those pages private. From then on nothing of this session is in the lane, and no address of a live tensor
-shows it. A page that was made private stays so, since with static shapes the same block survives in the same place
-each time: the steady state costs nothing. Past :data:`STICKY` bytes those in which nothing lives show the lane again.
-
-When the lane's units change, so do the places that the allocator knows; so its pool is retired, and a new one made.
+shows it.
 
 Between hand-over and the next :meth:`LaneMemory.begin_turn` the lane is others'. What this module cannot see it is
 told: :meth:`LaneMemory.turn_off` keeps a session out of the lane, for example since its user's threads use the device.
@@ -31,66 +25,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.backing_store import BackingStore
-from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.errors import (
     ArenaBroken,
     DeviceFaulted,
     DeviceMemoryError,
     HandOverPostponed,
     InvalidMapping,
-    OutOfDeviceMemory,
 )
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
-from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, sizes_away
+from sharedkernel.device_memory.pools.generations import HandOver, LaneGenerations
+from sharedkernel.device_memory.pools.segments import Figures, Generation, Segments, Supplier
+from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.segments import Generation, Segments, Supplier
-from sharedkernel.device_memory.torch_pool import TorchPools
-from sharedkernel.errors import SharedKernelError
 from sharedkernel.system.deferred_signals import signals_held
 
 log = logging.getLogger(__name__)
 
-#: bytes of private pages among the lane's addresses that may stay although nothing lives in them
-STICKY = 64 * MIB
-#: a warm-up that leaves more private bytes than this is over for good
-_KEPT_WARM = 8 * MIB
-#: segments for small blocks in a lane, per segment that the warm-up needed
-_SMALL_MARGIN = 1.5
 #: fills the lane in guard mode: not a number in every floating-point format
 POISON = 0xFF
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
-    """What a hand-over, or the end of a warm-up, did."""
-
-    #: pages that became private, and their bytes: charged to persistent memory from now on
-    num_pages: int = 0
-    private_bytes: int = 0
-    #: they are units that were the lane's, which has none now: it should be left
-    is_lane_kept: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """A session's device memory by page, in bytes."""
-
-    #: private units mapped: what is charged to the session
-    private: int
-    #: of these, at addresses of the lane
-    sticky: int
-    #: of these, mapped and not yet given to torch
-    headroom: int
-    #: offloaded; not on the device
-    away: int
-    #: what torch counts as held of all this, lanes included, whether or not anything is mapped there
-    held: int
 
 
 class LaneMemory:
@@ -118,18 +75,13 @@ class LaneMemory:
         self._pools = pools
         self._supplier = supplier
         self._segments = Segments(arena, pools, supplier)
-        self._num_warm_up = self._warm_up_left = warm_up
+        self._generations = LaneGenerations(arena, pools, self._segments, supplier, warm_up)
         self._check_lanes = check_lanes
         self._layout: LaneLayout | None = None
-        self._warm: Generation | None = None
-        self._steady: Generation | None = None
-        #: the one of these that torch allocates from, and the one whose iteration is parked
+        #: the generation that torch allocates from; None: the persistent one
         self._current: Generation | None = None
-        self._parked: Generation | None = None
         self._has_turn = False
-        #: segments for small blocks that iterations need; None: not known yet
-        self._num_small: int | None = None
-        self._residency = ArenaResidency(arena, self._segments)
+        self._residency = ArenaResidency(arena, self._segments.lock)
         #: where blocks lived when last looked
         self._live = LiveRanges()
         #: why this session uses no lane; None: it may
@@ -163,20 +115,8 @@ class LaneMemory:
         with self._segments.lock:
             self._arena.import_lane(given)
             self._arena.drop_lane(self._arena.lane_units - {unit.unit for unit in layout.units})
-        for generation in self._lane_generations():
-            if not generation.fits(layout):
-                # a parked iteration goes on elsewhere: what lives of it is private
-                self._retire(generation)
-        with self._segments.lock:
-            for generation in self._lane_generations():
-                generation.show(layout, self._arena)
+        self._generations.show(layout)
         self._layout = layout
-
-    def _retire(self, generation: Generation) -> None:
-        self._segments.retire(generation)
-        self._warm = None if generation is self._warm else self._warm
-        self._steady = None if generation is self._steady else self._steady
-        self._parked = None if generation is self._parked else self._parked
 
     @property
     def has_turn(self) -> bool:
@@ -200,7 +140,7 @@ class LaneMemory:
 
     def start_job(self) -> None:
         """Start a warm-up for other code (a cell): long-lived blocks are born in its first iteration."""
-        self._warm_up_left = self._num_warm_up
+        self._generations.start_job()
 
     def begin_turn(self, *, must_scrub: bool = False) -> None:
         """Record that the lane is this session's until :meth:`hand_over`; a parked iteration goes on.
@@ -216,8 +156,9 @@ class LaneMemory:
             with self._segments.lock:
                 self._arena.scrub_lane()
         self._has_turn = True
-        if self._parked is not None and self._layout is not None:
-            parked, self._parked = self._parked, None
+        parked = self._generations.parked
+        if parked is not None and self._layout is not None:
+            self._generations.parked = None
             self._begin(parked)
 
     def begin_iteration(self) -> None:
@@ -232,22 +173,13 @@ class LaneMemory:
             return
         if not self._has_turn:
             raise InvalidMapping("an iteration cannot begin in a lane that is not this session's now.")
-        if self._warm_up_left:
-            generation = self._warm = self._warm or self._segments.make_generation(self._layout)
-        else:
-            if self._steady is None:
-                self._steady = self._segments.make_generation(self._layout, self._num_small)
-            generation = self._steady
+        generation = self._generations.choose(self._layout)
         self._begin(generation)
-        if not generation.is_primed:
-            try:
-                # the warm-up takes small segments as it needs them, which shows how many it needs
-                num_small = 0 if generation is self._warm else len(generation.small)
-                self._pools.prime(generation.pool, num_small, generation.large.total)
-            except BaseException:
-                self.end_iteration()
-                raise
-            generation.is_primed = True
+        try:
+            self._generations.prime(generation)
+        except BaseException:
+            self.end_iteration()
+            raise
 
     def end_iteration(self) -> None:
         """Let torch allocate from the persistent pool again; the lane stays this session's."""
@@ -271,16 +203,16 @@ class LaneMemory:
         self._pools.boundary_passed()
         if not self._has_turn:
             return result
-        if self._warm_up_left > 1 or (self._warm_up_left and self._warm is None):
-            self._warm_up_left -= 1
-        elif self._warm_up_left:
+        if self._generations.is_warm_up_ending:
             self.end_iteration()
             try:
-                result = self._take_out_survivors(self._settle())
-                self._warm_up_left = 0
-                self._tidy()
+                result = self._generations.take_out_survivors(self._settle())
+                self._generations.count_iteration()
+                self._generations.tidy(self._live)
             finally:
                 self.begin_iteration()
+        else:
+            self._generations.count_iteration()
         self.begin_iteration()
         return result
 
@@ -309,19 +241,19 @@ class LaneMemory:
         current = self._current
         self.end_iteration()
         try:
-            result = self._take_out_survivors(self._settle(), is_parked=at == "yield", may_keep=True)
+            result = self._generations.take_out_survivors(self._settle(), is_parked=at == "yield", may_keep=True)
         except BaseException:
             if current is not None:
                 self._begin(current)
             raise
         self._has_turn = False
         if at == "yield":
-            self._parked = current
-        elif at == "boundary" and self._warm_up_left:
-            self._warm_up_left -= 1
+            self._generations.parked = current
+        elif at == "boundary":
+            self._generations.count_iteration()
         # The lane is everybody's from here on, whatever fails.
         try:
-            self._tidy()
+            self._generations.tidy(self._live)
             if self._check_lanes:
                 with self._segments.lock:
                     self._arena.scrub_lane(POISON)
@@ -340,77 +272,13 @@ class LaneMemory:
         self._pools.begin(generation.pool)
         self._current = generation
 
-    def _lane_generations(self) -> list[Generation]:
-        return [generation for generation in (self._warm, self._steady) if generation is not None]
-
     def _settle(self, *others: Generation) -> LiveRanges:
         """Wait for the device; return where blocks of the lane's and of retired pools live, and of *others*."""
         self._pools.synchronize()
         self._pools.process_events()
-        every = [*self._lane_generations(), *self._segments.retired, *others]
+        every = [*self._generations, *self._segments.retired, *others]
         self._live = LiveRanges(self._pools.live_blocks(generation.pool for generation in every))
         return self._live
-
-    @signals_held()
-    def _take_out_survivors(self, live: LiveRanges, *, is_parked: bool = False, may_keep: bool = False) -> HandOver:
-        """Make every page of the lane private in which something lives.
-
-        The lane is shared by many, so what lives is copied to other units. On a full device that would wait for memory
-        that others have, who wait for this very turn to end: there the session keeps the pages themselves.
-        """
-        found: dict[Slot, None] = {}
-        for start, end in live:
-            for slot in self._arena.slots_within(start, end - start):
-                if slot.state is SlotState.LANE:
-                    found[slot] = None
-        slots = list(found)
-        is_lane_kept = False
-        if slots:
-            try:
-                given = self._supplier.private_units([slot.size for slot in slots], mid_iteration=False)
-            except SharedKernelError as error:
-                if not may_keep or error.reason != OutOfDeviceMemory.reason:
-                    raise
-                log.info("there is no room to copy %d pages out of the lane, so they are kept: %s", len(slots), error)
-                with self._segments.lock:
-                    self._arena.keep(slots, self._supplier.keep_units)
-                is_lane_kept = True
-            else:
-                with self._segments.lock:
-                    self._arena.make_private(slots, given)
-            if is_parked:
-                for generation in self._lane_generations():
-                    generation.parked.update(slots)
-        return HandOver(num_pages=len(slots), private_bytes=sum(slot.size for slot in slots), is_lane_kept=is_lane_kept)
-
-    def _tidy(self) -> None:
-        """After survivors were taken out: retire a warm-up that is over, and release pages in which nothing lives."""
-        if self._warm is not None and not self._warm_up_left and self._warm is not self._parked:
-            used = self._warm.num_small_used
-            self._num_small = max(self._num_small or 0, int(used * _SMALL_MARGIN) + 1)
-            if sum(slot.size for slot in self._warm.lane_slots(SlotState.PRIVATE)) > _KEPT_WARM:
-                self._segments.retire(self._warm)
-                self._warm = None
-        for generation in self._lane_generations():
-            if generation is not self._parked:
-                self._rejoin(generation)
-        self._segments.reap(self._live)
-
-    def _rejoin(self, generation: Generation) -> None:
-        """Let private pages in which nothing lives show the lane again: those of parked iterations, and the surplus."""
-        private = generation.lane_slots(SlotState.PRIVATE)
-        surplus = sum(slot.size for slot in private) - STICKY
-        chosen = []
-        for slot in private:
-            if slot.lane_unit not in self._arena.lane_units or self._live.touches(slot.address, slot.size):
-                continue
-            if slot in generation.parked or surplus > 0:
-                chosen.append(slot)
-                surplus -= slot.size
-        if chosen:
-            with self._segments.lock:
-                self._arena.rejoin(chosen)
-            generation.parked.difference_update(chosen)
 
     # --- private memory -----------------------------------
 
@@ -426,10 +294,7 @@ class LaneMemory:
         current = self._current
         self.end_iteration()
         if not self._has_turn:
-            # what did not fit into the lane; nothing lives in the lane itself now
-            for generation in self._lane_generations():
-                if generation is not self._parked and self._segments.has_overflow(generation):
-                    self._retire(generation)
+            self._generations.retire_overflowing()
         old, self._persistent = self._persistent, self._segments.make_generation()
         # the new one first: without any, torch would take back what other streams still use
         self._pools.begin(self._persistent.pool)
@@ -445,15 +310,7 @@ class LaneMemory:
 
     def figures(self) -> Figures:
         """Return where this session's bytes are."""
-        with self._segments.lock:
-            lanes = [generation.lane_slots(SlotState.PRIVATE) for generation in self._lane_generations()]
-            return Figures(
-                private=self._arena.private_bytes,
-                sticky=sum(slot.size for slots in lanes for slot in slots),
-                headroom=self._segments.headroom,
-                away=sum(sizes_away(self._arena)),
-                held=self._segments.bytes_of([self._persistent, *self._lane_generations()]),
-            )
+        return self._segments.figures([self._persistent, *self._generations])
 
     # --- going away and coming back -----------------------------------
 

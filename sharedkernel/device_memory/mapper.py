@@ -6,14 +6,15 @@ A :class:`Slot` says what it shows (the arena's affair) and what is mapped in it
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
-from sharedkernel.device_memory.errors import ArenaBroken
+from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping
 from sharedkernel.device_memory.layout import UNIT_SIZES, UnitInfo
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -189,3 +190,39 @@ def batches(items: Sequence[_Item], key: Callable[[_Item], int]) -> Iterator[lis
         total += key(item)
     if batch:
         yield batch
+
+
+def pair(
+    slots: Sequence[Slot], imported: Sequence[tuple[UnitInfo, Handle]], state: SlotState
+) -> list[tuple[Slot, tuple[UnitInfo, Handle]]]:
+    """Pair slots, which have to be in *state*, with the units that are to be mapped there; raises InvalidMapping."""
+    if [slot.size for slot in slots] != [unit.size for unit, _ in imported]:
+        raise InvalidMapping("there has to be a unit for each slot, of its size.")
+    for slot in slots:
+        if slot.state is not state:
+            raise InvalidMapping(f"the slot at {slot.address:#x} is {slot.state}, not {state}.")
+    return list(zip(slots, imported, strict=True))
+
+
+def check_slots(slots: Sequence[Slot], lane: Collection[int]) -> None:
+    """Check that slots, which come by address, do not overlap, and that no unit is mapped as two things.
+
+    Parameters
+    ----------
+    slots
+        All there are.
+    lane
+        Numbers of the lane's units.
+    """
+    private = [slot.unit.unit for slot in slots if slot.state is SlotState.PRIVATE and slot.unit]
+    assert len(private) == len(set(private)), "a private unit is mapped twice"
+    assert set(private).isdisjoint(lane), "a unit is private and the lane's"
+    for before, after in itertools.pairwise(slots):
+        assert before.end <= after.address, (before, after)
+    for slot in slots:
+        mapped = slot.state in (SlotState.LANE, SlotState.PRIVATE)
+        assert (slot.unit is not None) == mapped, slot
+        assert (slot.handle is not None) == mapped, slot
+        if slot.state is SlotState.LANE:
+            assert slot.unit == UnitInfo(slot.lane_unit or 0, slot.size), slot
+            assert slot.lane_unit in lane, slot

@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.backing_store import BackingStore
@@ -21,7 +23,6 @@ from sharedkernel.device_memory.errors import InvalidMapping
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.segments import Segments
 from sharedkernel.system.deferred_signals import signals_held
 
 #: bytes of each of the two staging buffers
@@ -163,13 +164,15 @@ class ArenaResidency:
 
     Parameters
     ----------
-    arena, segments
+    arena
         The session's.
+    lock
+        Covers it.
     """
 
-    def __init__(self, arena: Arena, segments: Segments) -> None:
+    def __init__(self, arena: Arena, lock: AbstractContextManager[Any]) -> None:
         self._arena = arena
-        self._segments = segments
+        self._lock = lock
         self._backing: BackingStore | None = None
 
     @property
@@ -184,7 +187,7 @@ class ArenaResidency:
     def begin(self, offsets: dict[Slot, int | None], backing: BackingStore) -> None:
         """Free what was copied to *backing*, which is closed if nothing is."""
         try:
-            with self._segments.lock:
+            with self._lock:
                 self._arena.send_away(offsets)
         finally:
             # an interrupt may come as the last step is done: the page table tells what holds
@@ -204,7 +207,7 @@ class ArenaResidency:
         if self._backing is None:
             raise InvalidMapping("nothing is away that could be restored.")
         try:
-            with self._segments.lock:
+            with self._lock:
                 restore(self._arena, given, self._backing)
         finally:
             if not sizes_away(self._arena):

@@ -24,7 +24,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from sharedkernel.device_memory.drivers.base import MemoryDriver, release_handle
 from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
-from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace, by_size
+from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace, by_size, describe
 
 #: more descriptors than this do not fit into one message of a unix socket
 MAX_DESCRIPTORS = 253
@@ -290,17 +290,7 @@ class LaneStore:
 
     def account(self) -> UnitAccount:
         """Return where every byte is."""
-        lanes = {lane: entry.size for lane, entry in self._lanes.items()}
-        private: dict[str, int] = {}
-        sums = dict.fromkeys(UnitPlace, 0)
-        for unit in self._units.values():
-            sums[unit.place] += unit.size
-            if unit.place is UnitPlace.PRIVATE:
-                assert unit.owner is not None
-                private[unit.owner] = private.get(unit.owner, 0) + unit.size
-        return UnitAccount(
-            lanes=lanes, private=private, releasing=sums[UnitPlace.RELEASING], stock=sums[UnitPlace.STOCK]
-        )
+        return UnitAccount.of(self._units.values(), self._lanes.values())
 
     def validate(self) -> None:
         """Check that every unit is in one account, and held by whom that account allows."""
@@ -340,18 +330,10 @@ class LaneStore:
         if self._capacity is not None and self._used + size > self._capacity:
             raise OutOfDeviceMemory(
                 f"{size} bytes of device memory do not fit: {self._used} of {self._capacity} are in use "
-                f"({self._places()})."
+                f"({describe(self._units.values())})."
             )
         handle = self._driver.create(size)
         return self._add(StoredUnit(self._last_number + 1, size, handle, place))
-
-    def _places(self) -> str:
-        sums = Counter[str]()
-        for unit in self._units.values():
-            sums[unit.place] += unit.size
-            if unit.place is UnitPlace.RELEASING:
-                sums.update(dict.fromkeys(sorted(unit.holders), unit.size))
-        return ", ".join(f"{what} {size}" for what, size in sums.items())
 
     def _add(self, unit: StoredUnit) -> StoredUnit:
         self._units[unit.unit] = unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,23 @@ class UnitAccount:
     releasing: int
     #: bytes created for lanes in advance
     stock: int
+
+    @classmethod
+    def of(cls, units: Iterable[StoredUnit], lanes: Iterable[StoredLane]) -> UnitAccount:
+        """Return the account of all units and lanes of a store."""
+        private: dict[str, int] = {}
+        sums = dict.fromkeys(UnitPlace, 0)
+        for unit in units:
+            sums[unit.place] += unit.size
+            if unit.place is UnitPlace.PRIVATE:
+                assert unit.owner is not None
+                private[unit.owner] = private.get(unit.owner, 0) + unit.size
+        return cls(
+            lanes={lane.lane: lane.size for lane in lanes},
+            private=private,
+            releasing=sums[UnitPlace.RELEASING],
+            stock=sums[UnitPlace.STOCK],
+        )
 
     @property
     def total(self) -> int:
@@ -88,3 +106,13 @@ def by_size(units: Iterable[StoredUnit]) -> dict[int, list[StoredUnit]]:
     for unit in reversed(list(units)):
         found.setdefault(unit.size, []).append(unit)
     return found
+
+
+def describe(units: Iterable[StoredUnit]) -> str:
+    """Return how many bytes are where, and which sessions' processes still have to release some, for a log."""
+    sums = Counter[str]()
+    for unit in units:
+        sums[unit.place] += unit.size
+        if unit.place is UnitPlace.RELEASING:
+            sums.update(dict.fromkeys(sorted(unit.holders), unit.size))
+    return ", ".join(f"{what} {size}" for what, size in sums.items())

@@ -14,9 +14,9 @@ from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
-from sharedkernel.device_memory.segments import Supplier
+from sharedkernel.device_memory.pools.segments import Supplier
+from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.device_memory.torch_pool import TorchPools
 
 LANE = 1
 #: bytes of addresses that an arena reserves here: the self-test is no place to find out how many there can be

@@ -79,7 +79,7 @@ def names(units: Sequence[UnitInfo]) -> list[tuple[int, int]]:
 
 
 class RemoteSupplier:
-    """Asks the store's process for units; see :class:`~sharedkernel.device_memory.segments.Supplier`.
+    """Asks the store's process for units; see :class:`~sharedkernel.device_memory.pools.segments.Supplier`.
 
     Parameters
     ----------

@@ -20,10 +20,10 @@ from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import copy_out
+from sharedkernel.device_memory.pools.segments import Supplier
+from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.segments import Supplier
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.selftest.lane_process import LANE as LANE
 from sharedkernel.selftest.lane_process import LocalSupplier
 from tests.device_memory.pool_model import Block, ModelTorch

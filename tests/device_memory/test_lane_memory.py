@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from sharedkernel.device_memory import lane_memory
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.errors import DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
 from sharedkernel.device_memory.mapper import SlotState
+from sharedkernel.device_memory.pools import generations
 from tests.device_memory import traces
 from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.pool_model import OutOfMemoryError
@@ -330,7 +330,7 @@ def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store)
         session.memory.begin_iteration()
         session.free(block)
         session.hand_over()
-        assert session.memory.figures().sticky <= lane_memory.STICKY
+        assert session.memory.figures().sticky <= generations.STICKY
         session.validate()
 
 

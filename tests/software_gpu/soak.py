@@ -41,8 +41,8 @@ from tests.software_gpu.support import PATIENCE, device_bytes, is_here, settings
 
 #: seconds that any cell may take, with all its waits for others
 MOST_SECONDS = 240.0
-#: part of the driver's calls about memory that fail
-FAIL_RATE = 0.002
+#: part of the driver's calls about memory that fail; to restore a GiB takes some 2,500 of them, and all have to succeed
+FAIL_RATE = 0.0005
 _CAPACITY, _CONTEXT, _RESERVE = 2048 * MIB, 32 * MIB, 64 * MIB
 _USERS = 4
 #: seconds between two cells of a notebook
@@ -206,8 +206,8 @@ class Tenant:
     @staticmethod
     def _is_expected(cell: Cell, outcome: Outcome) -> bool:
         """Whether a cell that has ended, with its session alive, may end so."""
-        if cell.kind == "first" and "out of memory" in outcome.message:
-            return True  # for a context
+        if outcome.error == "AcceleratorError" and "out of memory" in outcome.message:
+            return True  # for something other than tensors: a context, pinned memory
         match cell.ending:
             case Ending.WELL:
                 return outcome.error in ("", *_NO_MEMORY)

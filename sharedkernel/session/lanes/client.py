@@ -22,12 +22,12 @@ from typing import Any, Literal
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MemoryDriver
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.torch_pool import TorchPools
+from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
+from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.lanes.memory import Channel, CudaMemory, ExecutorSupplier
 from sharedkernel.session.memory.cuda_meter import CudaMeter

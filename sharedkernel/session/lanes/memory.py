@@ -74,7 +74,7 @@ class Channel(Protocol):
 
 
 class ExecutorSupplier:
-    """Brings units from the executor; see :class:`~sharedkernel.device_memory.segments.Supplier`.
+    """Brings units from the executor; see :class:`~sharedkernel.device_memory.pools.segments.Supplier`.
 
     Parameters
     ----------

@@ -14,9 +14,9 @@ import types
 
 import pytest
 
-from sharedkernel.device_memory.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
-from sharedkernel.device_memory.torch_pool import TorchPools
+from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
+from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from tests.device_memory.pool_model import MIB, ModelTorch, OutOfMemoryError
 
 _START = 1 << 45
@@ -237,7 +237,7 @@ def test_a_signals_handler_knows_that_the_allocator_calls_back(torch, pools):
 
 _STOPPED = """
 import time
-from sharedkernel.device_memory.torch_pool import TorchPools
+from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from tests.device_memory.pool_model import ModelTorch
 
 pools = TorchPools(ModelTorch(), has_threads=lambda: True)

@@ -28,8 +28,8 @@ from sharedkernel.device_memory.layout import (
     small_bytes,
 )
 from sharedkernel.device_memory.mapper import Area, Slot, SlotState
+from sharedkernel.device_memory.pools.torch_pool import Pool, TorchPools
 from sharedkernel.device_memory.ranges import FreeRanges, LiveRanges
-from sharedkernel.device_memory.torch_pool import Pool, TorchPools
 from sharedkernel.system.deferred_signals import signals_held
 
 
@@ -60,6 +60,22 @@ class Supplier(Protocol):
 
     def release_units(self, units: Sequence[int]) -> None:
         """Notify the executor that this process has released these units; does not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A session's device memory by page, in bytes."""
+
+    #: private units mapped: what is charged to the session
+    private: int
+    #: of these, at addresses of the lane
+    sticky: int
+    #: of these, mapped and not yet given to torch
+    headroom: int
+    #: offloaded; not on the device
+    away: int
+    #: what torch counts as held of all this, lanes included, whether or not anything is mapped there
+    held: int
 
 
 @dataclass(eq=False)
@@ -207,10 +223,24 @@ class Segments:
             if is_empty and self._drop(generation):
                 self._retired.remove(generation)
 
-    def bytes_of(self, generations: Iterable[Generation]) -> int:
-        """Return the bytes that torch counts as held for these generations and the retired ones, mapped or not."""
-        every = [*generations, *self._retired]
-        return sum(size for generation in every for size in list(generation.pool.segments.values()))
+    def figures(self, generations: Sequence[Generation]) -> Figures:
+        """Return where this session's bytes are.
+
+        Parameters
+        ----------
+        generations
+            Those from which torch may allocate; the retired ones are counted as well.
+        """
+        with self.lock:
+            lanes = [generation.lane_slots(SlotState.PRIVATE) for generation in generations]
+            pools = [generation.pool for generation in (*generations, *self._retired)]
+            return Figures(
+                private=self._arena.private_bytes,
+                sticky=sum(slot.size for slots in lanes for slot in slots),
+                headroom=self._headroom.total,
+                away=sum(slot.size for slot in self._arena.slots(SlotState.AWAY)),
+                held=sum(size for pool in pools for size in list(pool.segments.values())),
+            )
 
     def has_overflow(self, generation: Generation) -> bool:
         """Return whether torch has segments for a lane's generation that are not in the lane."""

@@ -38,8 +38,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharedkernel.device_memory.allocator_callbacks import make_allocator
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
+from sharedkernel.device_memory.pools.allocator_callbacks import make_allocator
 
 _increment = ctypes.pythonapi.Py_IncRef
 _increment.argtypes = [ctypes.py_object]
