@@ -229,7 +229,7 @@ class SessionController:
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
-                self._workload.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
+                self._workload.cell_ended(session, cell.user.id, cell.cell.source, cell.cell_service)
                 self.update_limits()
             case protocol.Offloaded() | protocol.OffloadDeclined() | protocol.Restored():
                 self.offloads.handle(process, message)

@@ -106,7 +106,7 @@ def choose(
             if lane.occupant is not None and lane.occupant is not session:
                 if not lanes.can_park(lane, free):
                     continue
-                free -= lane.occupant.unparked
+                free -= lane.occupant.iteration.unparked
             turns.grants.append(session)
             running.append(session)
             if run_queue.has_others(session):

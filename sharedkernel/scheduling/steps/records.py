@@ -158,7 +158,7 @@ class Records:
             self.demand.open.pop(session.id, None)
         if before in MEMORY_QUEUE_STATES:
             self.admission.dequeue(session)
-            session.growth = 0
+            session.iteration.growth = 0
         if (index := self.indexes.get(before)) is not None:
             del index[session.id]
         if before is SessionState.QUEUED:
@@ -171,16 +171,16 @@ class Records:
             else:
                 self.clock.deactivate(session)
         if state is SessionState.QUEUED:
-            session.queued_since = self.clock.now
+            session.wait.queued_since = self.clock.now
             self.run_queue.add(session)  # after it was lifted
 
     # --- the memory queue -----------------------------------
 
     def enqueue(self, session: Session) -> None:
         """Put *session* at the end of the memory queue."""
-        session.arrival = next(self._arrivals)
-        session.waiting_since = self.clock.now
-        session.overtaken_at = session.delayed_at = None
+        session.wait.arrival = next(self._arrivals)
+        session.wait.since = self.clock.now
+        session.wait.overtaken_at = session.wait.delayed_at = None
         self.admission.enqueue(session)
 
     def cancel_eviction(self, session: Session) -> None:
@@ -212,7 +212,7 @@ class Records:
         # A promise is kept until the memory is there, or the iteration that it was made for has ended.
         if session.offload.is_returning:
             memory = at_least(memory, persistent=session.memory.persistent)
-        if session.growth_parked:
+        if session.iteration.growth_parked:
             memory = at_least(memory, ephemeral=session.memory.ephemeral)
         if session.offload.remaining_ephemeral is not None:
             rest = min(memory.ephemeral or 0, session.offload.remaining_ephemeral)
@@ -234,14 +234,14 @@ class Records:
         live
             Bytes in its lane and parked; 0: nothing is live.
         """
-        if live != session.live:
-            session.live = live
+        if live != session.iteration.live:
+            session.iteration.live = live
             self.ledger.revision += 1
-        self.ledger.set_parked(session, min(session.parked, live))
-        session.growth_parked = min(session.growth_parked, session.parked)
+        self.ledger.set_parked(session, min(session.iteration.parked, live))
+        session.iteration.growth_parked = min(session.iteration.growth_parked, session.iteration.parked)
         lane = session.lane
         if lane is not None:
-            if session.unparked:
+            if session.iteration.unparked:
                 lane.occupant = session
             elif lane.occupant is session:
                 lane.occupant = None
