@@ -167,27 +167,36 @@ class StopExecutor(Message, frozen=True, kw_only=True):
 # --- executor -> gateway or command -----------------------------------
 
 
-class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway needs to adopt a running session."""
+class SessionIdentity(msgspec.Struct, kw_only=True):
+    """Whose process a session's is, and how it was started: what all records of a session have."""
 
-    session: str
-    user: str
-    notebook: str | None
-    client_key: str | None
+    #: None: a spare, which is nobody's
+    session: str | None = None
+    user: str | None = None
+    notebook: str | None = None
+    client_key: str | None = None
     #: larger than that of each process that this session id has had before; an older one's end is not this one's
-    incarnation: int
+    incarnation: int = 0
     pid: int
     #: Jupyter connection information: transport, ip, ports, key, signature_scheme
-    connection: dict[str, Any]
+    connection: dict[str, Any] | None = None
     #: as they came in :class:`StartSession`: a gateway that adopts the session can restart it alike
     cwd: str | None = None
     env: dict[str, str] = {}
     #: id under which clients know it; None: its own
     kernel: str | None = None
-    #: seconds for which it still lingers; None: it was not shut down
-    lingers: float | None = None
     #: name of its Python environment; empty: the executor's own
     environment: str = ""
+
+
+class SessionRecord(SessionIdentity, kw_only=True):
+    """What a gateway needs to adopt a running session."""
+
+    session: str
+    user: str
+    connection: dict[str, Any]
+    #: seconds for which it still lingers; None: it was not shut down
+    lingers: float | None = None
 
 
 class SessionReady(Message, frozen=True, kw_only=True):

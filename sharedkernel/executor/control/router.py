@@ -125,8 +125,9 @@ class MessageRouter:
         if process.ended.is_set() or self.recovery.defers(process, message):
             return
         if isinstance(message, protocol.Assigned):
-            if process.assigned is not None and not process.assigned.done():
-                process.assigned.set_result(None)
+            if process.assignment is not None and not process.assignment.done():
+                process.assignment.set_result(None)
+                process.assigned = True
                 self._supervisor.keep(process)  # which counts from now on
         elif not process.session:  # a spare has no user whose code could run
             return

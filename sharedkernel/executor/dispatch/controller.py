@@ -105,8 +105,8 @@ class SessionController:
             raise ConfigError(str(error)) from None
         self._driver.handle(event)
 
-    def add(self, process: SessionHandle, attained: float = 0.0) -> None:
-        """Take in a process that has been given a session; *attained* device-seconds from an earlier executor."""
+    def add(self, process: SessionHandle) -> None:
+        """Take in a process that has been given a session."""
         assert process.session
         assert process.limits is not None
         self.sessions[process.session] = process
@@ -117,7 +117,7 @@ class SessionController:
                 user=UserId(process.limits.user),
                 domain=self._served.trust_domain(process.limits),
                 framework=process.memory.framework,
-                attained=attained,
+                attained=process.attained,
             )
         )
 
