@@ -72,7 +72,7 @@ from __future__ import annotations
 
 from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling.invariants import check
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.actions import Action
 from sharedkernel.scheduling.model.config import SchedulerConfig
@@ -156,7 +156,7 @@ class Scheduler:
         return self._records.sessions
 
     @property
-    def lanes(self) -> Lanes:
+    def lanes(self) -> LanePlanner:
         """The lanes; read-only."""
         return self._records.lanes
 

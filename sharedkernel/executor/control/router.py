@@ -136,10 +136,10 @@ class MessageRouter:
         elif isinstance(message, protocol.Watch):
             self._status_stream.watch(process, message.interval)
         else:
-            process.used = process.used or isinstance(message, protocol.CellOpened)
+            process.used = process.used or isinstance(message, protocol.CellOpenedReport)
             self._controller.handle(process, self._believe(process, message))
             self._waits.notify_soon()
-            if isinstance(message, protocol.CellClosed):
+            if isinstance(message, protocol.CellClosedReport):
                 self._detached.came_to_rest(process)
 
     def _believe(self, process: SessionHandle, message: _M) -> _M:

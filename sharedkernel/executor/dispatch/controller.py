@@ -200,30 +200,30 @@ class SessionController:
         """Handle one message of a session that is not about its own start."""
         session = id_of(process)
         match message:
-            case protocol.CellOpened():
+            case protocol.CellOpenedReport():
                 if process.offload.bytes:  # it waits to be restored
                     self._wait_begins(process)
                 self._driver.handle(events.CellOpened(session=session))
                 self.update_limits()
-            case protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth):
+            case protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth):
                 process.data_bytes = data_bytes
                 self._measured(process, memory)
                 self.update_limits()
                 self._want(process, growth)
             case protocol.Foreseen():
                 self._driver.handle(self._workload.foresee(session, process.user or "", message))
-            case protocol.GrantMeasured(iterations=iterations):
+            case protocol.GrantMeasuredReport(iterations=iterations):
                 utilisation = self._seen_utilisation(process, message)
                 self._driver.handle(
                     events.GrantMeasured(session=session, iterations=iterations, utilisation=utilisation)
                 )
-            case protocol.DeviceWantWithdrawn():
+            case protocol.DeviceWantWithdrawnReport():
                 process.wait.since = None
                 process.send(protocol.WithdrawalSeen())
                 self._driver.handle(events.DeviceWantWithdrawn(session=session))
-            case protocol.GrantReleased():
+            case protocol.GrantReleasedReport():
                 self._release(process, message)
-            case protocol.CellClosed(memory=memory):
+            case protocol.CellClosedReport(memory=memory):
                 process.wait.since = None
                 process.promised_bytes = 0
                 self._measured(process, memory)
@@ -231,7 +231,7 @@ class SessionController:
                 cell = self._driver.scheduler.sessions[session]
                 self._workload.cell_ended(session, cell.user.id, cell.cell.source, cell.cell_service)
                 self.update_limits()
-            case protocol.Offloaded() | protocol.OffloadDeclined() | protocol.Restored():
+            case protocol.OffloadedReport() | protocol.OffloadDeclinedReport() | protocol.RestoredReport():
                 self.offloads.handle(process, message)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
@@ -250,7 +250,7 @@ class SessionController:
             events.DeviceWanted(session=id_of(process), memory=profile_of(process.memory), growth=growth)
         )
 
-    def _release(self, process: SessionHandle, message: protocol.GrantReleased) -> None:
+    def _release(self, process: SessionHandle, message: protocol.GrantReleasedReport) -> None:
         self._measured(process, message.memory)
         if message.at != "yield":
             process.promised_bytes = 0
@@ -275,7 +275,7 @@ class SessionController:
         )
 
     def _seen_utilisation(
-        self, process: SessionHandle, message: protocol.GrantMeasured | protocol.GrantReleased
+        self, process: SessionHandle, message: protocol.GrantMeasuredReport | protocol.GrantReleasedReport
     ) -> float | None:
         """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
         seen = self._served.utilisation(process)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import MemoryDemand
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.memory.offloading import Offloading, can_give_way
 from sharedkernel.scheduling.memory.refusals import over_quota_by, refuse_restore, refuse_wait, refuse_want
@@ -59,7 +59,7 @@ class Admission:
         config: SchedulerConfig,
         policy: Policy,
         ledger: Ledger,
-        lanes: Lanes,
+        lanes: LanePlanner,
         demand: MemoryDemand,
         offloading: Offloading,
         turns: MemoryTurns,

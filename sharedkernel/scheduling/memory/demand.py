@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import SessionId, SessionState
@@ -42,7 +42,7 @@ class MemoryDemand:
         The scheduler's.
     """
 
-    def __init__(self, ledger: Ledger, lanes: Lanes, sessions: Mapping[SessionId, Session]) -> None:
+    def __init__(self, ledger: Ledger, lanes: LanePlanner, sessions: Mapping[SessionId, Session]) -> None:
         self.ledger = ledger
         self.lanes = lanes
         self._sessions = sessions

@@ -36,7 +36,7 @@ class Spot:
     lane: Lane | None
 
 
-class Lanes:
+class LanePlanner:
     """Creates, resizes, merges and removes the lanes of one device.
 
     Parameters

@@ -12,7 +12,7 @@ import math
 
 from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.memory.offloading import Offloading
 from sharedkernel.scheduling.memory.reclaim import Reclaimer
@@ -53,7 +53,7 @@ class Records:
         #: actions decided since the present event, in order
         self.actions: list[Action] = []
         self.ledger = Ledger(config.capacity, config.reserve)
-        self.lanes = Lanes(self.ledger, self.actions)
+        self.lanes = LanePlanner(self.ledger, self.actions)
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
         self.demand = MemoryDemand(self.ledger, self.lanes, self.sessions)
         self.predictions = Predictions(self.demand.open.values)

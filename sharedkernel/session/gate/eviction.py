@@ -59,7 +59,7 @@ class SessionEviction:
         with self._link.lock:
             if self.is_asked:
                 self.is_asked = False
-                self._link.send(protocol.OffloadDeclined(reason=reason, message=message))
+                self._link.send(protocol.OffloadDeclinedReport(reason=reason, message=message))
 
     async def offload(self, why_busy: Callable[[], str | None]) -> None:
         """Move the memory away if that can be done and is still asked for, and answer the executor.

@@ -194,12 +194,12 @@ class Gate:
         if isinstance(message, protocol.Waiting):
             self._notice.update(message)
             return
-        if isinstance(message, protocol.Restore) or (
+        if isinstance(message, protocol.RestoreCommand) or (
             isinstance(message, protocol.RefusedGrant) and self._residency.is_away
         ):
             with self._link.lock:
                 if self.sections.num_open and self._residency.is_away:  # else it crossed with the section's end
-                    self._residency.answer.give(None if isinstance(message, protocol.Restore) else message)
+                    self._residency.answer.give(None if isinstance(message, protocol.RestoreCommand) else message)
             return
         self._acquisition.request.handle(message)
 

@@ -150,14 +150,14 @@ class HeldGrant:
         self._meter.grant_began()
         self._on_turn(True)
 
-    def end(self, at: ReleasePoint) -> protocol.GrantReleased:
+    def end(self, at: ReleasePoint) -> protocol.GrantReleasedReport:
         """End it; return what to say of it."""
         utilisation = self._meter.utilisation()
         live = self._meter.grant_ended(at_boundary=at != "yield")
         self.is_held = False
         self._on_turn(False)
         self._words[Word.TURN] = Turn.READY
-        return protocol.GrantReleased(
+        return protocol.GrantReleasedReport(
             at=at,
             memory=self._meter.memory,
             live_bytes=live,
@@ -165,7 +165,7 @@ class HeldGrant:
             utilisation=utilisation,
         )
 
-    def news(self) -> protocol.GrantMeasured | None:
+    def news(self) -> protocol.GrantMeasuredReport | None:
         """Return what it came to since that was last said, if it is time to say it."""
         now = time.monotonic()
         if now < self._measured_at + GRANT_INTERVAL:
@@ -173,4 +173,4 @@ class HeldGrant:
         iterations = self._words[Word.ITERATIONS]
         completed, self._boundaries_before = iterations - self._boundaries_before, iterations
         self._measured_at = now
-        return protocol.GrantMeasured(iterations=completed, utilisation=self._meter.utilisation())
+        return protocol.GrantMeasuredReport(iterations=completed, utilisation=self._meter.utilisation())

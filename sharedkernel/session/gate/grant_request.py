@@ -99,7 +99,7 @@ class GrantRequest:
             self.is_open = True
             self._words[Word.TURN] = Turn.WANTING
             foreseen = self._forecast.news(self._words[Word.ITERATIONS])
-            wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
+            wanted = protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth)
             self._link.send(*(message for message in (foreseen, wanted) if message))
 
     def wait(self, check: Callable[[], None] | None = None) -> None:
@@ -117,7 +117,7 @@ class GrantRequest:
     def withdraw(self) -> None:
         """Withdraw the request. A grant may already be under way: wait for the answer, and release it."""
         with signals_held():  # also where the interrupt that ended the wait left them let through
-            self._link.send(protocol.DeviceWantWithdrawn())
+            self._link.send(protocol.DeviceWantWithdrawnReport())
             # The executor answers at once; if it is gone, the greeting to the next one says what holds.
             while not self.answered.wait(0.1) and self._link.is_connected:
                 pass
@@ -132,7 +132,7 @@ class GrantRequest:
             granted = isinstance(message, protocol.Granted)
             if not self.is_open:
                 if granted and not self._grant.is_held:  # crossed with a withdrawal that no executor received
-                    self._link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
+                    self._link.send(protocol.GrantReleasedReport(at="boundary", memory=self._meter.memory))
                 return
             self.drop()
             if isinstance(message, protocol.RefusedGrant):

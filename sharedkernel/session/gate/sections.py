@@ -96,7 +96,7 @@ class Sections:
                     self._forecast.section_began()
                     if self._acquisition.lanes is not None:
                         self._acquisition.lanes.section_began()
-                    self._link.send(protocol.CellOpened())
+                    self._link.send(protocol.CellOpenedReport())
                     self._residency.section_opened()
                     self._acquisition.eviction.decline("busy", "Its code runs.")
             if self._residency.is_away:
@@ -123,7 +123,7 @@ class Sections:
                     self._meter.measure_idle()
                     self._residency.answer.clear()
                     self._words[Word.TURN] = Turn.IDLE
-                    closed = protocol.CellClosed(memory=self._meter.memory)
+                    closed = protocol.CellClosedReport(memory=self._meter.memory)
                 self._link.send(*(message for message in (released, closed) if message))
             if threading.get_ident() == self._main and not self._mode.is_in:
                 self._mode.put_in()

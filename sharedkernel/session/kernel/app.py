@@ -171,7 +171,7 @@ class SessionRuntime:
                 self._loop.add_callback(self._assign, self._awaited)
                 self._awaited = None
             current_session.on_message(message)
-        elif isinstance(message, protocol.Offload):
+        elif isinstance(message, protocol.OffloadCommand):
             if self._gate.sections.request_offload():
                 self._loop.add_callback(self._gate.sections.offload)
         elif isinstance(message, protocol.Failed):

@@ -58,7 +58,7 @@ class CannotOffload(SharedKernelError):
     message
         One sentence for a person.
     reason
-        Stable slug, as in :class:`~sharedkernel.protocol.OffloadDeclined`.
+        Stable slug, as in :class:`~sharedkernel.protocol.OffloadDeclinedReport`.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
