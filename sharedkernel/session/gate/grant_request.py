@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable
 
 from sharedkernel import protocol
-from sharedkernel.ipc.shared_page import Page, Turn, Word
+from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.session.connection import Link
-from sharedkernel.session.gate.grant import HeldGrant
-from sharedkernel.session.memory.meters import Meter
-from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
@@ -56,23 +54,19 @@ def _wait(answered: InterruptSafeEvent, seconds: float, check: Callable[[], None
     return False
 
 
-class GrantRequest:
+class GrantRequest(GatePart):
     """One session's request for a grant, reused for each of them.
 
     Parameters
     ----------
-    page, meter, link, notice, forecast, grant
-        The session's.
+    parts
+        What the gate works with.
+    grant
+        What is requested.
     """
 
-    def __init__(
-        self, page: Page, meter: Meter, link: Link, notice: WaitDisplay, forecast: Forecast, grant: HeldGrant
-    ) -> None:
-        self._words = page.words
-        self._meter = meter
-        self._link = link
-        self._notice = notice
-        self._forecast = forecast
+    def __init__(self, parts: GateParts, grant: HeldGrant) -> None:
+        super().__init__(parts)
         self._grant = grant
         #: it was said, and has no answer
         self.is_open = False

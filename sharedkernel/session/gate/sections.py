@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Turn, Word
-from sharedkernel.session.gate.acquisition import Acquisition, GateParts
+from sharedkernel.session.gate.acquisition import Acquisition
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
-from sharedkernel.session.gate.grant import HeldGrant
+from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.system.deferred_signals import signals_held
 
 
-class Sections:
+class Sections(GatePart):
     """One session's sections, and the executor's requests to offload its memory between them.
 
     Parameters
@@ -41,13 +41,7 @@ class Sections:
         acquisition: Acquisition,
         why_busy: Callable[[], str | None],
     ) -> None:
-        self._words = parts.page.words
-        self._meter = parts.meter
-        self._link = parts.link
-        self._notice = parts.notice
-        self._residency = parts.residency
-        self._growth = parts.growth
-        self._forecast = parts.forecast
+        super().__init__(parts)
         self._grant = grant
         self._mode = mode
         self._acquisition = acquisition

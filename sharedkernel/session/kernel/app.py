@@ -28,9 +28,9 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
-from sharedkernel.session.gate.acquisition import GateParts
 from sharedkernel.session.gate.boundaries import Boundaries
 from sharedkernel.session.gate.gate import Gate
+from sharedkernel.session.gate.grant import GateParts
 from sharedkernel.session.kernel import likeness, own_log, packages, user_account
 from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn
 from sharedkernel.session.kernel.kernel import GatedKernel
