@@ -84,9 +84,6 @@ class MessageRouter:
         """Whether processes of the user id *uid* are heard at all."""
         return self._handshake.may_connect(uid)
 
-    def connected(self, peer: ControlConnection) -> None:
-        """Wait for the greeting."""
-
     def disconnected(self, peer: ControlConnection) -> None:
         """Forget a gateway; a session's end is another matter (its process is watched)."""
         self._api.left(peer)
