@@ -31,7 +31,8 @@ M = TypeVar("M", bound=protocol.Message)
 _RUN = """
 import sys
 from sharedkernel.session.kernel import app
-app.run("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host")
+from sharedkernel.session.kernel.restart import Launch
+app.run(Launch("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host"))
 """
 
 

@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from typing import Any, TextIO
 
 import numpy
@@ -255,38 +256,19 @@ def _reseed() -> None:
     random.seed()
 
 
-def run(
-    process: str,
-    connection_file: str,
-    executor_socket: str,
-    page_descriptor: int,
-    device_kind: str,
-    *,
-    memory_mode: str = "shared",
-    isolation: str = "none",
-    assign: protocol.Assign | None = None,
-) -> None:
+def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     """Be a session's process (called in the forked child, or afresh; returns when the kernel was shut down)."""
     processes.adopt_orphans()
-    if isolation == "users":  # now, since each holds for the threads to come only
+    if launch.isolation == "users":  # now, since each holds for the threads to come only
         processes.gain_no_privileges()
         processes.leave_keyring()
         os.umask(0o007)  # the gateway's group may connect to the kernel's sockets; users never come to where they are
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
-    launch = Launch(
-        process=process,
-        connection_file=connection_file,
-        executor_socket=executor_socket,
-        page_descriptor=page_descriptor,
-        device_kind=device_kind,
-        memory_mode=memory_mode,
-        isolation=isolation,
-        log_descriptor=log_stream.fileno(),
-    )
+    launch = replace(launch, log_descriptor=log_stream.fileno())
     own_log.set_up(log_stream)
-    likeness.take_arguments(connection_file)
+    likeness.take_arguments(launch.connection_file)
     _reseed()
     set_up_heap()
-    app = _make_app(connection_file, log_stream, with_history=isolation == "none")
+    app = _make_app(launch.connection_file, log_stream, with_history=launch.isolation == "none")
     SessionRuntime(launch, app, assign=assign).run()
