@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -28,46 +28,13 @@ from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import idleness, storages
-from sharedkernel.session.offload.host import CannotOffload, RegionOffload
+from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RegionOffload
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from sharedkernel.units import format_bytes
 
 #: bytes below which a session is left alone
 SMALLEST_OFFLOAD = 1 << 20
 _ELSEWHERE = "outside the tensors that Python can see (arrays of other libraries, for example)"
-
-
-class PendingOffload(Protocol):
-    """Memory on its way out."""
-
-    #: bytes to move
-    size: int
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether :meth:`commit` is no longer possible."""
-
-    def write(self) -> None:
-        """Copy everything away (any thread); raises CannotOffload."""
-
-    def stop(self) -> None:
-        """Make `write` end soon (any thread)."""
-
-    def commit(self) -> OffloadedMemory:
-        """Free the memory (main thread, when all is written)."""
-
-    def abort(self) -> None:
-        """Forget the copy."""
-
-
-class OffloadedMemory(Protocol):
-    """Memory that is away."""
-
-    #: bytes moved away
-    size: int
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back, or nothing; *pause* is called now and then with the bytes that are back."""
 
 
 class Mover(Protocol):
@@ -82,6 +49,18 @@ class Mover(Protocol):
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stayed when the memory was last moved away, and why; None if nothing did."""
+
+
+def kept_sentence(parts: Mapping[str, int]) -> str | None:
+    """Return one sentence about what stays, the largest part first; None if nothing does.
+
+    Parameters
+    ----------
+    parts
+        Bytes by what they are and why they stay.
+    """
+    told = sorted(((size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD), reverse=True)
+    return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in told) + "." if told else None
 
 
 class HostMover:
@@ -122,14 +101,7 @@ class HostMover:
         self._meter.measure_idle()
         counted = sum(size for reason, size in self._kept.items() if reason not in (storages.SHARED, storages.MAPPED))
         other = self._meter.memory.persistent - counted
-        parts = {
-            **self._kept,
-            _ELSEWHERE: other,
-        }
-        told = [(size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD]
-        if not told:
-            return None
-        return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in sorted(told)[::-1]) + "."
+        return kept_sentence({**self._kept, _ELSEWHERE: other})
 
 
 class NoMover:
