@@ -6,7 +6,7 @@ import random
 import statistics
 
 from benchmarks.simulate import tables
-from sharedkernel.simulator.colocation import PairJob, fit, read_pairs, simulate_colocation
+from benchmarks.simulate.colocation import PairJob, fit, read_pairs, simulate_colocation
 
 _SEEDS = range(20)
 

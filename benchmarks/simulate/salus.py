@@ -12,9 +12,9 @@ from benchmarks.simulate import tables
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import PATIENCE, hyperparameter_300, simulate_device, trace_100
-from sharedkernel.simulator.packing import devices_needed, share_of_pairs
+from sharedkernel.simulator.packing import RULES, devices_needed
 from sharedkernel.simulator.report import SimulationResult
-from sharedkernel.simulator.salus_models import INFERENCE, TRAINING
+from sharedkernel.simulator.salus_models import INFERENCE, TRAINING, ModelProfile
 from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
 from sharedkernel.simulator.workloads import heavy_tailed
@@ -23,6 +23,23 @@ _CAPACITY = 14 << 30
 _SEEDS = range(20)
 #: seconds of a turn: jobs take minutes, and shorter turns change nothing but how long this takes
 _QUANTUM = 10.0
+
+
+def share_of_pairs(models: Sequence[ModelProfile], capacity: int, rule: str) -> float:
+    """Return the share of all pairs of models, of a model with itself too, that fit one device.
+
+    Parameters
+    ----------
+    models
+        All of them.
+    capacity
+        Memory of each device, bytes.
+    rule
+        One of :data:`RULES`.
+    """
+    fits = RULES[rule]
+    pairs = [(a, b) for number, a in enumerate(models) for b in models[number:]]
+    return sum(fits(pair, capacity) for pair in pairs) / len(pairs)
 
 
 def packing() -> None:

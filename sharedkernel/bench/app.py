@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -62,19 +62,10 @@ class BenchApp(StackCommandApp):
         sharedkernel bench --all
     """
     accepts_arguments = True
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **StackCommandApp.aliases,
-        "repeats": "BenchApp.repeats",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "all": ({"BenchApp": {"all": True}}, "Run every benchmark."),
-        "json": ({"BenchApp": {"as_json": True}}, "Print the results as JSON instead of tables."),
-        "quick": ({"BenchApp": {"quick": True}}, "Measure a quarter as long; the figures are less certain."),
-    }
 
     all = Bool(False, help="Run every benchmark.").tag(config=True)
-    as_json = Bool(False, help="Print the results as JSON instead of tables.").tag(config=True)
-    quick = Bool(False, help="Measure a quarter as long.").tag(config=True)
+    as_json = Bool(False, help="Print the results as JSON instead of tables.").tag(config=True, option="json")
+    quick = Bool(False, help="Measure a quarter as long; the figures are less certain.").tag(config=True)
     repeats = Int(0, help="How many pairs or runs a figure is the median of; 0: as many as each benchmark needs.").tag(
         config=True
     )

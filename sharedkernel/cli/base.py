@@ -12,7 +12,7 @@ from enum import Enum
 from textwrap import dedent
 from typing import Any, ClassVar, NoReturn
 
-from traitlets import TraitError
+from traitlets import Bool, TraitError, TraitType
 from traitlets.config import Application
 from traitlets.config.loader import ArgumentError, KVArgParseConfigLoader
 
@@ -56,7 +56,9 @@ class _StrictLoader(KVArgParseConfigLoader):
 class CommandApp(Application):
     """Base of the commands.
 
-    Subclasses set ``name``, ``description``, ``examples``, their ``aliases`` and ``flags``, and implement ``start``.
+    Subclasses set ``name``, ``description`` and ``examples``, and implement ``start``. Each of their traits with
+    ``config`` is an option, one without a value if it is a Bool: ``--some-name`` for ``some_name``, or what the trait's
+    tag ``option`` says (None: no option). ``aliases`` and ``flags`` have more.
     """
 
     version = __version__
@@ -65,6 +67,19 @@ class CommandApp(Application):
     subcommands: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
     #: whether words that are no options are welcome (they land in ``extra_args``)
     accepts_arguments: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make options of the class's own traits, behind those of its base."""
+        super().__init_subclass__(**kwargs)
+        cls.aliases, cls.flags = dict(cls.aliases), dict(cls.flags)
+        for name, trait in vars(cls).items():
+            if not isinstance(trait, TraitType) or not trait.metadata.get("config"):
+                continue
+            option = trait.metadata.get("option", name.replace("_", "-"))
+            if isinstance(trait, Bool):
+                cls.flags[option] = ({cls.__name__: {name: True}}, trait.help)
+            elif option is not None:
+                cls.aliases[option] = f"{cls.__name__}.{name}"
 
     def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
         """Parse *argv*; wrong use ends the process with one sentence and exit code 2, an unusable directory with 1."""

@@ -44,15 +44,11 @@ class DemoApp(StackCommandApp):
         sharedkernel demo --json              # the report on standard output
         sharedkernel demo --json report.json  # and in a file
     """
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **StackCommandApp.aliases,
-        "json": "DemoApp.json_file",
-    }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "json": ({"DemoApp": {"json_file": _STANDARD_OUTPUT}}, "Print the report as JSON instead of tables.")
     }
 
-    json_file = Unicode(help="Write the report as JSON to this file as well.").tag(config=True)
+    json_file = Unicode(help="Write the report as JSON to this file as well.").tag(config=True, option="json")
 
     def start(self) -> None:
         """Run the demo.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 from traitlets import TraitError, Unicode, validate
 
@@ -22,11 +22,6 @@ from sharedkernel.units import parse_bytes
 
 class GatewayCommandApp(CommandApp):
     """Base of the commands that ask a gateway."""
-
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "gateway-url": "GatewayCommandApp.gateway_url",
-        "token": "GatewayCommandApp.token",
-    }
 
     gateway_url = Unicode(
         help=f"The gateway's address. Default: ${URL_VARIABLE}, else what `sharedkernel install` kept."
@@ -58,11 +53,6 @@ class GatewayCommandApp(CommandApp):
 
 class StackCommandApp(CommandApp):
     """Base of the commands that stand on a :class:`~sharedkernel.local_stack.LocalStack`."""
-
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "device": "StackCommandApp.device",
-        "capacity": "StackCommandApp.capacity",
-    }
 
     device = Unicode("host", help="The device to share: `host`, the processor.").tag(config=True)
     capacity = Unicode(

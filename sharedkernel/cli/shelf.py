@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from rich.console import Console, RenderableType
@@ -38,16 +38,6 @@ class ShelfApp(GatewayCommandApp):
         sharedkernel shelf --user ada                 # for admins
         sharedkernel shelf --user ada --remove-all
     """
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **GatewayCommandApp.aliases,
-        "user": "ShelfApp.user",
-        "remove": "ShelfApp.remove",
-        "device": "ShelfApp.device",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "remove-all": ({"ShelfApp": {"remove_all": True}}, "Take everything off the shelf."),
-        "json": ({"ShelfApp": {"as_json": True}}, "Print JSON instead of text."),
-    }
 
     user = Unicode(help="Whose shelf. Default: yours; to look, everybody's if you are an admin.").tag(config=True)
     remove = Unicode(help="Take what has this name off the shelf.").tag(config=True)
@@ -56,7 +46,7 @@ class ShelfApp(GatewayCommandApp):
         help="Take it off on this one of several devices only, as the configuration names it, such as cuda:1. "
         "Default: on all."
     ).tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True)
+    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
 
     def start(self) -> None:
         """Do what the line says.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
 
 from rich.console import Console
 from traitlets import Bool
@@ -23,11 +22,8 @@ class StatusApp(GatewayCommandApp):
         sharedkernel status --gateway-url http://127.0.0.1:8585 --token TOKEN
         sharedkernel status --json | python -m json.tool
     """
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "json": ({"StatusApp": {"as_json": True}}, "Print the document itself instead of tables.")
-    }
 
-    as_json = Bool(False, help="Print the document itself instead of tables.").tag(config=True)
+    as_json = Bool(False, help="Print the document itself instead of tables.").tag(config=True, option="json")
 
     def start(self) -> None:
         """Ask the gateway once and print its answer."""

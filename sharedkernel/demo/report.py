@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharedkernel.demo.runs import NotebookRun
+from sharedkernel.simulator.report import jain_index
 
 Document = Mapping[str, Any]
 
@@ -48,18 +49,6 @@ class FairnessMeter:
         """Return Jain's index; None when no two users ever wanted the device for long enough together."""
         parts = [self._got[user] / due for user, due in self._due.items() if due >= _LEAST_DUE]
         return jain_index(parts) if len(parts) >= 2 else None
-
-
-def jain_index(values: Sequence[float]) -> float:
-    """Return Jain's index of *values*, from 1/n to 1.
-
-    >>> jain_index([3.0, 3.0])
-    1.0
-    >>> jain_index([1.0, 0.0])
-    0.5
-    """
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def make_report(

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, Union, validate
 
@@ -132,7 +132,7 @@ class ExecutorApp(CommandApp):
         key_trait=Unicode(),
         help="More Python environments for notebooks, as NAME=PYTHON, such as torch-2.11=/opt/torch-2.11/bin/python; "
         "each is the kernel `shared-gpu-NAME`, and needs this package installed with its extra `host`.",
-    ).tag(config=True)
+    ).tag(config=True, option="environment")
     isolate = Enum(
         ["auto", "users", "off"],
         default_value="auto",
@@ -155,7 +155,7 @@ class ExecutorApp(CommandApp):
     ).tag(config=True)
     device_groups = List(
         Unicode(), ["video", "render"], help="Groups that sessions under users' own accounts have besides their own."
-    ).tag(config=True)
+    ).tag(config=True, option=None)
     user_memory = Unicode(
         "",
         help="Memory of the machine that a user's sessions may have in all, such as 32GiB, where control groups can be "
@@ -163,57 +163,14 @@ class ExecutorApp(CommandApp):
     ).tag(config=True)
     user_processes = Int(
         4096, help="Processes and threads that a user's sessions may have in all, under an account of their own."
-    ).tag(config=True)
+    ).tag(config=True, option=None)
     session_files = Int(
         8192, help="Files that each process of a session may have open, under an account of its own."
-    ).tag(config=True)
+    ).tag(config=True, option=None)
     spares = Int(1, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
     end_sessions_on_exit = Bool(
         False, help="End all sessions when this ends; else they run on and the next executor adopts them."
     ).tag(config=True)
-
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "device": "ExecutorApp.device",
-        "capacity": "ExecutorApp.capacity",
-        "reserve": "ExecutorApp.reserve",
-        "runtime-dir": "ExecutorApp.runtime_dir",
-        "policy": "ExecutorApp.policy",
-        "quantum": "ExecutorApp.quantum",
-        "preempt-patience": "ExecutorApp.preempt_patience",
-        "growth-patience": "ExecutorApp.growth_patience",
-        "memory-quantum": "ExecutorApp.memory_quantum",
-        "parallel-lanes": "ExecutorApp.parallel_lanes",
-        "lane-sharing": "ExecutorApp.lane_sharing",
-        "mps": "ExecutorApp.mps",
-        "start-timeout": "ExecutorApp.start_timeout",
-        "overuse-patience": "ExecutorApp.overuse_patience",
-        "trust": "ExecutorApp.trust",
-        "environment": "ExecutorApp.environments",
-        "isolate": "ExecutorApp.isolate",
-        "uid-range": "ExecutorApp.uid_range",
-        "homes": "ExecutorApp.homes",
-        "gateway-user": "ExecutorApp.gateway_user",
-        "user-memory": "ExecutorApp.user_memory",
-        "spares": "ExecutorApp.spares",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "end-sessions-on-exit": (
-            {"ExecutorApp": {"end_sessions_on_exit": True}},
-            "End all sessions when this ends; without it they run on.",
-        ),
-        "check-lanes": (
-            {"ExecutorApp": {"check_lanes": True}},
-            "Fill a lane with nonsense whenever a session on a GPU hands it over, to find faults.",
-        ),
-        "self-test": (
-            {"ExecutorApp": {"self_test": True}},
-            "Only try the GPU, as each start does, and print what works; exit code 1 if something does not.",
-        ),
-        "process-checkpoint": (
-            {"ExecutorApp": {"process_checkpoint": True}},
-            "Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570).",
-        ),
-    }
 
     @validate("parallel_lanes", "spares", "user_processes", "session_files")
     def _not_negative(self, proposal: Any) -> int:

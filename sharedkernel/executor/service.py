@@ -31,7 +31,7 @@ from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection
-from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, describe_end, real_user, start_time
+from sharedkernel.executor.processes.process import SessionHandle, describe_end, real_user, start_time
 from sharedkernel.executor.runtime_directory import RuntimeDirectory
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
@@ -204,14 +204,14 @@ class ExecutorService:
         await self._served.start(path, self._interventions)
         socket = path / EXECUTOR_SOCKET
         socket.unlink(missing_ok=True)
-        kept = await self._supervisor.start(await self._adopt_shelves())
+        adopted = await self._supervisor.start(await self._adopt_shelves())
         attained: defaultdict[str, float] = defaultdict(float)
-        for session in kept:
-            attained[session.user or ""] += session.attained
+        for process in adopted:
+            attained[process.user or ""] += process.attained
         self._controller.users.recall(self._totals.open(), attained)
-        for session in kept:
-            if (process := self._supervisor.processes.get(session.process)) is not None:  # not ended meanwhile
-                self._adopt(process, session)
+        for process in adopted:
+            if not process.ended.is_set():
+                self._adopt(process)
         self._shelves.start()
         self._channel.start()
         loop = asyncio.get_running_loop()
@@ -269,7 +269,7 @@ class ExecutorService:
 
     # --- adoption -----------------------------------------------------------------------------------------------------
 
-    def _adopt(self, process: SessionHandle, kept: PersistedSession) -> None:
+    def _adopt(self, process: SessionHandle) -> None:
         if not process.session:
             process.session = None  # the gateway that took this spare is gone
             # It was not made ready for what its user will be, or is of other code than new sessions are now.
@@ -277,7 +277,7 @@ class ExecutorService:
                 process.take()
                 self._tasks.spawn(self._supervisor.end(process))
             return
-        if not kept.assigned or (process.isolation == "users" and real_user(process.pid) != process.uid):
+        if not process.assigned or (process.isolation == "users" and real_user(process.pid) != process.uid):
             # It may still have the folder, environment and rights of a spare.
             log.warning("ended session %s of %s: it was not assigned to its user yet", process.session, process.user)
             process.session = ""
@@ -288,7 +288,7 @@ class ExecutorService:
             self._served.lane_server.adopted(process)
         self._launcher.adopted(process)
         self._router.recovery.expect(process)
-        self._controller.add(process, kept.attained)
+        self._controller.add(process)
         if process.lingers_until is not None:
             self._detached.resume(process)
         log.info("adopted session %s of %s", process.session, process.user)
@@ -341,4 +341,6 @@ class ExecutorService:
     def _keep_all(self) -> None:
         self._totals.keep(self._controller.totals())
         for session, attained in self._controller.attained().items():
-            self._supervisor.keep(self._controller.sessions[session], attained)
+            process = self._controller.sessions[session]
+            process.attained = attained
+            self._supervisor.keep(process)

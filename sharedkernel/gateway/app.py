@@ -21,10 +21,9 @@ from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
-    build_devices,
-    build_placement,
-    build_policy,
+    PARSERS,
     build_quotas,
+    parse_setting,
     read_settings,
 )
 from sharedkernel.gateway.config.validation import (
@@ -151,8 +150,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         allow_many_descriptors()  # about ten for each session and its client
         files = self._settings.files
         build_quotas(self.quotas, self.groups, files)  # a fault is reported before this waits for the lock
-        devices, placement = build_devices(self.executors, files), build_placement(self.placement, files)
-        policy = build_policy(self.policy, files)
+        parsed = {name: parse_setting(name, getattr(self, name), files) for name in PARSERS}
         encrypted = bool(self.certfile)
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
@@ -165,10 +163,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             self.deployment = Deployment(
                 runtime_directory=runtime_directory,
-                devices=devices,
-                placement=placement,
+                devices=parsed["executors"],
+                placement=parsed["placement"],
                 quotas=build_quotas(self.quotas, self.groups, files, self._memberships),
-                policy=policy,
+                policy=parsed["policy"],
                 audit_log=self._open_audit_log(directory),
             )
             super().init_configurables()

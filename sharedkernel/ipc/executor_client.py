@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
 from sharedkernel.paths import (
@@ -221,11 +223,10 @@ class ExecutorClient:
             if not future.done():
                 future.set_exception(ExecutorUnavailable("the executor went away before it answered; try again."))
 
-    async def _ask(self, make: Callable[[int], protocol.Message]) -> Any:
+    async def _ask(self, message: protocol.ControlRequest) -> Any:
         if self._writer is None:
             raise self.unavailable()
         number = next(self._numbers)
-        message = make(number)
         if isinstance(message, protocol.ADDED) and type(message).__name__ not in self._added:
             raise Refused(
                 f"the executor at {self.path} is of an earlier version of sharedkernel, which cannot do this; restart "
@@ -233,47 +234,28 @@ class ExecutorClient:
                 reason="earlier_version",
             )
         future = self._pending[number] = asyncio.get_running_loop().create_future()
-        self._writer.write(protocol.encode(message))
+        self._writer.write(protocol.encode(msgspec.structs.replace(message, request=number)))
         return await future
 
-    async def start_session(
-        self,
-        session: str,
-        limits: Limits,
-        *,
-        notebook: str | None = None,
-        cwd: str | None = None,
-        client_key: str | None = None,
-        env: dict[str, str] | None = None,
-        kernel: str | None = None,
-        notice: str | None = None,
-        environment: str = "",
-    ) -> SessionRecord:
-        """Start a session and return it once it is ready to be talked to."""
-        answer = await self._ask(
-            lambda number: protocol.StartSession(
-                request=number,
-                session=session,
-                limits=limits,
-                notebook=notebook,
-                cwd=cwd,
-                client_key=client_key,
-                env=env or {},
-                kernel=kernel,
-                notice=notice,
-                environment=environment,
-            )
-        )
+    async def start_session(self, session: str, limits: Limits, **options: Any) -> SessionRecord:
+        """Start a session and return it once it is ready to be talked to.
+
+        Parameters
+        ----------
+        session, limits, options
+            As :class:`~sharedkernel.protocol.StartSession` has them.
+        """
+        answer = await self._ask(protocol.StartSession(session=session, limits=limits, **options))
         record: SessionRecord = answer.record
         return record
 
     async def end_session(self, session: str) -> None:
         """End a session; returns once its process is reaped."""
-        await self._ask(lambda number: protocol.EndSession(request=number, session=session))
+        await self._ask(protocol.EndSession(session=session))
 
     async def linger_session(self, session: str, seconds: float) -> None:
         """Let a session that was shut down stay for *seconds*; one that never ran anything is ended."""
-        await self._ask(lambda number: protocol.LingerSession(request=number, session=session, seconds=seconds))
+        await self._ask(protocol.LingerSession(session=session, seconds=seconds))
 
     async def reclaim_session(
         self, session: str, *, kernel: str, notebook: str | None, client_key: str | None, if_lingering: bool = False
@@ -286,8 +268,7 @@ class ExecutorClient:
             With *if_lingering*, when it has been given to another client meanwhile.
         """
         answer = await self._ask(
-            lambda number: protocol.ReclaimSession(
-                request=number,
+            protocol.ReclaimSession(
                 session=session,
                 kernel=kernel,
                 notebook=notebook,
@@ -300,9 +281,7 @@ class ExecutorClient:
 
     async def notify_session(self, session: str, text: str, *, question: int = 0) -> None:
         """Show *text*, a sentence, in a session's notebook, as the answer to its user's *question* if not 0."""
-        await self._ask(
-            lambda number: protocol.NotifySession(request=number, session=session, text=text, question=question)
-        )
+        await self._ask(protocol.NotifySession(session=session, text=text, question=question))
 
     async def offload_session(self, session: str) -> None:
         """Offload an idle session; returns once its device memory is free.
@@ -312,20 +291,20 @@ class ExecutorClient:
         Refused
             When it cannot be offloaded now, with the reason.
         """
-        await self._ask(lambda number: protocol.OffloadSession(request=number, session=session))
+        await self._ask(protocol.OffloadSession(session=session))
 
     async def signal_session(self, session: str, signum: int) -> None:
         """Send a signal to a session's process."""
-        await self._ask(lambda number: protocol.SignalSession(request=number, session=session, signum=signum))
+        await self._ask(protocol.SignalSession(session=session, signum=signum))
 
     async def sessions(self) -> list[SessionRecord]:
         """Return every live session."""
-        records: list[SessionRecord] = (await self._ask(lambda number: protocol.ListSessions(request=number))).records
+        records: list[SessionRecord] = (await self._ask(protocol.ListSessions())).records
         return records
 
     async def configure_users(self, limits: list[Limits]) -> None:
         """Set users' limits, for running sessions too."""
-        await self._ask(lambda number: protocol.ConfigureUsers(request=number, limits=limits))
+        await self._ask(protocol.ConfigureUsers(limits=limits))
 
     async def set_policy(self, policy: str) -> None:
         """Let another policy rank from now on, until the executor ends.
@@ -335,20 +314,20 @@ class ExecutorClient:
         Refused
             When there is no policy of that name, with those that there are.
         """
-        await self._ask(lambda number: protocol.SetPolicy(request=number, policy=policy))
+        await self._ask(protocol.SetPolicy(policy=policy))
 
     async def wait_for_change(self) -> None:
         """Return at the next change of a session's state, a lane or a limit; what is measured all the time is none."""
-        await self._ask(lambda number: protocol.AwaitChange(request=number))
+        await self._ask(protocol.AwaitChange())
 
     async def status(self) -> dict[str, Any]:
         """Return the whole status document, nothing hidden."""
-        status: dict[str, Any] = (await self._ask(lambda number: protocol.GetStatus(request=number))).status
+        status: dict[str, Any] = (await self._ask(protocol.GetStatus())).status
         return status
 
     async def counts(self) -> protocol.Counts:
         """Return how often what happened."""
-        counts: protocol.Counts = (await self._ask(lambda number: protocol.GetCounts(request=number))).counts
+        counts: protocol.Counts = (await self._ask(protocol.GetCounts())).counts
         return counts
 
     async def shelves(self, user: str | None = None) -> list[protocol.UserShelf]:
@@ -359,7 +338,7 @@ class ExecutorClient:
         Refused
             When the executor is of an earlier version.
         """
-        answer = await self._ask(lambda number: protocol.ListShelves(request=number, user=user))
+        answer = await self._ask(protocol.ListShelves(user=user))
         shelves: list[protocol.UserShelf] = answer.shelves
         return shelves
 
@@ -371,12 +350,10 @@ class ExecutorClient:
         Refused
             When there is nothing of that name, or nothing at all, or the executor is of an earlier version.
         """
-        answer: protocol.TakenOffShelf = await self._ask(
-            lambda number: protocol.TakeOffShelf(request=number, user=user, name=name)
-        )
+        answer: protocol.TakenOffShelf = await self._ask(protocol.TakeOffShelf(user=user, name=name))
         return answer
 
     async def stop_executor(self, *, end_sessions: bool) -> None:
         """Stop the executor, and its sessions if asked."""
         with contextlib.suppress(ExecutorUnavailable):
-            await self._ask(lambda number: protocol.StopExecutor(request=number, end_sessions=end_sessions))
+            await self._ask(protocol.StopExecutor(end_sessions=end_sessions))

@@ -164,7 +164,7 @@ def from_websocket(frame: bytes) -> tuple[str, list[bytes]]:
     return channel, parts
 
 
-def read_object(part: bytes) -> dict[str, Any]:
+def read_object(part: str | bytes) -> dict[str, Any]:
     """Parse a header or a content.
 
     Raises

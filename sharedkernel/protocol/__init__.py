@@ -1,6 +1,6 @@
 """The control protocol: typed messages between gateway, executor, warm parent, keeper and sessions.
 
-Each message is one msgpack map, tagged with its type's name and preceded by its length (4 bytes, big-endian), on a
+Each message is one msgpack map, tagged with its kind and preceded by its length (4 bytes, big-endian), on a
 unix stream socket. The first message on a connection is :class:`Hello`, answered by :class:`Welcome`; a peer of
 another :data:`PROTOCOL_VERSION` is refused there, so every later message is understood by both ends. Nothing is ever
 unpickled. Bytes are integers, times are seconds.

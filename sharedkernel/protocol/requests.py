@@ -18,13 +18,19 @@ class Hello(Message, frozen=True, kw_only=True):
     role: str  # "gateway" or "command"
 
 
-# --- gateway or command -> executor; each carries `request`, repeated in its answer -----------------------------------
+# --- gateway or command -> executor -----------------------------------
 
 
-class StartSession(Message, frozen=True, kw_only=True):
+class ControlRequest(Message, frozen=True, kw_only=True):
+    """Base of what gateways and commands ask for."""
+
+    #: number that the answer repeats; :class:`~sharedkernel.ipc.executor_client.ExecutorClient` gives it
+    request: int = 0
+
+
+class StartSession(ControlRequest, frozen=True, kw_only=True):
     """Start a session; answered by :class:`SessionReady` or :class:`Failed`."""
 
-    request: int
     session: str
     limits: Limits
     #: path of the notebook as its user names it; shown to its owner and admins only
@@ -43,25 +49,22 @@ class StartSession(Message, frozen=True, kw_only=True):
     environment: str = ""
 
 
-class EndSession(Message, frozen=True, kw_only=True):
+class EndSession(ControlRequest, frozen=True, kw_only=True):
     """End a session's process, kindly first; answered by :class:`Done` once it is reaped."""
 
-    request: int
     session: str
 
 
-class LingerSession(Message, frozen=True, kw_only=True):
+class LingerSession(ControlRequest, frozen=True, kw_only=True):
     """Let a session that was shut down stay for `seconds`, unless it never ran anything. Answered by :class:`Done`."""
 
-    request: int
     session: str
     seconds: float
 
 
-class ReclaimSession(Message, frozen=True, kw_only=True):
+class ReclaimSession(ControlRequest, frozen=True, kw_only=True):
     """Give a session, lingering or left by its client, to the client of `kernel`; answered by :class:`SessionReady`."""
 
-    request: int
     session: str
     kernel: str
     notebook: str | None = None
@@ -70,124 +73,117 @@ class ReclaimSession(Message, frozen=True, kw_only=True):
     if_lingering: bool = False
 
 
-class NotifySession(Message, frozen=True, kw_only=True):
+class NotifySession(ControlRequest, frozen=True, kw_only=True):
     """Show `text`, a sentence, in the session's notebook; answered by :class:`Done`."""
 
-    request: int
     session: str
     text: str
     #: of :class:`EarlierWanted`, where this answers it; 0: it answers nothing
     question: int = 0
 
 
-class OffloadSession(Message, frozen=True, kw_only=True):
+class OffloadSession(ControlRequest, frozen=True, kw_only=True):
     """Offload an idle session now, even if nobody waits; answered by :class:`Done` once its memory is free."""
 
-    request: int
     session: str
 
 
-class SignalSession(Message, frozen=True, kw_only=True):
+class SignalSession(ControlRequest, frozen=True, kw_only=True):
     """Send a signal to a session's process; answered by :class:`Done`."""
 
-    request: int
     session: str
     signum: int
 
 
-class ListSessions(Message, frozen=True, kw_only=True):
+class ListSessions(ControlRequest, frozen=True, kw_only=True):
     """Ask for every live session; answered by :class:`Sessions`."""
 
-    request: int
 
-
-class ConfigureUsers(Message, frozen=True, kw_only=True):
+class ConfigureUsers(ControlRequest, frozen=True, kw_only=True):
     """Set users' limits; answered by :class:`Done`."""
 
-    request: int
     limits: list[Limits]
 
 
-class SetPolicy(Message, frozen=True, kw_only=True):
+class SetPolicy(ControlRequest, frozen=True, kw_only=True):
     """Let another policy rank from now on, until the executor ends; no grant is lost. Answered by :class:`Done`."""
 
-    request: int
     #: a policy by its name in the configuration
     policy: str
 
 
-class GetStatus(Message, frozen=True, kw_only=True):
+class GetStatus(ControlRequest, frozen=True, kw_only=True):
     """Ask for the whole status document; answered by :class:`Status`."""
 
-    request: int
 
-
-class AwaitChange(Message, frozen=True, kw_only=True):
+class AwaitChange(ControlRequest, frozen=True, kw_only=True):
     """Ask for word of the next change of a session's state, a lane or a limit; answered by :class:`Done` then.
 
     What is measured all the time (memory, iterations, service) is no change.
     """
 
-    request: int
 
-
-class GetCounts(Message, frozen=True, kw_only=True):
+class GetCounts(ControlRequest, frozen=True, kw_only=True):
     """Ask how often what happened; answered by :class:`CountsAnswer`."""
 
-    request: int
 
-
-class ListShelves(Message, frozen=True, kw_only=True):
+class ListShelves(ControlRequest, frozen=True, kw_only=True):
     """Ask what is on the shelf of `user`, or on everybody's; answered by :class:`Shelves`."""
 
-    request: int
     #: None: everybody's
     user: str | None = None
 
 
-class TakeOffShelf(Message, frozen=True, kw_only=True):
+class TakeOffShelf(ControlRequest, frozen=True, kw_only=True):
     """Take `name`, or everything, off the shelf of `user`; answered by :class:`TakenOffShelf`.
 
     Sessions that use what was taken off keep it, and until then it stays charged, as when a session does this itself.
     """
 
-    request: int
     user: str
     #: None: everything
     name: str | None = None
 
 
-class StopExecutor(Message, frozen=True, kw_only=True):
+class StopExecutor(ControlRequest, frozen=True, kw_only=True):
     """Stop the executor; with `end_sessions` its sessions, warm parent and keeper too. Answered by :class:`Done`."""
 
-    request: int
     end_sessions: bool = False
 
 
 # --- executor -> gateway or command -----------------------------------
 
 
-class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway needs to adopt a running session."""
+class SessionIdentity(msgspec.Struct, kw_only=True):
+    """Whose process a session's is, and how it was started: what all records of a session have."""
 
-    session: str
-    user: str
-    notebook: str | None
-    client_key: str | None
+    #: None: a spare, which is nobody's
+    session: str | None = None
+    user: str | None = None
+    notebook: str | None = None
+    client_key: str | None = None
     #: larger than that of each process that this session id has had before; an older one's end is not this one's
-    incarnation: int
+    incarnation: int = 0
     pid: int
     #: Jupyter connection information: transport, ip, ports, key, signature_scheme
-    connection: dict[str, Any]
+    connection: dict[str, Any] | None = None
     #: as they came in :class:`StartSession`: a gateway that adopts the session can restart it alike
     cwd: str | None = None
     env: dict[str, str] = {}
     #: id under which clients know it; None: its own
     kernel: str | None = None
-    #: seconds for which it still lingers; None: it was not shut down
-    lingers: float | None = None
     #: name of its Python environment; empty: the executor's own
     environment: str = ""
+
+
+class SessionRecord(SessionIdentity, kw_only=True):
+    """What a gateway needs to adopt a running session."""
+
+    session: str
+    user: str
+    connection: dict[str, Any]
+    #: seconds for which it still lingers; None: it was not shut down
+    lingers: float | None = None
 
 
 class SessionReady(Message, frozen=True, kw_only=True):

@@ -1,4 +1,8 @@
-"""What a session and its executor say to each other on the control socket."""
+"""What a session and its executor say to each other on the control socket.
+
+What a session reports becomes an event of the scheduling core, and an action of the core a command. These messages have
+the tags of the events and actions, and class names that end in ``Report`` and ``Command``.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +39,10 @@ class Assigned(Message, frozen=True, kw_only=True):
     session: str
 
 
-class CellOpened(Message, frozen=True, kw_only=True):
+class CellOpenedReport(Message, frozen=True, kw_only=True, tag="CellOpened"):
     """User code starts to run (a cell, a widget callback, a background task).
 
-    A session that is offloaded then waits for :class:`Restore`, or a :class:`RefusedGrant`, before the first line.
+    A session that is offloaded then waits for a :class:`RestoreCommand` or :class:`RefusedGrant` before the first line.
     """
 
 
@@ -58,13 +62,13 @@ class Foreseen(Message, frozen=True, kw_only=True):
     threads: int = 0
 
 
-class CellClosed(Message, frozen=True, kw_only=True):
+class CellClosedReport(Message, frozen=True, kw_only=True, tag="CellClosed"):
     """User code came to its end; the grant, if any, was released before."""
 
     memory: Memory
 
 
-class DeviceWanted(Message, frozen=True, kw_only=True):
+class DeviceWantedReport(Message, frozen=True, kw_only=True, tag="DeviceWanted"):
     """The session wants a grant."""
 
     memory: Memory
@@ -74,11 +78,11 @@ class DeviceWanted(Message, frozen=True, kw_only=True):
     growth: int = 0
 
 
-class DeviceWantWithdrawn(Message, frozen=True, kw_only=True):
+class DeviceWantWithdrawnReport(Message, frozen=True, kw_only=True, tag="DeviceWantWithdrawn"):
     """The session was interrupted while it waited."""
 
 
-class GrantMeasured(Message, frozen=True, kw_only=True):
+class GrantMeasuredReport(Message, frozen=True, kw_only=True, tag="GrantMeasured"):
     """What a grant that is kept came to since it began, or was measured last."""
 
     iterations: int
@@ -86,7 +90,7 @@ class GrantMeasured(Message, frozen=True, kw_only=True):
     utilisation: float | None = None
 
 
-class GrantReleased(Message, frozen=True, kw_only=True):
+class GrantReleasedReport(Message, frozen=True, kw_only=True, tag="GrantReleased"):
     """The session gives its grant back: nothing of it runs on the device any more."""
 
     #: at a boundary, as its user code ended, or in the middle of an iteration (asked by a signal)
@@ -100,7 +104,7 @@ class GrantReleased(Message, frozen=True, kw_only=True):
     utilisation: float | None = None
 
 
-class Offloaded(Message, frozen=True, kw_only=True):
+class OffloadedReport(Message, frozen=True, kw_only=True, tag="Offloaded"):
     """The session's device memory was moved away as far as it can be, and is free."""
 
     memory: Memory
@@ -111,7 +115,7 @@ class Offloaded(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class OffloadDeclined(Message, frozen=True, kw_only=True):
+class OffloadDeclinedReport(Message, frozen=True, kw_only=True, tag="OffloadDeclined"):
     """The session keeps its memory where it is; `message` says why."""
 
     #: stable slug: busy, threads, tasks, nothing, disk, unsafe, mode
@@ -119,7 +123,7 @@ class OffloadDeclined(Message, frozen=True, kw_only=True):
     message: str
 
 
-class Restored(Message, frozen=True, kw_only=True):
+class RestoredReport(Message, frozen=True, kw_only=True, tag="Restored"):
     """The session's memory is back, before the first line of its cell."""
 
     memory: Memory
@@ -175,7 +179,7 @@ class Granted(Message, frozen=True, kw_only=True):
 
 
 class WithdrawalSeen(Message, frozen=True, kw_only=True):
-    """Answer to :class:`DeviceWantWithdrawn`, unless a :class:`Granted` was already under way."""
+    """Answer to :class:`DeviceWantWithdrawnReport`, unless a :class:`Granted` was already under way."""
 
 
 class Waiting(Message, frozen=True, kw_only=True):
@@ -200,12 +204,15 @@ class RefusedGrant(Message, frozen=True, kw_only=True):
     message: str
 
 
-class Offload(Message, frozen=True, kw_only=True):
-    """Move your device memory away, if no user code runs; answered by Offloaded or OffloadDeclined."""
+class OffloadCommand(Message, frozen=True, kw_only=True, tag="Offload"):
+    """Move your device memory away, if no user code runs; answered by OffloadedReport or OffloadDeclinedReport."""
 
 
-class Restore(Message, frozen=True, kw_only=True):
-    """There is room for what is offloaded: bring it back. Answered by Restored, or CellClosed if that was cut short."""
+class RestoreCommand(Message, frozen=True, kw_only=True, tag="Restore"):
+    """There is room for what is offloaded: bring it back.
+
+    Answered by :class:`RestoredReport`, or by :class:`CellClosedReport` if that was cut short.
+    """
 
 
 class Allowance(Message, frozen=True, kw_only=True):
@@ -238,8 +245,9 @@ class View(Message, frozen=True, kw_only=True):
 
 
 FromSession = (
-    SessionHello | Assigned | CellOpened | CellClosed | DeviceWanted | DeviceWantWithdrawn | GrantMeasured
-    | GrantReleased | Offloaded | OffloadDeclined | Restored | Interrupted | Watch | WantEarlier | Foreseen
+    SessionHello | Assigned | CellOpenedReport | CellClosedReport | DeviceWantedReport | DeviceWantWithdrawnReport
+    | GrantMeasuredReport | GrantReleasedReport | OffloadedReport | OffloadDeclinedReport | RestoredReport | Interrupted
+    | Watch | WantEarlier | Foreseen
 )  # fmt: skip
 ToSession = (
     Welcome
@@ -249,8 +257,8 @@ ToSession = (
     | WithdrawalSeen
     | Waiting
     | RefusedGrant
-    | Offload
-    | Restore
+    | OffloadCommand
+    | RestoreCommand
     | Allowance
     | Notice
     | View

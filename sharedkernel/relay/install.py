@@ -11,7 +11,7 @@ import sys
 import tempfile
 from getpass import getpass
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import TextIO
 
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
@@ -99,7 +99,7 @@ class InstallApp(CommandApp):
     ca_file = Unicode(
         help="File of the authorities that signed the gateway's certificate, if this system does not trust them. "
         f"Default: ${CA_VARIABLE}."
-    ).tag(config=True)
+    ).tag(config=True, option="ca")
     user = Bool(False, help="Install for you alone (the default).").tag(config=True)
     sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
     prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
@@ -108,28 +108,10 @@ class InstallApp(CommandApp):
         help="Keep no token: each server of a JupyterHub shows this gateway its own. A token given all the same is "
         "shown it now, to learn which Python environments it has, and not kept.",
     ).tag(config=True)
-    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(config=True)
+    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(
+        config=True, option="name"
+    )
     display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.").tag(config=True)
-
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "gateway-url": "InstallApp.gateway_url",
-        "token": "InstallApp.token",
-        "ca": "InstallApp.ca_file",
-        "prefix": "InstallApp.prefix",
-        "name": "InstallApp.kernel_name",
-        "display-name": "InstallApp.display_name",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "user": ({"InstallApp": {"user": True}}, "Install for you alone (the default)."),
-        "sys-prefix": (
-            {"InstallApp": {"sys_prefix": True}},
-            "Install into the Python environment that runs this command.",
-        ),
-        "jupyterhub": (
-            {"InstallApp": {"jupyterhub": True}},
-            "Keep no token: each server of a JupyterHub shows this gateway its own.",
-        ),
-    }
 
     def start(self) -> None:
         """Install.

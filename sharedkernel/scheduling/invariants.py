@@ -29,7 +29,7 @@ def check(records: Records) -> None:
         _check_session(records, session)
     _check_grants(records)
     _check_order(records)
-    idle = [session.idle_since for session in records.offloading.idle.values()]
+    idle = [session.cell.closed_at for session in records.offloading.idle.values()]
     _require(idle == sorted(idle), "idle sessions are out of order")
 
 
@@ -42,7 +42,7 @@ def _check_sums(records: Records) -> None:
     ledger, sessions, lanes = records.ledger, records.sessions.values(), records.lanes.by_id.values()
     _require(ledger.resident == sum(session.memory.resident for session in sessions), "resident memory is miscounted")
     _require(ledger.shelf == sum(user.shelf for user in records.users.values()), "the shelves are miscounted")
-    _require(ledger.parked == sum(session.parked for session in sessions), "parked memory is miscounted")
+    _require(ledger.parked == sum(session.iteration.parked for session in sessions), "parked memory is miscounted")
     _require(ledger.lanes == sum(lane.size for lane in lanes), "lane memory is miscounted")
     for domain, total in ledger.lanes_by_domain.items():
         _require(
@@ -51,13 +51,13 @@ def _check_sums(records: Records) -> None:
     for user in records.users.values():
         persistent = sum(session.memory.persistent for session in user.sessions.values())
         _require(user.persistent == persistent + user.shelf, f"memory of user {user.id} is miscounted")
-        _require(user.attained >= 0 and user.virtual >= 0, f"service of user {user.id} is negative")
+        _require(user.service.attained >= 0 and user.service.virtual >= 0, f"service of user {user.id} is negative")
 
 
 def _check_safety(records: Records) -> None:
     free = records.ledger.free
     for lane in records.lanes.by_id.values():
-        interrupted = [max(session.need, 1) for session in lane.sessions.values() if session.live]
+        interrupted = [max(session.need, 1) for session in lane.sessions.values() if session.iteration.live]
         is_owed = not lane.is_empty or lane.size <= max(interrupted, default=-1)
         _require(free >= 0 or is_owed, f"{format_bytes(-free)} too much is promised and lane {lane.id} is not in use")
 
@@ -76,12 +76,13 @@ def _check_lane(lane: Lane) -> None:
         _require(lane.size == lane.need, f"empty lane {lane.id} has {lane.size} bytes and needs {lane.need}")
     occupant = lane.occupant
     if occupant is not None:
-        _require(occupant.lane is lane and occupant.unparked > 0, f"nothing of {occupant.id} is live in lane {lane.id}")
+        is_live = occupant.lane is lane and occupant.iteration.unparked > 0
+        _require(is_live, f"nothing of {occupant.id} is live in lane {lane.id}")
         _require(lane.holder in (None, occupant), f"lane {lane.id} is used by {occupant.id} and its holder at once")
 
 
 def _check_session(records: Records, session: Session) -> None:
-    state, name = session.state, session.id
+    state, name, iteration = session.state, session.id, session.iteration
     for expected, index in records.indexes.items():
         _require((name in index) == (state is expected), f"session {name} is {state} and wrongly indexed as {expected}")
     _require(
@@ -90,13 +91,13 @@ def _check_session(records: Records, session: Session) -> None:
     _require((state in ACTIVE_STATES) == (name in session.user.active), f"session {name} is wrongly counted as active")
     if session.lane is not None:
         _require(session.lane.sessions.get(name) is session, f"session {name} is not in its lane")
-        may_have = state in OPEN_STATES and (state not in MEMORY_QUEUE_STATES or session.growth > 0)
+        may_have = state in OPEN_STATES and (state not in MEMORY_QUEUE_STATES or iteration.growth > 0)
         _require(may_have, f"session {name} is {state} and has a lane")
     else:
         _require(state not in ACTIVE_STATES, f"session {name} is {state} and has no lane")
-        _require(session.parked == session.live, f"session {name} has unparked live bytes and no lane")
-    _require(0 <= session.parked <= session.live, f"session {name} has more parked than is live")
-    _require(0 <= session.growth_parked <= session.parked, f"session {name} grew by more than is parked")
+        _require(not iteration.unparked, f"session {name} has unparked live bytes and no lane")
+    _require(0 <= iteration.parked <= iteration.live, f"session {name} has more parked than is live")
+    _require(0 <= iteration.growth_parked <= iteration.parked, f"session {name} grew by more than is parked")
     _check_away(records, session)
 
 
@@ -106,7 +107,8 @@ def _check_away(records: Records, session: Session) -> None:
     is_open, is_restoring = state in OPEN_STATES, state is SessionState.RESTORING
     is_away = is_restoring or state is SessionState.OFFLOADED
     _require(is_open == (name in records.demand.open), f"session {name} is {state}; its cell is wrongly noted")
-    _require((is_open and not is_restoring) or not session.live, f"session {name} is {state} and has live bytes")
+    may_be_live = is_open and not is_restoring
+    _require(may_be_live or not session.iteration.live, f"session {name} is {state} and has live bytes")
     _require(is_away or not session.offload.size, f"session {name} is {state} and has bytes moved away")
     _require(
         is_restoring or not (session.offload.is_cut_short or session.offload.shortfall_bytes),
@@ -118,11 +120,12 @@ def _check_away(records: Records, session: Session) -> None:
     _require(not (is_away and session.offload.is_asked), f"session {name} is {state} and asked to move away")
     _require(is_queued or state is not SessionState.WAITING, f"session {name} waits outside the memory queue")
     _require(not is_queued or state in MEMORY_QUEUE_STATES, f"session {name} is {state} and in the memory queue")
-    _require(not session.growth or state is SessionState.WAITING, f"session {name} is {state} and wants to grow")
+    may_grow = state is SessionState.WAITING
+    _require(may_grow or not session.iteration.growth, f"session {name} is {state} and wants to grow")
     is_leaving = name in records.turns.leaving
     _require(is_leaving == session.residence.is_ending, f"session {name} is wrongly noted to move out")
     _require(not is_leaving or (is_open and not is_restoring), f"session {name} is {state} and told to move out")
-    _require(is_queued or not session.has_room_made, f"room is made for session {name}, which is not queued")
+    _require(is_queued or not session.wait.has_room_made, f"room is made for session {name}, which is not queued")
     if session.offload.is_returning:
         _require(is_restoring and not is_queued, f"session {name} is {state} and on its way back")
         _require(session.memory.persistent >= session.returning, f"what {name} restores is not charged")

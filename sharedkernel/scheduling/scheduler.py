@@ -72,15 +72,11 @@ from __future__ import annotations
 
 from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling.invariants import check
-from sharedkernel.scheduling.memory.lanes import Lanes
-from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.actions import Action
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import Event, SessionEvent
-from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import SessionId, SessionState
-from sharedkernel.scheduling.policies.accounting import ServiceClock
 from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
@@ -99,10 +95,13 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._records = Records(config)
-        decisions = Decisions(self._records)
-        self._handlers = EventHandlers(self._records, decisions)
-        self._reconciler = Reconciler(self._records, decisions)
+        records = self._records = Records(config)
+        #: all live sessions, the lanes, the charges, and the holders of grants with their service; read-only
+        self.sessions, self.lanes = records.sessions, records.lanes
+        self.ledger, self.clock = records.ledger, records.clock
+        decisions = Decisions(records)
+        self._handlers = EventHandlers(records, decisions)
+        self._reconciler = Reconciler(records, decisions)
 
     # --- the door -----------------------------------
 
@@ -149,26 +148,6 @@ class Scheduler:
     def policy(self) -> Policy:
         """The policy that ranks now."""
         return self._records.policy
-
-    @property
-    def sessions(self) -> dict[SessionId, Session]:
-        """All live sessions; read-only."""
-        return self._records.sessions
-
-    @property
-    def lanes(self) -> Lanes:
-        """The lanes; read-only."""
-        return self._records.lanes
-
-    @property
-    def ledger(self) -> Ledger:
-        """The charges; read-only."""
-        return self._records.ledger
-
-    @property
-    def clock(self) -> ServiceClock:
-        """The holders of grants and their service; read-only."""
-        return self._records.clock
 
     def snapshot(self, now: float) -> Snapshot:
         """Return the views of all sessions, users and lanes at *now*, seconds; changes nothing."""

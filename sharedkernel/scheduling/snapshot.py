@@ -155,7 +155,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             ephemeral=sum(session.memory.ephemeral or 0 for session in user.sessions.values()),
             framework=sum(session.memory.framework for session in user.sessions.values()),
             shelf=user.shelf,
-            attained=user.attained + elapsed * user.num_grants,
+            attained=user.service.attained + elapsed * user.num_grants,
         )
         for user in records.users.values()
     ]
@@ -171,11 +171,11 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             persistent=session.memory.persistent,
             ephemeral=session.memory.ephemeral,
             framework=session.memory.framework,
-            parked=session.parked,
+            parked=session.iteration.parked,
             offloaded=session.offload.size,
             iterations=session.stats.iterations,
             iteration_seconds=session.stats.expected_iteration_seconds,
-            attained=session.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
+            attained=session.service.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
             waiting_for=_WAITING_FOR.get(session.state),
             remaining_seconds=None if (estimate := _estimate(records, session, elapsed)) is None else estimate.seconds,

@@ -27,8 +27,9 @@ import random
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
 from sharedkernel.gateway_client.connection import GatewayRefused
+from sharedkernel.jupyter import wire
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.upstream import FindUpstream, Upstream
 
@@ -159,7 +160,9 @@ class Follower:
         return heard
 
     def _take(self, upstream: Upstream, frame: str | bytes) -> None:
-        status = _read_object(frame)
+        status: dict[str, Any] = {}
+        with contextlib.suppress(ProtocolError):
+            status = wire.read_object(frame)
         if _is_status(status):
             self._status = status
             self._tell("connected", None)
@@ -198,14 +201,6 @@ class Follower:
             "status": self._status,
         }
         return json.dumps(view)
-
-
-def _read_object(frame: str | bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(frame)
-        if isinstance(value, dict):
-            return value
-    return {}
 
 
 def _is_status(document: Mapping[str, Any]) -> bool:

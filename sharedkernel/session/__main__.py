@@ -28,18 +28,11 @@ def main(
         [assign] = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES).feed(file.read())
     # Not before: user modules must not be imported from the notebook's folder.
     from sharedkernel.session.kernel import app, kernel
+    from sharedkernel.session.kernel.restart import Launch
 
     kernel.note_imported_files()
-    app.run(
-        process,
-        connection_file,
-        executor_socket,
-        int(page),
-        device_kind,
-        memory_mode=memory_mode,
-        isolation=isolation,
-        assign=assign,
-    )
+    launch = Launch(process, connection_file, executor_socket, int(page), device_kind, memory_mode, isolation)
+    app.run(launch, assign=assign)
 
 
 if __name__ == "__main__":

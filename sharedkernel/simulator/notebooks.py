@@ -30,7 +30,8 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import PolicyName, SchedulerConfig
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
 from sharedkernel.simulator.device import SimulatedDevice
-from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult
+from sharedkernel.simulator.device_runs import outcome_of
+from sharedkernel.simulator.report import Figure, SimulationResult
 from sharedkernel.simulator.salus_models import TRAINING
 from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
@@ -350,7 +351,6 @@ def _outcome(
     options: SharedOptions,
 ) -> SimulationResult:
     ended = [run for run in runs if run.ended < math.inf]
-    began, last = min(run.sent for run in runs), max((run.ended for run in ended), default=0.0)
     bound, reserved = bound_devices(notebooks), reserved_devices(notebooks)
     present = level((*_present(cells), 1) for cells in single)
     waits = numpy.array([run.granted - run.sent for run in runs])
@@ -369,22 +369,5 @@ def _outcome(
         "p50_slowdown": float(numpy.percentile(slowdowns, 50)) if ended else None,
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)) if ended else None,
     }
-    spans = [
-        JobSpan(job=number, started=started, ended=until)
-        for number, run in enumerate(runs)
-        for started, until in run.stretches
-    ]
-    return SimulationResult(
-        policy=options.policy,
-        jobs=len(runs),
-        completion_times=[run.ended - run.sent for run in ended],
-        waits=[max(0.0, run.ended - run.sent - run.cell.seconds) for run in ended],
-        durations=[run.cell.seconds for run in ended],
-        began=began,
-        ended=last,
-        preemptions=sum(run.revoked for run in runs),
-        devices=options.devices,
-        used=sum(run.cell.seconds for run in ended),
-        added=added,
-        spans=spans,
-    )
+    outcome = outcome_of(runs, options.policy, added=added)
+    return replace(outcome, devices=options.devices, used=sum(run.cell.seconds for run in ended))

@@ -7,13 +7,11 @@ peaks
 exclusive
     A device each.
 
-Models are put on the first device on which they fit, the largest peak first. That is no proof that fewer would not do;
-:func:`devices_needed_at_least` bounds it from below.
+Models are put on the first device on which they fit, the largest peak first. That is no proof that fewer would not do.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from sharedkernel.errors import ConfigError
@@ -95,41 +93,3 @@ def devices_needed(models: Sequence[ModelProfile], capacity: int, rule: str) -> 
         else:
             device.append(model)
     return len(devices)
-
-
-def devices_needed_at_least(models: Sequence[ModelProfile], capacity: int, rule: str) -> int:
-    """Return how many devices no packing can do without: what adds up in any case, over the capacity.
-
-    Parameters
-    ----------
-    models
-        All of them.
-    capacity
-        Memory of each device, bytes.
-    rule
-        One of :data:`RULES`.
-    """
-    match rule:
-        case "lanes":
-            return math.ceil((sum(m.persistent for m in models) + max(m.ephemeral for m in models)) / capacity)
-        case "peaks":
-            return math.ceil(sum(model.peak for model in models) / capacity)
-        case _:
-            return len(models)
-
-
-def share_of_pairs(models: Sequence[ModelProfile], capacity: int, rule: str) -> float:
-    """Return the share of all pairs of models, of a model with itself too, that fit one device.
-
-    Parameters
-    ----------
-    models
-        All of them.
-    capacity
-        Memory of each device, bytes.
-    rule
-        One of :data:`RULES`.
-    """
-    fits = RULES[rule]
-    pairs = [(a, b) for number, a in enumerate(models) for b in models[number:]]
-    return sum(fits(pair, capacity) for pair in pairs) / len(pairs)

@@ -15,13 +15,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.executor.dispatch.controller import user_configured
 from sharedkernel.executor.history.journal import Journal
 from sharedkernel.gateway.app import SharedKernelGateway
-from sharedkernel.gateway.config.settings import (
-    build_devices,
-    build_placement,
-    build_policy,
-    build_quotas,
-    read_settings,
-)
+from sharedkernel.gateway.config.settings import PARSERS, build_quotas, parse_setting, read_settings
 from sharedkernel.gateway.config.validation import (
     ineffective_settings,
     invalid_values,
@@ -69,8 +63,8 @@ def test_any_quotas_are_used_or_refused(quotas: Any, groups: Any) -> None:
 @fuzz(examples=30, value=json_values)
 def test_any_devices_placement_and_policy_are_used_or_refused(value: Any) -> None:
     """One sentence each."""
-    for build in (build_devices, build_placement, build_policy):
-        _, refusal = outcome(build, value, [])
+    for name in PARSERS:
+        _, refusal = outcome(parse_setting, name, value, [])
         assert len(refusal.splitlines()) <= 1
 
 

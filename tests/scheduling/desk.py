@@ -161,7 +161,7 @@ class Desk:
 
     def offload(self, name: str, *, stays: int = 0) -> list[Action]:
         """Report that the session's memory and what is live was moved away, but for what *stays*."""
-        away = self._memory[name].persistent - stays + self.scheduler.sessions[SessionId(name)].live
+        away = self._memory[name].persistent - stays + self.scheduler.sessions[SessionId(name)].iteration.live
         memory = self.profile(name, persistent=stays)
         return self.send(Offloaded(session=SessionId(name), memory=memory, offloaded=away))
 

@@ -200,11 +200,11 @@ class Device:
                 if is_waiting:
                     notebook.away_since = self.desk.now
                     if notebook.persistent:
-                        notebook.carried += self.desk.scheduler.sessions[SessionId(notebook.name)].live
+                        notebook.carried += self.desk.scheduler.sessions[SessionId(notebook.name)].iteration.live
                 self._do(self.desk.offload(notebook.name))
 
         view = self.desk.scheduler.sessions[SessionId(notebook.name)]
-        self._at(self._moving(view.memory.persistent + view.live), answered)
+        self._at(self._moving(view.memory.persistent + view.iteration.live), answered)
 
     def _on_restore(self, notebook: Notebook) -> None:
         def restored() -> None:

@@ -305,7 +305,7 @@ class Machine(RuleBasedStateMachine):
     def offload(self, number: int, stays: float) -> None:
         """Let a session answer by moving away; some come unasked, as from a session that is taken over."""
         session = self.pick(self.movable(), number)
-        memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].live
+        memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].iteration.live
         kept = int(memory.persistent * stays)
         left = MemoryProfile(persistent=kept, ephemeral=memory.ephemeral, framework=memory.framework)
         self.send(Offloaded(session=session, memory=left, offloaded=memory.persistent - kept + live))
@@ -370,7 +370,7 @@ class Machine(RuleBasedStateMachine):
         return False
 
     def movable_answers(self, session: SessionId, state: SessionState) -> None:
-        memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].live
+        memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].iteration.live
         if state not in (SessionState.IDLE, SessionState.WAITING):
             self.send(OffloadDeclined(session=session, for_now=True))
             return
@@ -383,7 +383,7 @@ class Machine(RuleBasedStateMachine):
         waiting = self.scheduler._records.admission.waiting
         cut_short = {name: session for name, session in waiting.items() if session.offload.is_cut_short}
         hopeless = {name for name, session in cut_short.items() if demand.excess(session) > 0}
-        left = {(name, session.arrival) for name, session in waiting.items() if name not in hopeless}
+        left = {(name, session.wait.arrival) for name, session in waiting.items() if name not in hopeless}
         began, turns = self.now, 0.0
         for _ in range(20_000):
             if not left:
@@ -396,7 +396,7 @@ class Machine(RuleBasedStateMachine):
                 assert deadline <= began + 400.0 + turns, f"{left} still wait"
                 self.now = max(self.now, deadline)
                 self.send(Tick())
-            left &= {(name, session.arrival) for name, session in waiting.items()}
+            left &= {(name, session.wait.arrival) for name, session in waiting.items()}
         raise AssertionError("it does not come to an end")
 
     def all_turns(self) -> float:

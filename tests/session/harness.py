@@ -31,7 +31,8 @@ M = TypeVar("M", bound=protocol.Message)
 _RUN = """
 import sys
 from sharedkernel.session.kernel import app
-app.run("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host")
+from sharedkernel.session.kernel.restart import Launch
+app.run(Launch("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host"))
 """
 
 
@@ -53,7 +54,7 @@ class SessionUnderTest:
         self._news = threading.Condition()
         self._connection: socket.socket | None = None
         #: called with each :class:`DeviceWanted`, to say what the executor does
-        self.on_wanted: Callable[[protocol.DeviceWanted], None] = lambda wanted: self.say(protocol.Granted())
+        self.on_wanted: Callable[[protocol.DeviceWantedReport], None] = lambda wanted: self.say(protocol.Granted())
         #: whether the executor greets the session that comes to it
         self.is_there = True
         self.page = Page.create("test")
@@ -99,14 +100,14 @@ class SessionUnderTest:
         if isinstance(message, protocol.SessionHello) and self.is_there:
             device = protocol.Device(name="test", kind="host", capacity_bytes=64 * GIB, reserve_bytes=0)
             self.say(protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid()))
-        elif isinstance(message, protocol.GrantReleased):
+        elif isinstance(message, protocol.GrantReleasedReport):
             self.page.words[Word.PREEMPT] = 0
         with self._news:
             self.heard.append(message)
             self._news.notify_all()
-        if isinstance(message, protocol.DeviceWanted):
+        if isinstance(message, protocol.DeviceWantedReport):
             self.on_wanted(message)
-        elif isinstance(message, protocol.DeviceWantWithdrawn):
+        elif isinstance(message, protocol.DeviceWantWithdrawnReport):
             self.say(protocol.WithdrawalSeen())
 
     def say(self, message: protocol.Message) -> None:
@@ -129,7 +130,7 @@ class SessionUnderTest:
     def kinds(self, since: int) -> list[str]:
         """Return the names of the messages heard from number *since* on."""
         with self._news:
-            return [type(message).__name__ for message in self.heard[since:]]
+            return [str(message.__struct_config__.tag) for message in self.heard[since:]]
 
     @property
     def mark(self) -> int:
@@ -145,7 +146,7 @@ class SessionUnderTest:
     def limit(self, limit_bytes: int, *, quota: int = 64 * GIB, slack: int = 64 << 20) -> None:
         """Let the session use *limit_bytes* in all, and enforce it with some *slack*."""
         hello = self.wait_for(protocol.SessionHello)
-        wants = [message.data_bytes for message in self.heard if isinstance(message, protocol.DeviceWanted)]
+        wants = [message.data_bytes for message in self.heard if isinstance(message, protocol.DeviceWantedReport)]
         data = (wants or [hello.data_bytes])[-1]
         soft = data + limit_bytes + slack
         resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (soft, resource.RLIM_INFINITY))
@@ -173,18 +174,18 @@ class SessionUnderTest:
         """Interrupt as a Jupyter server does."""
         os.kill(self.process.pid, signal.SIGINT)
 
-    def offload(self) -> protocol.Offloaded:
+    def offload(self) -> protocol.OffloadedReport:
         """Have the session offload."""
         since = self.mark
-        self.say(protocol.Offload())
-        return self.wait_for(protocol.Offloaded, since)
+        self.say(protocol.OffloadCommand())
+        return self.wait_for(protocol.OffloadedReport, since)
 
     def run_restored(self, code: str) -> dict[str, Any]:
         """Run a cell that is given room for what is away, if anything is."""
         since = self.mark
         request = self.client.execute(code)
-        self.wait_for(protocol.CellOpened, since)
-        self.say(protocol.Restore())
+        self.wait_for(protocol.CellOpenedReport, since)
+        self.say(protocol.RestoreCommand())
         return self.reply(request)
 
     def log(self) -> str:

@@ -22,7 +22,7 @@ _FORK_WHILE_LOCKED = """if True:
     locked.wait()
     child = os.fork()
     if not child:
-        link.send(protocol.CellOpened())
+        link.send(protocol.CellOpenedReport())
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     done.set()

@@ -49,19 +49,6 @@ class ClusterApp(TraceScenarioApp):
         sharedkernel simulate cluster --workload two-kinds --devices fast=4,slow=4 --compare allox,srtf,fifo
     """
     policies = tuple(dict.fromkeys([*JobPolicyName, *HeterogeneousPolicyName]))
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **TraceScenarioApp.aliases,
-        "devices": "ClusterApp.devices",
-        "workload": "ClusterApp.workload",
-        "las-thresholds": "ClusterApp.las_thresholds",
-        "samples": "ClusterApp.samples",
-        "promote": "ClusterApp.promote",
-        "alpha": "ClusterApp.alpha",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **TraceScenarioApp.flags,
-        "backfill": ({"ClusterApp": {"backfill": True}}, "With fifo: later jobs that fit overtake."),
-    }
 
     devices = Unicode(
         "8",
@@ -170,14 +157,6 @@ class NotebooksApp(TraceScenarioApp):
         sharedkernel simulate notebooks --jobs 2000 --devices 4 --compare fair,fifo
     """
     policies = tuple(POLICIES)
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **TraceScenarioApp.aliases,
-        "devices": "NotebooksApp.devices",
-        "wait": "NotebooksApp.wait",
-        "capacity": "NotebooksApp.capacity",
-        "quantum": "NotebooksApp.quantum",
-        "placement": "NotebooksApp.placement",
-    }
 
     devices = Int(0, help="How many devices are shared; 0: the fewest that keep --wait.").tag(config=True)
     wait = Float(1.0, help="Seconds within which 95 % of the cells are to begin, where --devices is 0.").tag(
@@ -238,17 +217,6 @@ class DeviceApp(ScenarioApp):
         sharedkernel simulate device --workload hyperparameter-300 --policy fair --parallel-lanes 8 --json
     """
     policies = tuple(POLICIES)
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **ScenarioApp.aliases,
-        "workload": "DeviceApp.workload",
-        "capacity": "DeviceApp.capacity",
-        "quantum": "DeviceApp.quantum",
-        "parallel-lanes": "DeviceApp.parallel_lanes",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **ScenarioApp.flags,
-        "backfill": ({"DeviceApp": {"backfill": True}}, "With fifo: later cells that fit overtake."),
-    }
 
     workload = Unicode("inference-42", help=f"What to run: {', '.join(DEVICE_WORKLOADS)}.").tag(config=True)
     capacity = Unicode("14GiB", help='Memory of the device, such as "14GB".').tag(config=True)

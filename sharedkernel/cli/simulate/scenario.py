@@ -26,15 +26,6 @@ _MOST_NAMED = 5
 class ScenarioApp(CommandApp):
     """Base of the scenarios. Subclasses name their policies and implement :meth:`prepare` and :meth:`simulate`."""
 
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "policy": "ScenarioApp.policy",
-        "compare": "ScenarioApp.compare",
-        "seed": "ScenarioApp.seed",
-        "plot": "ScenarioApp.plot",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "json": ({"ScenarioApp": {"as_json": True}}, "Print the figures as JSON instead of a table."),
-    }
     #: names that `--policy` accepts
     policies: ClassVar[tuple[str, ...]] = ()
 
@@ -46,7 +37,7 @@ class ScenarioApp(CommandApp):
     plot = Unicode(help="Draw who ran when and how completion times are distributed to this PNG or SVG file.").tag(
         config=True
     )
-    as_json = Bool(False, help="Print the figures as JSON instead of a table.").tag(config=True)
+    as_json = Bool(False, help="Print the figures as JSON instead of a table.").tag(config=True, option="json")
 
     def prepare(self) -> None:
         """Read and check what all policies run on. Called once.
@@ -137,17 +128,6 @@ class _Bar:
 
 class TraceScenarioApp(ScenarioApp):
     """Base of the scenarios that read a trace, or generate one."""
-
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **ScenarioApp.aliases,
-        "trace": "TraceScenarioApp.trace",
-        "time-unit": "TraceScenarioApp.time_unit",
-        "jobs": "TraceScenarioApp.jobs",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **ScenarioApp.flags,
-        "skip-bad": ({"TraceScenarioApp": {"skip_bad": True}}, "Leave out rows that cannot be used, and say which."),
-    }
 
     trace = Unicode(help="A CSV file in Tiresias's columns; left out: a workload is generated.").tag(config=True)
     time_unit = Unicode("s", help="Unit of the trace's times: s, ms or min.").tag(config=True)

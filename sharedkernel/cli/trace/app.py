@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from traitlets import Bool, TraitError, Unicode, validate
 
@@ -44,17 +44,6 @@ class TraceApp(GatewayCommandApp):
         sharedkernel trace --out now.json --seconds 30            # from the gateway, as far as you may see
         sharedkernel trace --out now.json --seconds 30 --gateway-url http://127.0.0.1:8585 --token TOKEN
     """
-    aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        **GatewayCommandApp.aliases,
-        "out": "TraceApp.out",
-        "runtime-dir": "TraceApp.runtime_dir",
-        "device": "TraceApp.device",
-        "last": "TraceApp.last",
-        "seconds": "TraceApp.seconds",
-    }
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "json": ({"TraceApp": {"as_json": True}}, "Print what was written as JSON instead of a sentence.")
-    }
 
     out = Unicode(help="The file to write.").tag(config=True)
     runtime_dir = Unicode(help="The executor's private directory. Default: the one it takes by itself.").tag(
@@ -67,7 +56,7 @@ class TraceApp(GatewayCommandApp):
         config=True
     )
     seconds = Unicode(help='Record what happens from now on, for so long, such as 10 or "5m".').tag(config=True)
-    as_json = Bool(False, help="Print what was written as JSON instead of a sentence.").tag(config=True)
+    as_json = Bool(False, help="Print what was written as JSON instead of a sentence.").tag(config=True, option="json")
 
     @validate("last", "seconds")
     def _check_duration(self, proposal: Any) -> str:

@@ -84,9 +84,6 @@ class MessageRouter:
         """Whether processes of the user id *uid* are heard at all."""
         return self._handshake.may_connect(uid)
 
-    def connected(self, peer: ControlConnection) -> None:
-        """Wait for the greeting."""
-
     def disconnected(self, peer: ControlConnection) -> None:
         """Forget a gateway; a session's end is another matter (its process is watched)."""
         self._api.left(peer)
@@ -125,8 +122,9 @@ class MessageRouter:
         if process.ended.is_set() or self.recovery.defers(process, message):
             return
         if isinstance(message, protocol.Assigned):
-            if process.assigned is not None and not process.assigned.done():
-                process.assigned.set_result(None)
+            if process.assignment is not None and not process.assignment.done():
+                process.assignment.set_result(None)
+                process.assigned = True
                 self._supervisor.keep(process)  # which counts from now on
         elif not process.session:  # a spare has no user whose code could run
             return
@@ -135,10 +133,10 @@ class MessageRouter:
         elif isinstance(message, protocol.Watch):
             self._status_stream.watch(process, message.interval)
         else:
-            process.used = process.used or isinstance(message, protocol.CellOpened)
+            process.used = process.used or isinstance(message, protocol.CellOpenedReport)
             self._controller.handle(process, self._believe(process, message))
             self._waits.notify_soon()
-            if isinstance(message, protocol.CellClosed):
+            if isinstance(message, protocol.CellClosedReport):
                 self._detached.came_to_rest(process)
 
     def _believe(self, process: SessionHandle, message: _M) -> _M:

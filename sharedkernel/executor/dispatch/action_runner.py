@@ -110,7 +110,7 @@ class SessionActions:
         self._update_limits()
         # Its first call to a driver that suspended it waits until it goes on.
         self._tasks.spawn(self._served.resume(process))
-        process.send(protocol.Restore())
+        process.send(protocol.RestoreCommand())
 
     def _force(self, process: SessionHandle) -> None:
         """Make a holder yield by a signal, unless it does not know yet that it has the device."""
@@ -145,7 +145,7 @@ class SessionActions:
     def _offload(self, process: SessionHandle) -> Sequence[events.Event]:
         """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
         if not process.grant.is_stopped:
-            process.send(protocol.Offload())
+            process.send(protocol.OffloadCommand())
             return ()
         self._let_come(process)
         session = id_of(process)

@@ -105,8 +105,8 @@ class SessionController:
             raise ConfigError(str(error)) from None
         self._driver.handle(event)
 
-    def add(self, process: SessionHandle, attained: float = 0.0) -> None:
-        """Take in a process that has been given a session; *attained* device-seconds from an earlier executor."""
+    def add(self, process: SessionHandle) -> None:
+        """Take in a process that has been given a session."""
         assert process.session
         assert process.limits is not None
         self.sessions[process.session] = process
@@ -117,7 +117,7 @@ class SessionController:
                 user=UserId(process.limits.user),
                 domain=self._served.trust_domain(process.limits),
                 framework=process.memory.framework,
-                attained=attained,
+                attained=process.attained,
             )
         )
 
@@ -201,40 +201,40 @@ class SessionController:
         """Handle one message of a session that is not about its own start."""
         session = id_of(process)
         match message:
-            case protocol.CellOpened():
+            case protocol.CellOpenedReport():
                 if process.offload.bytes:  # it waits to be restored
                     self._wait_begins(process)
                 self._driver.handle(events.CellOpened(session=session))
                 self.update_limits()
-            case protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth):
+            case protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth):
                 process.data_bytes = data_bytes
                 self._measured(process, memory)
                 self.update_limits()
                 self._want(process, growth)
             case protocol.Foreseen():
                 self._driver.handle(self._workload.foresee(session, process.user or "", message))
-            case protocol.GrantMeasured(iterations=iterations):
+            case protocol.GrantMeasuredReport(iterations=iterations):
                 utilisation = self._seen_utilisation(process, message)
                 self._driver.handle(
                     events.GrantMeasured(session=session, iterations=iterations, utilisation=utilisation)
                 )
-            case protocol.DeviceWantWithdrawn():
+            case protocol.DeviceWantWithdrawnReport():
                 process.wait.since = None
                 _let_run(process)
                 process.send(protocol.WithdrawalSeen())
                 self._driver.handle(events.DeviceWantWithdrawn(session=session))
-            case protocol.GrantReleased():
+            case protocol.GrantReleasedReport():
                 self._release(process, message)
-            case protocol.CellClosed(memory=memory):
+            case protocol.CellClosedReport(memory=memory):
                 process.wait.since = None
                 process.promised_bytes = 0
                 _let_run(process)
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
-                self._workload.cell_ended(session, cell.user.id, cell.source, cell.cell_service)
+                self._workload.cell_ended(session, cell.user.id, cell.cell.source, cell.cell_service)
                 self.update_limits()
-            case protocol.Offloaded() | protocol.OffloadDeclined() | protocol.Restored():
+            case protocol.OffloadedReport() | protocol.OffloadDeclinedReport() | protocol.RestoredReport():
                 self.offloads.handle(process, message)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
@@ -253,7 +253,7 @@ class SessionController:
             events.DeviceWanted(session=id_of(process), memory=profile_of(process.memory), growth=growth)
         )
 
-    def _release(self, process: SessionHandle, message: protocol.GrantReleased) -> None:
+    def _release(self, process: SessionHandle, message: protocol.GrantReleasedReport) -> None:
         self._measured(process, message.memory)
         if message.at != "yield":
             process.promised_bytes = 0
@@ -278,7 +278,7 @@ class SessionController:
         )
 
     def _seen_utilisation(
-        self, process: SessionHandle, message: protocol.GrantMeasured | protocol.GrantReleased
+        self, process: SessionHandle, message: protocol.GrantMeasuredReport | protocol.GrantReleasedReport
     ) -> float | None:
         """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
         seen = self._served.utilisation(process)

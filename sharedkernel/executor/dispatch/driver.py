@@ -230,7 +230,7 @@ class SchedulerDriver:
             case actions.Grant() if session.state in HOLDING_STATES:
                 # Where it was interrupted, so that what is live of its iteration stays charged.
                 yield events.GrantReleased(
-                    session=session.id, at="yield", memory=session.memory, live_bytes=session.live
+                    session=session.id, at="yield", memory=session.memory, live_bytes=session.iteration.live
                 )
             case actions.Offload() if (session.state, events.OffloadDeclined) in TRANSITIONS:
                 yield events.OffloadDeclined(session=session.id, for_now=True)

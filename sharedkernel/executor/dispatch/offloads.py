@@ -86,22 +86,24 @@ class Offloads:
             self._driver.handle(events.Offloaded(session=id_of(process), memory=memory, offloaded=offloaded))
 
     def handle(
-        self, process: SessionHandle, message: protocol.Offloaded | protocol.OffloadDeclined | protocol.Restored
+        self,
+        process: SessionHandle,
+        message: protocol.OffloadedReport | protocol.OffloadDeclinedReport | protocol.RestoredReport,
     ) -> None:
         """Handle a report of a session about its memory."""
         match message:
-            case protocol.Offloaded():
+            case protocol.OffloadedReport():
                 self._offloaded(process, message)
-            case protocol.OffloadDeclined(message=reason):
+            case protocol.OffloadDeclinedReport(message=reason):
                 process.offload.declined = reason
                 log.info("session %s is not offloaded: %s", process.session, reason)
                 is_for_now = message.reason == "busy"
                 self._driver.handle(events.OffloadDeclined(session=id_of(process), for_now=is_for_now))
                 answer_requests(process, Refused(reason, reason=message.reason))
-            case protocol.Restored():
+            case protocol.RestoredReport():
                 self._restored(process, message)
 
-    def _offloaded(self, process: SessionHandle, message: protocol.Offloaded) -> None:
+    def _offloaded(self, process: SessionHandle, message: protocol.OffloadedReport) -> None:
         offload = process.offload
         offload.bytes, offload.stayed, offload.declined = message.offloaded_bytes, message.kept, None
         offload.num_offloads += 1
@@ -127,7 +129,7 @@ class Offloads:
             events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offload.bytes + freed)
         )
 
-    def _restored(self, process: SessionHandle, message: protocol.Restored) -> None:
+    def _restored(self, process: SessionHandle, message: protocol.RestoredReport) -> None:
         process.offload.bytes = 0
         process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
         process.offload.stayed = None

@@ -184,8 +184,8 @@ class Journal:
             self._fail(error)
 
     def _append(self, frames: list[bytes]) -> None:
-        os.lseek(self._descriptor, 0, os.SEEK_END)
-        _write_all(self._descriptor, b"".join(frames))
+        with open(self._descriptor, "ab", closefd=False) as file:
+            file.write(b"".join(frames))
         os.fdatasync(self._descriptor)
 
     def _rewrite(self, frames: list[bytes]) -> None:
@@ -205,12 +205,6 @@ class Journal:
             self._path,
             error.strerror,
         )
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
 
 
 def _sync_directory(path: Path) -> None:

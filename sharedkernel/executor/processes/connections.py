@@ -19,9 +19,6 @@ class Listener(Protocol):
     def may_connect(self, uid: int) -> bool:
         """Whether processes of the user id *uid* are heard at all."""
 
-    def connected(self, peer: ControlConnection) -> None:
-        """Record a new connection; nothing is known of it yet but its process."""
-
     def received(self, peer: ControlConnection, message: Any) -> None:
         """Handle one message."""
 
@@ -51,8 +48,6 @@ class ControlConnection(asyncio.Protocol):
         if not self._listener.may_connect(self.uid):
             log.warning("refused a connection of process %d, user id %d", self.pid, self.uid)
             transport.abort()
-            return
-        self._listener.connected(self)
 
     def data_received(self, data: bytes) -> None:
         """Hand each message on."""

@@ -9,8 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import psutil
@@ -19,7 +17,7 @@ from sharedkernel import protocol
 from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, WaitProgress
 from sharedkernel.executor.processes.sanitize import MOST_BYTES
 from sharedkernel.ipc.shared_page import Page, Word
-from sharedkernel.protocol import Limits, Memory, SessionRecord
+from sharedkernel.protocol import Limits, Memory, SessionIdentity, SessionRecord
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
 
 log = logging.getLogger(__name__)
@@ -28,85 +26,52 @@ log = logging.getLogger(__name__)
 _MOST_UNREAD = 4 << 20
 
 
-class PersistedSession(msgspec.Struct, frozen=True, kw_only=True):
+class PersistedSession(SessionIdentity, kw_only=True):
     """One process, as the next executor needs to know it."""
-
-    process: str
-    pid: int
-    #: start time in clock ticks since boot; distinguishes the process from a later one with the same pid
-    started: int
-    session: str | None
-    user: str | None
-    notebook: str | None
-    client_key: str | None
-    cwd: str | None
-    env: dict[str, str]
-    incarnation: int
-    limits: Limits | None
-    attained: float
-    connection: dict[str, Any] | None
-    uid: int
-    environment: str
-    isolation: str = "none"
-    #: how it has memory on a GPU (see `device_memory/mode.py`)
-    memory_mode: str = "shared"
-    #: of the code that it was forked with (see `build_id.py`)
-    stamp: str = ""
-    kernel: str | None = None
-    lingers_until: float | None = None
-    used: bool = True
-    #: it has said that it serves its session; until then nobody has come to it
-    assigned: bool = True
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class SessionHandle:
-    """One process: a spare, or somebody's session."""
 
     #: its name for life
     process: str
-    page: Page
-    pid: int = 0
-    started: int = 0
+    #: start time in clock ticks since boot; distinguishes the process from a later one with the same pid
+    started: int
+    limits: Limits | None = None
+    #: device-seconds, as last counted
+    attained: float = 0.0
     #: user id that it runs under once it serves somebody
-    uid: int = field(default_factory=os.getuid)
-    #: name of the Python environment that it has; empty: the executor's own
-    environment: str = ""
+    uid: int = msgspec.field(default_factory=os.getuid)
     #: how users are kept apart, as it was forked for (see `policy.py`)
     isolation: str = "none"
     #: how it has memory on a GPU (see `device_memory/mode.py`)
     memory_mode: str = "shared"
     #: of the code that it was forked with (see `build_id.py`)
     stamp: str = ""
+    #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not
+    lingers_until: float | None = None
+    #: it has run something, so it may hold what its user wants back
+    used: bool = True
+    #: it has said that it serves its session; until then nobody has come to it
+    assigned: bool = True
+
+
+class SessionHandle(PersistedSession, kw_only=True, eq=False):
+    """One process, a spare or somebody's session: its record, and what this executor knows besides.
+
+    An empty name of a session marks a spare that is taken, about to get one.
+    """
+
+    page: Page
     #: calls that handle greetings in its name once its process id is known
-    early_hellos: list[Callable[[], None]] = field(default_factory=list)
+    early_hellos: list[Callable[[], None]] = msgspec.field(default_factory=list)
     #: done when it first said hello, failed when it ended before
     ready: asyncio.Future[None]
     #: set once it is reaped
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     #: done when it serves the session it was assigned; None: it is a spare, or served it when it was adopted
-    assigned: asyncio.Future[None] | None = None
+    assignment: asyncio.Future[None] | None = None
     #: its control connection, while there is one
     transport: asyncio.WriteTransport | None = None
-    connection: dict[str, Any] | None = None
-    #: None: a spare; empty: a spare that is taken, about to get a session
-    session: str | None = None
-    user: str | None = None
-    notebook: str | None = None
-    client_key: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    incarnation: int = 0
-    limits: Limits | None = None
-    #: id under which clients know the session; None: its own
-    kernel: str | None = None
-    #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not
-    lingers_until: float | None = None
     #: when something was last seen to run in it, on `time.monotonic`'s axis; None: it was not looked at yet
     used_at: float | None = None
-    #: it has run something, so it may hold what its user wants back
-    used: bool = False
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory = msgspec.field(default_factory=Memory)
     data_bytes: int = 0
     #: limit on its private memory, as last set
     data_limit: int = 0
@@ -115,7 +80,7 @@ class SessionHandle:
     #: bytes beyond what it has that its present want is for
     growth: int = 0
     #: its memory away from the device
-    offload: OffloadProgress = field(default_factory=OffloadProgress)
+    offload: OffloadProgress = msgspec.field(default_factory=OffloadProgress)
     #: device-seconds that it was seen to use without a grant
     ungranted: float = 0.0
     #: why its iterations use no lane whose bytes others share, for people; None: they do, or nothing is known yet
@@ -124,8 +89,8 @@ class SessionHandle:
     end_asked: bool = False
     #: slug and sentence, where this executor ended it of its own accord
     end_reason: tuple[str, str] | None = None
-    grant: GrantProgress = field(default_factory=GrantProgress)
-    wait: WaitProgress = field(default_factory=WaitProgress)
+    grant: GrantProgress = msgspec.field(default_factory=GrantProgress)
+    wait: WaitProgress = msgspec.field(default_factory=WaitProgress)
     #: the allowance that was last sent to it
     sent_allowance: protocol.Allowance | None = None
     #: readable once it has ended
@@ -198,52 +163,18 @@ class SessionHandle:
         """Whether it is connected, and nothing that it was sent still waits for it to read on."""
         return self.transport is not None and self.transport.get_write_buffer_size() == 0
 
+    @property
+    def lingers(self) -> float | None:
+        """Seconds for which it still lingers; None: it was not shut down."""
+        return None if self.lingers_until is None else max(0.0, self.lingers_until - time.monotonic())
+
     def record(self) -> SessionRecord:
         """Return what a gateway needs to adopt it."""
-        assert self.session is not None
-        assert self.user is not None
-        assert self.connection is not None
-        return SessionRecord(
-            session=self.session,
-            user=self.user,
-            notebook=self.notebook,
-            client_key=self.client_key,
-            cwd=self.cwd,
-            env=self.env,
-            incarnation=self.incarnation,
-            pid=self.pid,
-            connection=self.connection,
-            environment=self.environment,
-            kernel=self.kernel,
-            lingers=None if self.lingers_until is None else max(0.0, self.lingers_until - time.monotonic()),
-        )
+        return msgspec.convert(self, SessionRecord, from_attributes=True)
 
-    def kept(self, attained: float) -> PersistedSession:
+    def kept(self) -> PersistedSession:
         """Return what the keeper should keep."""
-        return PersistedSession(
-            process=self.process,
-            pid=self.pid,
-            started=self.started,
-            session=self.session,
-            user=self.user,
-            notebook=self.notebook,
-            client_key=self.client_key,
-            cwd=self.cwd,
-            env=self.env,
-            incarnation=self.incarnation,
-            limits=self.limits,
-            attained=attained,
-            connection=self.connection,
-            uid=self.uid,
-            environment=self.environment,
-            isolation=self.isolation,
-            memory_mode=self.memory_mode,
-            stamp=self.stamp,
-            kernel=self.kernel,
-            lingers_until=self.lingers_until,
-            used=self.used,
-            assigned=self.assigned is None or self.assigned.done(),
-        )
+        return msgspec.convert(self, PersistedSession, from_attributes=True)
 
 
 def describe_end(process: SessionHandle, status: int | None) -> protocol.SessionDied:

@@ -18,11 +18,9 @@ import msgspec
 from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import UNREADABLE
+from sharedkernel.system.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
-
-#: of a record that is not whole yet
-_NEW = ".new"
 
 
 class SessionRecords:
@@ -48,12 +46,8 @@ class SessionRecords:
         data = msgspec.msgpack.encode(msgspec.structs.replace(kept, attained=0.0))
         if self._written.get(kept.process) == data:
             return
-        path = self._directory / kept.process
-        new = path.with_suffix(_NEW)
         try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(data)
-            new.replace(path)
+            replace_file(self._directory / kept.process, data, durable=False)
         except OSError as error:
             log.warning("the record of session %s was not written (%s)", kept.session, error.strerror)
             return
@@ -73,7 +67,7 @@ class SessionRecords:
         for path in list(self._directory.iterdir()):
             if path.name in known:
                 continue
-            if path.suffix == _NEW:  # the executor ended while it wrote this
+            if "." in path.name:  # the executor ended while it wrote this
                 path.unlink(missing_ok=True)
                 continue
             try:

@@ -8,6 +8,7 @@ import logging
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.supervision.supervisor import Supervisor
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +31,13 @@ class SessionPool:
         self._supervisor = supervisor
         self._number = number
         self._due: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def close(self) -> None:
         """Make up no more."""
         if self._due is not None:
             self._due.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def take(self, environment: str) -> SessionHandle:
         """Return a spare that is nobody else's from now on, forked only if none is ready.
@@ -59,12 +59,7 @@ class SessionPool:
         """Make up what is missing, a little later."""
         if self._due is not None:
             self._due.cancel()
-        self._due = asyncio.get_running_loop().call_later(_DELAY, self._begin)
-
-    def _begin(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._make_up())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._due = asyncio.get_running_loop().call_later(_DELAY, lambda: self._tasks.spawn(self._make_up()))
 
     async def _make_up(self) -> None:
         for environment in self._supervisor.warm_environments:

@@ -120,7 +120,7 @@ class SessionLauncher:
             process.uid = account.uid
             if self._isolation.cgroups is not None:
                 self._isolation.cgroups.enter(account.uid, process.process, process.pid, message.limits.share)
-        process.assigned = asyncio.get_running_loop().create_future()
+        process.assignment, process.assigned = asyncio.get_running_loop().create_future(), False
         self._controller.add(process)
         self._supervisor.keep(process)
 
@@ -143,10 +143,10 @@ class SessionLauncher:
 
     async def _wait(self, process: SessionHandle) -> None:
         """Return once *process* has said that it serves its session."""
-        assert process.assigned is not None
+        assert process.assignment is not None
         try:
             async with asyncio.timeout(self._timeout):
-                await process.assigned
+                await process.assignment
         except TimeoutError:  # first, since it is an OSError; what hangs may be the user's own
             self._tasks.spawn(self._supervisor.end(process))
             raise Refused(

@@ -89,7 +89,7 @@ class Supervisor:
 
     # --- start and adoption -------------------------------------------------------------------------------------------
 
-    async def start(self, entries: Iterable[tuple[protocol.Kept, list[int]]]) -> list[PersistedSession]:
+    async def start(self, entries: Iterable[tuple[protocol.Kept, list[int]]]) -> list[SessionHandle]:
         """Start or reach the warm parents; return the sessions that an earlier executor left, still alive.
 
         Parameters
@@ -98,23 +98,22 @@ class Supervisor:
             What the keeper has of sessions, with the descriptors of their shared pages.
         """
         self._records.open()
-        kept = [session for entry in entries if (session := self._adopt(*entry)) is not None]
-        kept += self._adopt_without_keeper()
+        adopted = [process for entry in entries if (process := self._adopt(*entry)) is not None]
+        adopted += self._adopt_without_keeper()
         self._remove_files_of_others()
         await self._warm_parents.start()
-        return kept
+        return adopted
 
-    def _adopt(self, message: protocol.Kept, descriptors: list[int]) -> PersistedSession | None:
+    def _adopt(self, message: protocol.Kept, descriptors: list[int]) -> SessionHandle | None:
         kept = _read_kept(message.data)
         page = None if kept is None or not descriptors else _open_page(kept, descriptors)
         if kept is None or page is None:
             self._keeper.send(protocol.Delete(key=message.key))
             return None
         self._keeper.hold(message, descriptors)
-        self._take_over(kept, page)
-        return kept
+        return self._take_over(kept, page)
 
-    def _adopt_without_keeper(self) -> list[PersistedSession]:
+    def _adopt_without_keeper(self) -> list[SessionHandle]:
         """Adopt sessions that live although the keeper does not know them: it was killed, too."""
         adopted = []
         for kept, descriptor in self._records.others(self.processes):
@@ -122,9 +121,8 @@ class Supervisor:
             if page is None:
                 continue
             log.warning("the keeper was lost with session %s of %s; found it again", kept.session, kept.user)
-            self._take_over(kept, page)
-            self.keep(self.processes[kept.process])
-            adopted.append(kept)
+            adopted.append(self._take_over(kept, page))
+            self.keep(adopted[-1])
         return adopted
 
     def _remove_files_of_others(self) -> None:
@@ -134,34 +132,14 @@ class Supervisor:
             if process not in self.processes and not path.is_dir():
                 path.unlink(missing_ok=True)
 
-    def _take_over(self, kept: PersistedSession, page: Page) -> None:
+    def _take_over(self, kept: PersistedSession, page: Page) -> SessionHandle:
         process = SessionHandle(
-            process=kept.process,
-            page=page,
-            pid=kept.pid,
-            started=kept.started,
-            ready=asyncio.get_running_loop().create_future(),
-            session=kept.session,
-            user=kept.user,
-            notebook=kept.notebook,
-            client_key=kept.client_key,
-            cwd=kept.cwd,
-            env=kept.env,
-            incarnation=kept.incarnation,
-            limits=kept.limits,
-            connection=kept.connection,
-            kernel=kept.kernel,
-            lingers_until=kept.lingers_until,
-            used=kept.used,
-            uid=kept.uid,
-            environment=kept.environment,
-            isolation=kept.isolation,
-            memory_mode=kept.memory_mode,
-            stamp=kept.stamp,
+            **msgspec.structs.asdict(kept), page=page, ready=asyncio.get_running_loop().create_future()
         )
         process.ready.set_result(None)
         self.processes[process.process] = process
         self._watch_end(process)
+        return process
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
@@ -191,6 +169,9 @@ class Supervisor:
         name, traits = uuid4().hex[:12], self._traits()
         process = SessionHandle(
             process=name,
+            pid=0,
+            started=0,
+            used=False,
             page=Page.create(f"sharedkernel-{name}"),
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
@@ -283,8 +264,8 @@ class Supervisor:
         self._remove_files(process)
         if not process.ready.done():
             process.ready.set_exception(OSError(f"it ended at its start; see {self._log_file(process.process)}"))
-        if process.assigned is not None and not process.assigned.done():
-            process.assigned.set_exception(OSError("it ended before it served anybody"))
+        if process.assignment is not None and not process.assignment.done():
+            process.assignment.set_exception(OSError("it ended before it served anybody"))
         self._on_end(process, status)
         process.page.close()
         _handle_early(process)
@@ -300,9 +281,9 @@ class Supervisor:
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
-    def keep(self, process: SessionHandle, attained: float = 0.0) -> None:
+    def keep(self, process: SessionHandle) -> None:
         """Let the keeper hold what the next executor needs to adopt *process*."""
-        kept = process.kept(attained)
+        kept = process.kept()
         data = msgspec.msgpack.encode(kept)
         self._records.write(kept)
         self._keeper.send(protocol.Put(key=process.process, data=data), [process.page.descriptor])

@@ -183,16 +183,10 @@ class WarmParent:
                 self._executor.close()
             _redirect(message.log_file)
             from sharedkernel.session.kernel import app
+            from sharedkernel.session.kernel.restart import Launch
 
-            app.run(
-                message.process,
-                message.connection_file,
-                self._executor_socket,
-                page,
-                message.device_kind,
-                memory_mode=message.memory_mode,
-                isolation=message.isolation,
-            )
+            own = message.process, message.connection_file, self._executor_socket, page
+            app.run(Launch(*own, message.device_kind, message.memory_mode, message.isolation))
             code = 0
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1

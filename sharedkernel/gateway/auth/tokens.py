@@ -20,7 +20,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jupyter_core.paths import jupyter_config_dir
 from traitlets import Bool, Unicode
@@ -232,12 +232,7 @@ class TokenApp(CommandApp):
     accepts_arguments = True
 
     tokens_file = Unicode(help="The file of tokens; as `c.SharedKernelGateway.tokens_file`.").tag(config=True)
-    json = Bool(False, help="Print JSON.").tag(config=True)
-
-    aliases: ClassVar[dict[str, Any]] = {"tokens-file": "TokenApp.tokens_file"}  # type: ignore[misc]
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "json": ({"TokenApp": {"json": True}}, "Print JSON instead of text."),
-    }
+    json = Bool(False, help="Print JSON instead of text.").tag(config=True)
 
     def start(self) -> None:
         """Run the subcommand.

@@ -19,9 +19,8 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.config.settings import (
     Settings,
-    build_placement,
-    build_policy,
     build_quotas,
+    parse_setting,
     read_settings,
     value_at_start,
 )
@@ -115,8 +114,8 @@ class ConfigReloader:
         return Changes(
             quotas=build_quotas(value("quotas"), value("groups"), files, self._memberships),
             admins=value("admins"),
-            placement=build_placement(value("placement"), files),
-            policy=build_policy(value("policy"), files),
+            placement=parse_setting("placement", value("placement"), files),
+            policy=parse_setting("policy", value("policy"), files),
         )
 
     def _log_waiting(self, settings: Settings, unusable: Sequence[ConfigFault]) -> None:

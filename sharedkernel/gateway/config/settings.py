@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,28 +227,7 @@ def parse_devices(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def build_devices(executors: Any, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return the devices of the setting `executors`.
-
-    Parameters
-    ----------
-    executors
-        Value of the setting.
-    files
-        The configuration files, for the line of a fault.
-
-    Raises
-    ------
-    ConfigError
-        When they cannot be used.
-    """
-    try:
-        return parse_devices(executors)
-    except ConfigError as error:
-        raise ConfigError(f"{_place(files, 'executors', ())}{error}") from None
-
-
-def check_rule(name: Any) -> str:
+def parse_placement(name: Any) -> str:
     """Return *name* if it is a placement rule.
 
     Raises
@@ -261,48 +240,48 @@ def check_rule(name: Any) -> str:
     return str(name)
 
 
-def build_placement(placement: Any, files: Sequence[Path]) -> str:
-    """Return the rule of the setting `placement`.
+def parse_policy(name: Any) -> str:
+    """Return *name* if it is a policy; "": each executor keeps its own.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    if name in ("", None):
+        return ""
+    if name not in list(PolicyName):
+        raise ConfigError(f"policy is {name!r}; write one of {', '.join(map(repr, map(str, PolicyName)))}.")
+    return str(name)
+
+
+#: settings with a value of their own kind, and what reads it
+PARSERS: dict[str, Callable[[Any], Any]] = {
+    "executors": parse_devices,
+    "placement": parse_placement,
+    "policy": parse_policy,
+}
+
+
+def parse_setting(name: str, value: Any, files: Sequence[Path]) -> Any:
+    """Return the value of a setting as the gateway uses it.
 
     Parameters
     ----------
-    placement
-        Value of the setting.
+    name, value
+        One of :data:`PARSERS`, and its value in the configuration.
     files
         The configuration files, for the line of a fault.
 
     Raises
     ------
     ConfigError
-        When there is no such rule.
+        When it cannot be used.
     """
     try:
-        return check_rule(placement)
+        return PARSERS[name](value)
     except ConfigError as error:
-        raise ConfigError(f"{_place(files, 'placement', ())}{error}") from None
-
-
-def build_policy(policy: Any, files: Sequence[Path]) -> str:
-    """Return the policy of the setting `policy`; "": each executor keeps its own.
-
-    Parameters
-    ----------
-    policy
-        Value of the setting.
-    files
-        The configuration files, for the line of a fault.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such policy.
-    """
-    if policy in ("", None):
-        return ""
-    if policy not in list(PolicyName):
-        known = ", ".join(map(repr, map(str, PolicyName)))
-        raise ConfigError(f"{_place(files, 'policy', ())}policy is {policy!r}; write one of {known}.")
-    return str(policy)
+        raise ConfigError(f"{_place(files, name, ())}{error}") from None
 
 
 def _place(files: Sequence[Path], setting: str, path: tuple[str, ...]) -> str:

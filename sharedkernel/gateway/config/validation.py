@@ -21,13 +21,12 @@ from traitlets.config.loader import LazyConfigValue
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.config.settings import (
+    PARSERS,
     Settings,
-    build_devices,
-    build_placement,
-    build_policy,
     check_group_names,
     check_groups,
     check_quotas,
+    parse_setting,
     place,
     value_at_start,
 )
@@ -83,9 +82,7 @@ def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
     yield from check_quotas(value("quotas"), files)
     yield from check_groups(value("groups"), files)
     checks: list[Callable[[], Any]] = [
-        lambda: build_devices(value("executors"), files),
-        lambda: build_placement(value("placement"), files),
-        lambda: build_policy(value("policy"), files),
+        *(partial(parse_setting, name, value(name), files) for name in PARSERS),
         lambda: check_exposure(
             value("ip"), encrypted=bool(value("certfile") or value("sock")), allowed=value("allow_insecure_remote")
         ),

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import MemoryDemand
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.memory.offloading import Offloading, can_give_way
 from sharedkernel.scheduling.memory.refusals import over_quota_by, refuse_restore, refuse_wait, refuse_want
@@ -59,7 +59,7 @@ class Admission:
         config: SchedulerConfig,
         policy: Policy,
         ledger: Ledger,
-        lanes: Lanes,
+        lanes: LanePlanner,
         demand: MemoryDemand,
         offloading: Offloading,
         turns: MemoryTurns,
@@ -93,7 +93,7 @@ class Admission:
 
     def dequeue(self, session: Session) -> None:
         """Remove *session* from the queue, if it is in it."""
-        session.has_room_made, session.hopeless_since = False, None
+        session.wait.has_room_made, session.wait.hopeless_since = False, None
         if self.waiting.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
@@ -108,13 +108,13 @@ class Admission:
         return (session for session in self.waiting.values() if not session.offload.is_asked)
 
     def _rank(self, session: Session) -> Rank:
-        if session.growth:
-            return (0, *self.turns.seniority(session, self._now), session.arrival)
-        if session.has_room_made:
-            return (1, session.arrival)
+        if session.iteration.growth:
+            return (0, *self.turns.seniority(session, self._now), session.wait.arrival)
+        if session.wait.has_room_made:
+            return (1, session.wait.arrival)
         # Sessions that may reclaim memory come before those from whom it is taken, whatever the policy says.
         if self.is_due(session, self._now):
-            return (2, *self.turns.place(session, self._now), session.arrival)
+            return (2, *self.turns.place(session, self._now), session.wait.arrival)
         return (3, *self.policy.memory_rank(session))
 
     # --- refusing -----------------------------------
@@ -129,7 +129,7 @@ class Admission:
 
     def latest_growing(self) -> Session | None:
         """Return the latest session that waits to grow; None: there is none."""
-        growing = (session for session in self.waiting.values() if session.growth)
+        growing = (session for session in self.waiting.values() if session.iteration.growth)
         return max(growing, key=_arrival, default=None)
 
     def latest_in_the_way(self) -> Session | None:
@@ -141,7 +141,7 @@ class Admission:
 
     def patience_ends(self, session: Session) -> float:
         """Return until when *session* may wait while it holds memory itself, seconds."""
-        return session.waiting_since + self.config.growth_patience
+        return session.wait.since + self.config.growth_patience
 
     def refuse_wait(self, session: Session, *, waited: float = 0.0) -> Refuse:
         """Return the refusal of a claim that waits in vain.
@@ -156,13 +156,13 @@ class Admission:
         return refuse_wait(session, self.ledger, self.users.values(), waited)
 
     def _has_expired(self, session: Session, now: float) -> bool:
-        if session.growth > 0:
+        if session.iteration.growth > 0:
             return now >= self.patience_ends(session) and not self._is_about_to_be_helped(session)
         return self._is_hopeless_from(session) <= now
 
     def _is_about_to_be_helped(self, session: Session) -> bool:
         """Return whether others are making room for *session*, or will when their quantum is over."""
-        is_coming = session.has_room_made and self.turns.coming(self._now) > 0
+        is_coming = session.wait.has_room_made and self.turns.coming(self._now) > 0
         return is_coming or self.offloading.eviction.waiting is session
 
     def _is_hopeless_from(self, session: Session) -> float:
@@ -172,16 +172,16 @@ class Admission:
         which may end soon or be refused. A cell that was offloaded in the middle is never refused: it can neither
         continue nor end without its memory.
         """
-        if session.growth or session.live or session.offload.is_cut_short:
+        if session.iteration.growth or session.iteration.live or session.offload.is_cut_short:
             return math.inf
         excess = self.demand.excess(session)
         if excess <= 0:
-            session.hopeless_since = None
+            session.wait.hopeless_since = None
             return math.inf
-        if session.hopeless_since is None:
-            session.hopeless_since = self._now
+        if session.wait.hopeless_since is None:
+            session.wait.hopeless_since = self._now
         patience = self.config.overtake_patience
-        return max(self._is_refused_from(session, excess), session.hopeless_since + patience)
+        return max(self._is_refused_from(session, excess), session.wait.hopeless_since + patience)
 
     def _is_refused_from(self, session: Session, excess: int) -> float:
         """Return when *session* has lacked *excess* bytes for good for long enough."""
@@ -190,14 +190,14 @@ class Admission:
             kept, since = self.demand.unmovable_of_others(session)
             if excess > kept:
                 # It may ask again for less: its present need may differ from the measured one.
-                return max(session.waiting_since, since) + patience
+                return max(session.wait.since, since) + patience
         return self.patience_ends(session) + patience
 
     def next_deadline(self) -> float | None:
         """Return when the next queued session is refused for having waited too long; None: none will be."""
 
         def earliest() -> tuple[float | None, float]:
-            growing = (session for session in self._staying() if session.growth or session.offload.shortfall_bytes)
+            growing = (session for session in self._staying() if session.is_growing)
             moments = [moment for moment in map(self.patience_ends, growing) if moment > self._now]
             moments += [moment for moment in map(self._is_hopeless_from, self._staying()) if moment < math.inf]
             return min(moments, default=None), min(moments, default=math.inf)
@@ -209,10 +209,10 @@ class Admission:
         patience, moments = self.config.overtake_patience, []
         for session in self.waiting.values():
             if self.policy.is_preemptive:
-                moments.append(session.waiting_since + patience)
-            if session.overtaken_at is not None:
-                moments.append(session.overtaken_at + patience)
-            if session.growth or session.offload.shortfall_bytes:
+                moments.append(session.wait.since + patience)
+            if session.wait.overtaken_at is not None:
+                moments.append(session.wait.overtaken_at + patience)
+            if session.is_growing:
                 moments.append(self.patience_ends(session))
             moments.append(self._is_hopeless_from(session))
         moments += map(late_at, self.turns.leaving.values())
@@ -237,7 +237,7 @@ class Admission:
         for session in self.queue():
             if is_barred:
                 if self._has_expired(session, now):
-                    result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
+                    result.refused.append(self.refuse_wait(session, waited=now - session.wait.since))
                 continue
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.demand.persistent_claim(session) > 0)
             if session.offload.shortfall_bytes and now >= self.patience_ends(session):
@@ -248,10 +248,10 @@ class Admission:
             elif not is_behind and self._place(session):
                 result.admitted.append(session)
                 for other in passed:
-                    if other.overtaken_at is None:
-                        other.overtaken_at = now
+                    if other.wait.overtaken_at is None:
+                        other.wait.overtaken_at = now
             elif self._has_expired(session, now):
-                result.refused.append(self.refuse_wait(session, waited=now - session.waiting_since))
+                result.refused.append(self.refuse_wait(session, waited=now - session.wait.since))
             else:
                 passed.append(session)
                 if is_behind:
@@ -264,13 +264,13 @@ class Admission:
 
     def _is_behind(self, session: Session, passed: list[Session]) -> bool:
         """Return whether *session* waits to grow, behind another one that could not."""
-        return session.growth > 0 and any(other.growth for other in passed)
+        return session.iteration.growth > 0 and any(other.iteration.growth for other in passed)
 
     def _place(self, session: Session) -> bool:
         """Charge *session* for its claim, if it fits now; return whether it did."""
         if session.state is SessionState.RESTORING:
             return self._restore(session)
-        if session.growth:
+        if session.iteration.growth:
             return self._grow(session)
         need = self._need(session)
         if self.lanes.place(session, need):
@@ -301,7 +301,7 @@ class Admission:
         if self.demand.lacks_headroom(session) > 0:
             return False
         if session.lane is None:
-            if not self.lanes.fit(session, max(0, wanted - session.parked)):
+            if not self.lanes.fit(session, max(0, wanted - session.iteration.parked)):
                 return False
         elif not self._grow_in_lane(session):
             return False
@@ -317,14 +317,15 @@ class Admission:
 
     def _grow_in_lane(self, session: Session) -> bool:
         # Preferably all of it beside the lane, whose spare bytes may be in pieces that are too small.
-        beside = session.growth
+        beside = session.iteration.growth
         if not self.lanes.make_room(beside):
             beside = self.demand.beside(session)
             if beside and not self.lanes.make_room(beside, keep=session.lane):
                 return False
-        session.live += beside
-        session.growth_parked += beside
-        self.ledger.set_parked(session, session.parked + beside)
+        iteration = session.iteration
+        iteration.live += beside
+        iteration.growth_parked += beside
+        self.ledger.set_parked(session, iteration.parked + beside)
         return True
 
     def _need(self, session: Session) -> int:
@@ -352,11 +353,12 @@ class Admission:
         now
             Seconds.
         """
-        return self.policy.is_preemptive and now >= session.waiting_since + self.config.overtake_patience
+        return self.policy.is_preemptive and now >= session.wait.since + self.config.overtake_patience
 
     def _has_reservation(self, session: Session, now: float) -> bool:
-        overtaken = session.overtaken_at is not None and now >= session.overtaken_at + self.config.overtake_patience
-        is_first = session.has_room_made or self.is_due(session, now)
+        since = session.wait.overtaken_at
+        overtaken = since is not None and now >= since + self.config.overtake_patience
+        is_first = session.wait.has_room_made or self.is_due(session, now)
         return overtaken or is_first or not self.policy.may_overtake()
 
     def _is_hopeless(self, session: Session) -> bool:
@@ -385,7 +387,7 @@ class Admission:
         """Return whether *session* fits once *lane* comes to its next boundary."""
         if self.demand.is_beside(session):
             return self.lanes.can_make_room(self.demand.beside(session), emptied=lane)
-        need = self._need(session) if session.wanted is None else max(0, session.wanted - session.parked)
+        need = self._need(session) if session.wanted is None else max(0, session.wanted - session.iteration.parked)
         if session.wanted is None:
             need += lane.size - lane.settled_size if lane.domain != session.domain else 0
             if need < 1:
@@ -394,4 +396,4 @@ class Admission:
 
 
 def _arrival(session: Session) -> int:
-    return session.arrival
+    return session.wait.arrival

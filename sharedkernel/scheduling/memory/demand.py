@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import SessionId, SessionState
@@ -42,7 +42,7 @@ class MemoryDemand:
         The scheduler's.
     """
 
-    def __init__(self, ledger: Ledger, lanes: Lanes, sessions: Mapping[SessionId, Session]) -> None:
+    def __init__(self, ledger: Ledger, lanes: LanePlanner, sessions: Mapping[SessionId, Session]) -> None:
         self.ledger = ledger
         self.lanes = lanes
         self._sessions = sessions
@@ -72,29 +72,29 @@ class MemoryDemand:
         Those without a lane need one for the rest of their iterations. While the most demanding of them fits the
         device, all do, one after the other; parked too tightly, none would.
         """
-        room = self.ledger.room_without_lanes() - (lane.occupant.unparked if lane.occupant is not None else 0)
+        room = self.ledger.room_without_lanes() - (lane.occupant.iteration.unparked if lane.occupant is not None else 0)
         stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
         needs = [session.need for session in stranded if session is not lane.occupant]
         if lane.occupant is not None:
-            needs.append(max(0, lane.occupant.need - lane.occupant.unparked))
+            needs.append(max(0, lane.occupant.need - lane.occupant.iteration.unparked))
         return gain(lane) > 0 and max(needs, default=0) <= room
 
     def is_beside(self, session: Session) -> bool:
         """Return whether *session* claims bytes beside all lanes, rather than a lane."""
-        return session.state is SessionState.RESTORING or (session.growth > 0 and session.lane is not None)
+        return session.state is SessionState.RESTORING or (session.iteration.growth > 0 and session.lane is not None)
 
     def beside(self, session: Session) -> int:
         """Return the least bytes that *session* claims beside all lanes."""
         if session.state is SessionState.RESTORING:
             return session.returning
         lane, wanted = session.lane, session.wanted
-        if not session.growth or lane is None or wanted is None:
+        if not session.iteration.growth or lane is None or wanted is None:
             return 0
-        return max(0, min(session.growth, wanted - session.parked - lane.size))
+        return max(0, min(session.iteration.growth, wanted - session.iteration.parked - lane.size))
 
     def persistent_claim(self, session: Session) -> int:
         """Return the bytes of *session*'s claim that may persist."""
-        return session.returning if session.state is SessionState.RESTORING else session.growth
+        return session.returning if session.state is SessionState.RESTORING else session.iteration.growth
 
     def ceiling(self, session: Session) -> int:
         """Return the most bytes of persistent and ephemeral memory together that *session* can ever have."""
@@ -108,12 +108,12 @@ class MemoryDemand:
         """Return other open cells' bytes that cannot be offloaded, and when the last such cell ended, seconds."""
         kept, since = 0, -math.inf
         for other in self._sessions.values():
-            if other is session or is_movable(other) or not (other.memory.persistent + other.live):
+            if other is session or is_movable(other) or not (other.memory.persistent + other.iteration.live):
                 continue
             if other.id in self.open:
-                kept += other.memory.persistent + other.live
+                kept += other.memory.persistent + other.iteration.live
             else:
-                since = max(since, other.idle_since)
+                since = max(since, other.cell.closed_at)
         return kept, since
 
     def excess(self, session: Session) -> int:
@@ -158,7 +158,7 @@ class MemoryDemand:
             As of :meth:`headroom`.
         """
         room = self.room(gone)
-        return self.persistent_claim(session) + self.headroom(session, room, gone) - room - session.unparked
+        return self.persistent_claim(session) + self.headroom(session, room, gone) - room - session.iteration.unparked
 
     def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return how many bytes a session lacks even if every other lane is removed; 0 or less: its claim can be met.
@@ -175,11 +175,11 @@ class MemoryDemand:
         if session.state is SessionState.RESTORING:
             return self.lacks_headroom(session, gone)
         room = self.room(gone)
-        if session.growth:
+        if session.iteration.growth:
             lane = session.lane
             now = least(session) if lane is None else self.beside(session) + gain(lane)
             return max(now - room, self.lacks_headroom(session, gone))
-        return 0 if session.live else least(session) - room
+        return 0 if session.iteration.live else least(session) - room
 
     def missing(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return how many bytes a session lacks that others are offloaded for.
@@ -194,7 +194,7 @@ class MemoryDemand:
             As of :meth:`headroom`.
         """
         missing = self.shortfall(session, gone)
-        if session.growth and session.lane is not None:
+        if session.iteration.growth and session.lane is not None:
             missing = max(missing, self.beside(session) - self.ledger.free)
         return missing
 
@@ -204,7 +204,7 @@ def residue(session: Session) -> int:
 
     The live bytes of an interrupted iteration stay as well if it cannot be moved: its boundary may never come.
     """
-    kept = 0 if is_movable(session) else session.memory.persistent + session.live
+    kept = 0 if is_movable(session) else session.memory.persistent + session.iteration.live
     return session.memory.framework + kept
 
 
@@ -218,13 +218,13 @@ def is_movable(session: Session) -> bool:
 
 def least(session: Session) -> int:
     """Return the least lane size that *session* accepts, bytes; 1 if its need is not measured."""
-    return 1 if session.wanted is None else max(0, session.wanted - session.parked)
+    return 1 if session.wanted is None else max(0, session.wanted - session.iteration.parked)
 
 
 def gain(lane: Lane) -> int:
     """Return the bytes that clearing *lane* frees, with its live bytes parked."""
     is_live = lane.occupant is not None and lane.holder is None
-    return lane.size - (lane.occupant.unparked if is_live and lane.occupant is not None else 0)
+    return lane.size - (lane.occupant.iteration.unparked if is_live and lane.occupant is not None else 0)
 
 
 def _takes_part(session: Session) -> bool:

@@ -36,7 +36,7 @@ class Spot:
     lane: Lane | None
 
 
-class Lanes:
+class LanePlanner:
     """Creates, resizes, merges and removes the lanes of one device.
 
     Parameters
@@ -74,7 +74,7 @@ class Lanes:
         bool
             Whether it has a lane now.
         """
-        if session.live and not self.by_id:
+        if session.iteration.live and not self.by_id:
             # Others kept more memory meanwhile. The parked iteration must be able to end, so it gets all there is.
             self._table.join(self._table.create(session.domain, max(need, session.need)), session)
             return True
@@ -198,7 +198,7 @@ class Lanes:
 
     def is_movable(self, session: Session) -> bool:
         """Return whether *session* could be in any large enough lane: its need is known, nothing is live in its own."""
-        return session.is_measured and not session.unparked and self.ledger.free >= 0
+        return session.is_measured and not session.iteration.unparked and self.ledger.free >= 0
 
     def spot(self, session: Session, besides: Collection[LaneId]) -> Spot | None:
         """Return where a movable session finds room: a new lane, else an empty one; None: nowhere.
@@ -311,7 +311,7 @@ class Lanes:
             Bytes that are free beside all lanes.
         """
         occupant = lane.occupant
-        return occupant is None or occupant.unparked <= max(0, free + lane.size - lane.parking_size)
+        return occupant is None or occupant.iteration.unparked <= max(0, free + lane.size - lane.parking_size)
 
     def park(self, lane: Lane) -> list[Session]:
         """Park the live bytes of *lane*'s occupant, so that the lane is empty.
@@ -324,7 +324,7 @@ class Lanes:
         occupant = lane.occupant
         if occupant is None:
             return []
-        self.ledger.set_parked(occupant, occupant.live)
+        self.ledger.set_parked(occupant, occupant.iteration.live)
         lane.occupant = None
         self._stale[lane.id] = lane
         if self.ledger.free < 0:
@@ -337,7 +337,7 @@ class Lanes:
     def clear(self, lane: Lane) -> list[Session]:
         """Remove a lane in which nothing runs, park its live bytes, and return the sessions that were in it."""
         if lane.occupant is not None:
-            self.ledger.set_parked(lane.occupant, lane.occupant.live)
+            self.ledger.set_parked(lane.occupant, lane.occupant.iteration.live)
             lane.occupant = None
         left = list(lane.sessions.values())
         for session in left:
@@ -373,11 +373,11 @@ class Lanes:
                 if lane.is_empty
                 for need in (lane.need,)
                 for session in lane.sessions.values()
-                if not session.live and (not session.is_measured or session.need == need)
+                if not session.iteration.live and (not session.is_measured or session.need == need)
             ]
             if not deciding:
                 break
-            session = max(deciding, key=lambda session: session.arrival)
+            session = max(deciding, key=lambda session: session.wait.arrival)
             last = session.lane
             assert last is not None
             self.leave(session)

@@ -107,11 +107,11 @@ class Ledger:
         parked
             Bytes, in place of those parked before.
         """
-        if parked == session.parked:
+        if parked == session.iteration.parked:
             return
         self.revision += 1
-        self.parked += parked - session.parked
-        session.parked = parked
+        self.parked += parked - session.iteration.parked
+        session.iteration.parked = parked
         if session.lane is not None:
             session.lane.update_need(session)
         if parked:

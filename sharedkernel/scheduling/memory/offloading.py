@@ -130,7 +130,7 @@ class Offloading:
 
     def _room_at(self, session: Session, now: float) -> float | None:
         """Return when there should be room for *session*, first in the queue; None: there is no estimate."""
-        if session.has_room_made:
+        if session.wait.has_room_made:
             out = max(map(self.turns.speed.seconds_out, self.turns.leaving.values()), default=0.0)
             return now + out
         if self.eviction.waiting is session and self.eviction.due_at is not None:
@@ -152,7 +152,7 @@ class Offloading:
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
             # Room is being made for these: no other session may take it before the evicted ones have left.
-            choice.helped.update(other for other, missing in wanting if other.has_room_made and missing <= coming)
+            choice.helped.update(other for other, missing in wanting if other.wait.has_room_made and missing <= coming)
             staying = [session for session, _ in wanting]
             choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
             if choice.eviction.waiting is not None:
@@ -194,7 +194,7 @@ class Offloading:
             if session not in in_line:
                 continue
             waiting = [other for other in everybody[position + 1 :] if can_give_way(other)]
-            waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.arrival), reverse=True)
+            waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.wait.arrival), reverse=True)
             missing = self.demand.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.offload.is_declined)]
             if 0 < missing <= sum(map(freeable, candidates)):

@@ -90,7 +90,7 @@ class Reclaimer:
         first = self._first_attainable(now)
         if first is None or self.admission.is_due(first, now):
             return None
-        return first.waiting_since + self.admission.config.overtake_patience
+        return first.wait.since + self.admission.config.overtake_patience
 
     def _first_attainable(self, now: float) -> Session | None:
         if not self.admission.waiting or not self.policy.is_preemptive:

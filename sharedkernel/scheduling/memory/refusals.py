@@ -86,8 +86,8 @@ def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User], waited:
     """
     if session.state is SessionState.RESTORING:
         wanted = f"{format_bytes(session.offload.size)} for its offloaded memory"
-    elif session.growth:
-        wanted = f"{format_bytes(session.growth)} more than it has"
+    elif session.iteration.growth:
+        wanted = f"{format_bytes(session.iteration.growth)} more than it has"
     else:
         wanted = "memory" if session.wanted is None else f"{format_bytes(session.wanted)} while it runs"
     held = {user.id: _held_by(user) for user in users}
@@ -104,7 +104,7 @@ def refuse_wait(session: Session, ledger: Ledger, users: Iterable[User], waited:
 
 
 def _held_by(user: User) -> int:
-    return user.shelf + sum(session.memory.resident + session.parked for session in user.sessions.values())
+    return user.shelf + sum(session.memory.resident + session.iteration.parked for session in user.sessions.values())
 
 
 def _over_quota(session: Session, what: str, quota: int) -> Refuse:

@@ -99,7 +99,7 @@ class TransferSpeed:
 
     def seconds_out(self, session: Session) -> float:
         """Return how long offloading *session* should take, seconds; 0 before the first transfer."""
-        return self._out.seconds(session.memory.persistent + session.live)
+        return self._out.seconds(session.memory.persistent + session.iteration.live)
 
     def seconds_back(self, session: Session) -> float:
         """Return how long restoring *session* should take, seconds; 0 before the first transfer."""
@@ -207,8 +207,8 @@ class MemoryTurns:
             return offloadable_at
         quantum = protection * self.quantum(holder, waiting)
         began = holder.residence.began
-        at_latest = max(began, waiting.waiting_since) + quantum
-        usual = offloadable_at if is_idle else max(began, holder.opened_at) + quantum
+        at_latest = max(began, waiting.wait.since) + quantum
+        usual = offloadable_at if is_idle else max(began, holder.cell.opened_at) + quantum
         settled_at = self.settled_at(holder) if holder.state is SessionState.WAITING else -math.inf
         return max(min(at_latest, usual), holder.offload.ask_again_at, settled_at)
 
@@ -229,7 +229,7 @@ class MemoryTurns:
         quantum = self.config.memory_quantum
         if quantum is None or not session.offload.is_cut_short or session.offload.is_interrupted:
             return -math.inf
-        return math.inf if session.delayed_at is None else session.delayed_at + quantum
+        return math.inf if session.wait.delayed_at is None else session.wait.delayed_at + quantum
 
     def record_delays(self, session: Session, queue: Iterable[Session], now: float) -> None:
         """Record which queued sessions are delayed by one that gets room.
@@ -247,16 +247,16 @@ class MemoryTurns:
             return
         for other in queue:
             is_behind = other.offload.is_cut_short and not other.offload.is_interrupted
-            if is_behind and other.delayed_at is None and other.arrival < session.arrival:
-                other.delayed_at = now
+            if is_behind and other.wait.delayed_at is None and other.wait.arrival < session.wait.arrival:
+                other.wait.delayed_at = now
 
     def _deadline(self, session: Session) -> float:
         """Return by when the queued *session* should have its memory, seconds."""
         quantum = self.config.memory_quantum
         if quantum is None or not self.policy.is_preemptive:
-            return session.waiting_since
+            return session.wait.since
         shares = sum(user.share for user in self._users.values() if user.sessions)
-        return session.waiting_since + quantum * shares / session.user.share
+        return session.wait.since + quantum * shares / session.user.share
 
     # --- who moves out -----------------------------------
 
@@ -340,7 +340,7 @@ class MemoryTurns:
         """Return the sort key of sessions to evict, the first to leave first."""
         is_ripe = session.state is SessionState.IDLE and offloadable_from(session) <= now
         held = (s.memory.persistent * (now - s.residence.began) for s in session.user.sessions.values())
-        return (not is_ripe, -sum(held) / session.user.share, -session.arrival)
+        return (not is_ripe, -sum(held) / session.user.share, -session.wait.arrival)
 
 
 def may_ask(session: Session) -> bool:
@@ -357,12 +357,12 @@ def may_move_out(session: Session) -> bool:
 def offloadable_from(session: Session) -> float:
     """Return from when on the idle *session* may be asked to offload for others."""
     after = session.user.offload_after
-    return math.inf if after is None else max(session.idle_since + after, session.offload.ask_again_at)
+    return math.inf if after is None else max(session.cell.closed_at + after, session.offload.ask_again_at)
 
 
 def freeable(session: Session) -> int:
     """Return how many bytes offloading *session* frees, idle or in the middle of its cell."""
-    return session.memory.persistent + session.live
+    return session.memory.persistent + session.iteration.live
 
 
 def late_at(session: Session) -> float:

@@ -7,16 +7,20 @@ Bytes are integers, times are seconds on one monotonic axis. The records are mut
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.model.session_parts import (
+    AdmissionWait,
+    Cell,
     CellForecast,
     IterationStats,
     OffloadState,
+    OpenIteration,
     Preemption,
     Residence,
+    ServiceRecord,
+    SessionService,
 )
 from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId, SessionState, UserId
 
@@ -41,14 +45,8 @@ class User:
     persistent: int = 0
     #: bytes on the user's shelf, which outlive sessions; kept by the ledger
     shelf: int = 0
-    #: device-seconds held under grants by all sessions, ended ones too; never lifted
-    attained: float = 0.0
-    #: service over share, lifted when the user becomes active: what fairness compares
-    virtual: float = 0.0
-    #: whether the user became active and was not served since
-    fresh: bool = False
-    #: when the user last stopped being active
-    rested_since: float = -math.inf
+    #: how all sessions were served, ended ones too; virtual service is over the share
+    service: ServiceRecord = field(default_factory=ServiceRecord)
     #: virtual service of a session that becomes active alone: that of the last active one
     floor: float = 0.0
     #: all live sessions
@@ -72,59 +70,16 @@ class Session:
     #: lane it belongs to while its cell is open, from its first admitted want; None: not admitted
     lane: Lane | None = None
 
-    #: number of its present cell, counted over all sessions
-    cell: int = 0
-    #: number of its entry into the memory queue, counted over all sessions
-    arrival: int = 0
-    #: whether its present cell has been granted the device
-    started: bool = False
-    #: since when it waits for memory
-    waiting_since: float = 0.0
-    #: since when it is queued, or when it was last
-    queued_since: float = 0.0
-    #: when a later arrival was first admitted past it; None: not overtaken
-    overtaken_at: float | None = None
-
-    #: device-seconds held under grants; never lifted
-    attained: float = 0.0
-    #: service, lifted when the session becomes active; compared within one user
-    virtual: float = 0.0
-    #: whether the session became active and was not served since
-    fresh: bool = False
-    #: whether it, or its user, was fresh when its present grant began
-    came_fresh: bool = False
-    #: device-seconds held under its present grant
-    held: float = 0.0
-    #: when it last stopped being active
-    rested_since: float = -math.inf
-
-    #: the same for each run of its present cell's source; None: not known
-    source: str | None = None
-    #: device-seconds it had attained when its present cell was opened, or its last one
-    attained_before: float = 0.0
-    #: bytes of an interrupted iteration that are still live; the iteration goes on at its next grant
-    live: int = 0
-    #: bytes of `live` that are charged beside the lane, so that others may run in it
-    parked: int = 0
-
-    #: bytes that its want needs beyond what it has, while it waits for them
-    growth: int = 0
-    #: bytes of `parked` given for growth; its need does not fall before its next boundary
-    growth_parked: int = 0
-
-    #: since when no cell of it is open
-    idle_since: float = 0.0
-    #: when its present cell, or its last one, was opened
-    opened_at: float = 0.0
+    #: its present cell, or its last one
+    cell: Cell = field(default_factory=Cell)
+    #: its wait for memory and for its turn
+    wait: AdmissionWait = field(default_factory=AdmissionWait)
+    #: how it was served
+    service: SessionService = field(default_factory=SessionService)
+    #: the memory of an iteration that was interrupted, or waits to grow
+    iteration: OpenIteration = field(default_factory=OpenIteration)
     #: its stay on the device with its memory
     residence: Residence = field(default_factory=Residence)
-    #: when a later cell was first admitted before it, while it waits in the middle of its own; None: none was
-    delayed_at: float | None = None
-    #: whether others are evicted to make room for it, while it is queued: no other session may take that room
-    has_room_made: bool = False
-    #: since when its claim exceeds what it can have while all others stay; None: it does not
-    hopeless_since: float | None = None
-
     #: what its present cell may still need
     forecast: CellForecast = field(default_factory=CellForecast)
     #: its memory away from the device
@@ -145,29 +100,29 @@ class Session:
     @property
     def need(self) -> int:
         """Bytes of lane that it needs: its ephemeral memory less what is parked; 0 while that is not measured."""
-        return max(0, (self.memory.ephemeral or 0) - self.parked)
+        return max(0, (self.memory.ephemeral or 0) - self.iteration.parked)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether it waits for more than it had in the middle of its cell."""
+        return bool(self.iteration.growth or self.offload.shortfall_bytes)
 
     @property
     def wanted(self) -> int | None:
         """Ephemeral bytes that it wants, parked ones included; None: not measured yet."""
-        if self.growth:
-            return max(self.memory.ephemeral or 0, self.live) + self.growth
+        if self.iteration.growth:
+            return max(self.memory.ephemeral or 0, self.iteration.live) + self.iteration.growth
         return self.memory.ephemeral
 
     @property
     def cell_service(self) -> float:
         """Device-seconds that its present cell had, or its last one."""
-        return self.attained - self.attained_before
+        return self.service.attained - self.cell.attained_before
 
     @property
     def returning(self) -> int:
         """Bytes that restoring it needs."""
         return self.offload.size + self.offload.shortfall_bytes
-
-    @property
-    def unparked(self) -> int:
-        """Live bytes of an interrupted iteration that are in the lane."""
-        return self.live - self.parked
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -218,7 +173,7 @@ class Lane:
             while self._needs and self._needs[0][1] == occupant.id:
                 heapq.heappop(self._needs)
                 self._drop_outdated()
-            need = max(self.need, occupant.need - occupant.unparked)
+            need = max(self.need, occupant.need - occupant.iteration.unparked)
             self.update_need(occupant)
         return min(self.size, max(need, 1) if self.is_open else need)
 

@@ -1,4 +1,4 @@
-"""The parts of a session's record: its stay on the device, its offloaded memory, its preemption, its iterations.
+"""The parts of a session's record: its cell, wait, service and iterations, its stay on the device and its preemption.
 
 Bytes are integers, times are seconds on the scheduler's axis. Each part belongs to one
 :class:`~sharedkernel.scheduling.model.session.Session`.
@@ -8,6 +8,86 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class Cell:
+    """A session's present cell, or its last one."""
+
+    #: counted over all sessions
+    number: int = 0
+    #: whether it has been granted the device
+    started: bool = False
+    #: when it was opened, and since when none is open
+    opened_at: float = 0.0
+    closed_at: float = 0.0
+    #: the same for each run of its source; None: not known
+    source: str | None = None
+    #: device-seconds that the session had attained when it was opened
+    attained_before: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class AdmissionWait:
+    """A session's wait for memory and for its turn, see `memory/admission.py`."""
+
+    #: number of its entry into the memory queue, counted over all sessions
+    arrival: int = 0
+    #: when it entered the memory queue
+    since: float = 0.0
+    #: since when it is queued for the device, or when it was last
+    queued_since: float = 0.0
+    #: when a later arrival was first admitted past it; None: not overtaken
+    overtaken_at: float | None = None
+    #: when a later cell was first admitted before it, while it waits in the middle of its own; None: none was
+    delayed_at: float | None = None
+    #: whether others are evicted to make room for it, while it is queued: no other session may take that room
+    has_room_made: bool = False
+    #: since when its claim exceeds what it can have while all others stay; None: it does not
+    hopeless_since: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceRecord:
+    """How a user, or a session, was served, see `policies/accounting.py`."""
+
+    #: device-seconds held under grants; never lifted
+    attained: float = 0.0
+    #: service that fairness compares; lifted when its owner becomes active
+    virtual: float = 0.0
+    #: whether its owner became active and was not served since
+    fresh: bool = False
+    #: when its owner last stopped being active
+    rested_since: float = -math.inf
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionService(ServiceRecord):
+    """How a session was served, and its present grant."""
+
+    #: whether it, or its user, was fresh when its present grant began
+    came_fresh: bool = False
+    #: device-seconds held under its present grant
+    held: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenIteration:
+    """The memory of a session's iteration that was interrupted or waits to grow; it goes on at the next grant."""
+
+    #: bytes that are still live
+    live: int = 0
+    #: bytes of `live` that are charged beside the lane, so that others may run in it
+    parked: int = 0
+    #: bytes that the session's want needs beyond what it has, while it waits for them
+    growth: int = 0
+    #: bytes of `parked` given for growth; the session's need does not fall before its next boundary
+    growth_parked: int = 0
+
+    @property
+    def unparked(self) -> int:
+        """Live bytes that are in the lane."""
+        return self.live - self.parked
 
 
 @dataclass(slots=True, kw_only=True)

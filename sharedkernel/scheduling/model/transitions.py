@@ -86,18 +86,3 @@ DECISIONS: dict[str, tuple[SessionState, SessionState]] = {
     "revoke": (_RUNNING, _PREEMPTING),
     "send back": (_QUEUED, _WAITING),
 }
-
-
-def transition_table() -> str:
-    """Return both tables as Markdown."""
-    events: list[type[SessionEvent]] = list(dict.fromkeys(event for _, event in TRANSITIONS))
-    lines = [
-        f"| state | {' | '.join(event.__name__ for event in events)} |",
-        f"|---|{'---|' * len(events)}",
-    ]
-    for state in (_DEAD, *_LIVE):
-        cells = (TRANSITIONS.get((state, event)) for event in events)
-        lines.append(f"| **{state}** | {' | '.join(cell or '' for cell in cells)} |")
-    lines += ["", "| the scheduler decides to | from | to |", "|---|---|---|"]
-    lines += [f"| {decision} | {before} | {after} |" for decision, (before, after) in DECISIONS.items()]
-    return "\n".join(lines)

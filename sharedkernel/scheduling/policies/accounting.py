@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sharedkernel.scheduling.model.session import Session, User
+from sharedkernel.scheduling.model.session_parts import ServiceRecord
 from sharedkernel.scheduling.model.types import UserId
 
 
@@ -47,7 +48,7 @@ class _Least:
         """Add *member*, which has become active."""
         if member not in self._inside:
             self._inside.add(member)
-            heapq.heappush(self._heap, (member.virtual, next(self._numbers), member))
+            heapq.heappush(self._heap, (member.service.virtual, next(self._numbers), member))
 
     def virtual(self, default: float) -> float:
         """Return the least virtual service; *default* if no member is active."""
@@ -56,8 +57,8 @@ class _Least:
             if self._active.get(member.id) is not member:
                 heapq.heappop(self._heap)
                 self._inside.discard(member)
-            elif member.virtual > virtual:
-                heapq.heapreplace(self._heap, (member.virtual, number, member))
+            elif member.service.virtual > virtual:
+                heapq.heapreplace(self._heap, (member.service.virtual, number, member))
             else:
                 return virtual
         return default
@@ -100,7 +101,7 @@ class ServiceClock:
         for session in self.holders.values():
             self.charge(session, elapsed)
             session.stats.unreported += elapsed
-            session.held += elapsed
+            session.service.held += elapsed
 
     def charge(self, session: Session, seconds: float) -> None:
         """Add service to a session and its user.
@@ -112,11 +113,9 @@ class ServiceClock:
         seconds
             Device-seconds.
         """
-        user = session.user
-        session.attained += seconds
-        session.virtual += seconds
-        user.attained += seconds
-        user.virtual += seconds / user.share
+        for service, share in ((session.service, 1.0), (session.user.service, session.user.share)):
+            service.attained += seconds
+            service.virtual += seconds / share
 
     def share_changed(self, user: User) -> None:
         """Record the new share of *user*."""
@@ -126,15 +125,13 @@ class ServiceClock:
         """Make *session* active, and lift it and its user."""
         user = session.user
         if not user.active:
-            _lift(user, self._least.virtual(self.floor), self._rate * (self.now - user.rested_since))
-            user.fresh = not session.started or self.now - user.rested_since >= self.quantum
+            self._lift(user.service, session, self._least.virtual(self.floor), self._rate)
             self.active[user.id] = user
             self._least.add(user)
         least = self._least_of.get(user.id)
         if least is None:
             least = self._least_of[user.id] = _Least(user.active)
-        _lift(session, least.virtual(user.floor), self._parallel_lanes * (self.now - session.rested_since))
-        session.fresh = not session.started or self.now - session.rested_since >= self.quantum
+        self._lift(session.service, session, least.virtual(user.floor), self._parallel_lanes)
         user.active[session.id] = session
         least.add(session)
 
@@ -142,21 +139,22 @@ class ServiceClock:
         """Make *session* inactive."""
         user = session.user
         del user.active[session.id]
-        session.rested_since = self.now
+        session.service.rested_since = self.now
         if user.active:
             return
-        user.floor = max(user.floor, session.virtual)
-        user.rested_since = self.now
+        user.floor = max(user.floor, session.service.virtual)
+        user.service.rested_since = self.now
         del self.active[user.id]
         if not self.active:
-            self.floor = max(self.floor, user.virtual)
+            self.floor = max(self.floor, user.service.virtual)
 
     def begin(self, session: Session) -> None:
         """Start counting a grant of *session*."""
-        session.came_fresh = session.fresh or session.user.fresh
-        session.fresh = session.user.fresh = False
-        session.held = 0.0
-        session.started = True
+        service, of_user = session.service, session.user.service
+        service.came_fresh = service.fresh or of_user.fresh
+        service.fresh = of_user.fresh = False
+        service.held = 0.0
+        session.cell.started = True
         session.user.num_grants += 1
         session.stats.is_alone = not self.holders
         for other in self.holders.values():
@@ -168,7 +166,8 @@ class ServiceClock:
         del self.holders[session.id]
         session.user.num_grants -= 1
 
-
-def _lift(member: User | Session, least: float, most: float) -> None:
-    """Raise *member*'s virtual service to *least*, by at most *most*."""
-    member.virtual = max(member.virtual, min(least, member.virtual + most))
+    def _lift(self, service: ServiceRecord, session: Session, least: float, rate: float) -> None:
+        """Raise virtual service to *least*, by at most *rate* for each second of rest, as *session* becomes active."""
+        rested = self.now - service.rested_since
+        service.virtual = max(service.virtual, min(least, service.virtual + rate * rested))
+        service.fresh = not session.cell.started or rested >= self.quantum

@@ -43,29 +43,29 @@ class Fair(Policy):
 
     def user_rank(self, user: User) -> Rank:
         """See :meth:`Policy.user_rank`."""
-        return (user.virtual, not user.fresh)
+        return (user.service.virtual, not user.service.fresh)
 
     def session_rank(self, session: Session) -> Rank:
         """See :meth:`Policy.session_rank`."""
-        return (session.virtual, not session.fresh, session.arrival)
+        return (session.service.virtual, not session.service.fresh, session.wait.arrival)
 
     def memory_rank(self, session: Session) -> Rank:
         """See :meth:`Policy.memory_rank`: in the order in which memory was wanted."""
-        return (session.arrival,)
+        return (session.wait.arrival,)
 
     def due_in(self, holder: Session, first: Session) -> float:
         """See :meth:`Policy.due_in`: when the holder is a quantum ahead, in service of the smaller share."""
         if holder.user is first.user:
-            ahead, is_fresh, rate = holder.virtual - first.virtual, first.fresh, 1.0
+            ahead, is_fresh, rate = holder.service.virtual - first.service.virtual, first.service.fresh, 1.0
         else:
             mine, theirs = holder.user, first.user
             share = min(mine.share, theirs.share)
-            ahead, is_fresh = (mine.virtual - theirs.virtual) * share, theirs.fresh
+            ahead, is_fresh = (mine.service.virtual - theirs.service.virtual) * share, theirs.service.fresh
             rate = (mine.num_grants / mine.share - theirs.num_grants / theirs.share) * share
         quantum = self.config.quantum
         due = _reached_in(quantum - ahead, rate)
         if is_fresh and due > 0:
-            protected = _reached_in(quantum - holder.held, 1.0) if holder.came_fresh else 0.0
+            protected = _reached_in(quantum - holder.service.held, 1.0) if holder.service.came_fresh else 0.0
             due = min(due, max(protected, _reached_in(-ahead, rate)))
         return due
 
@@ -87,8 +87,8 @@ class Fifo(Policy):
         A cell that has begun and then lost its lane ranks with the others: those that hold the memory it waits for must
         be able to end.
         """
-        has_begun = session.started and session.state is not SessionState.WAITING
-        return (not has_begun, session.cell)
+        has_begun = session.cell.started and session.state is not SessionState.WAITING
+        return (not has_begun, session.cell.number)
 
     def memory_rank(self, session: Session) -> Rank:
         """See :meth:`Policy.memory_rank`: in the order in which cells were opened."""
@@ -100,7 +100,7 @@ class Fifo(Policy):
 
     def keeps_place(self, session: Session) -> bool:
         """See :meth:`Policy.keeps_place`: a cell that has begun does."""
-        return session.started
+        return session.cell.started
 
 
 class Pack(Policy):
@@ -114,15 +114,15 @@ class Pack(Policy):
 
     def session_rank(self, session: Session) -> Rank:
         """See :meth:`Policy.session_rank`: cells that have begun, then the others, in the order of their opening."""
-        return (not session.started, session.cell)
+        return (not session.cell.started, session.cell.number)
 
     def memory_rank(self, session: Session) -> Rank:
         """See :meth:`Policy.memory_rank`: in the order in which cells were opened."""
-        return (session.cell,)
+        return (session.cell.number,)
 
     def may_pass(self, session: Session, now: float) -> bool:
         """See :meth:`Policy.may_pass`."""
-        return now < session.queued_since + self.config.overtake_patience
+        return now < session.wait.queued_since + self.config.overtake_patience
 
 
 class Priority(Fair):
@@ -138,7 +138,7 @@ class Priority(Fair):
 
     def memory_rank(self, session: Session) -> Rank:
         """See :meth:`Policy.memory_rank`: by class, then in the order in which memory was wanted."""
-        return (-session.user.priority, session.arrival)
+        return (-session.user.priority, session.wait.arrival)
 
     def memory_protection(self, holder: Session, waiting: Session) -> float:
         """See :meth:`Policy.memory_protection`: lower classes make room at once, higher ones never."""

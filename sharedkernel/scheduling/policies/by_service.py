@@ -43,17 +43,17 @@ class Srtf(Policy):
 
     def session_rank(self, session: Session) -> Rank:
         """See :meth:`.Policy.session_rank`: what was foreseen when it came for the device, live for holders."""
-        return (self._remaining(session), session.cell)
+        return (self._remaining(session), session.cell.number)
 
     def memory_rank(self, session: Session) -> Rank:
         """See :meth:`.Policy.memory_rank`."""
-        return (session.forecast.remaining, session.arrival)
+        return (session.forecast.remaining, session.wait.arrival)
 
     def due_in(self, holder: Session, first: Session) -> float:
         """See :meth:`.Policy.due_in`."""
         quantum = self.config.quantum
         if self._remaining(first) < self._remaining(holder):
-            return _left(quantum - holder.held)
+            return _left(quantum - holder.service.held)
         # Until then nothing changes by running, or little.
         until = self.predictions.holds_for(holder)
         return max(quantum, _COMPARED_AGAIN * holder.cell_service) if until is None else max(until, quantum)
@@ -83,11 +83,11 @@ class Las(Policy):
 
     def session_rank(self, session: Session) -> Rank:
         """See :meth:`.Policy.session_rank`."""
-        return (self._level(session), session.cell)
+        return (self._level(session), session.cell.number)
 
     def memory_rank(self, session: Session) -> Rank:
         """See :meth:`.Policy.memory_rank`: by queue, then in the order in which memory was wanted."""
-        return (self._level(session), session.arrival)
+        return (self._level(session), session.wait.arrival)
 
     def due_in(self, holder: Session, first: Session) -> float:
         """See :meth:`.Policy.due_in`: once the holder has fallen below the first one's queue."""

@@ -73,7 +73,7 @@ def record_measurement(session: Session, *, iterations: int, utilisation: float 
     if iterations:
         seconds = stats.unreported / iterations
         stats.iteration_seconds = decayed(stats.iteration_seconds, seconds)
-        if stats.unreported <= session.held + _ROUNDING:  # all of it in this grant
+        if stats.unreported <= session.service.held + _ROUNDING:  # all of it in this grant
             if stats.is_alone:
                 stats.solo_iteration_seconds = decayed(stats.solo_iteration_seconds, seconds)
             else:

@@ -63,7 +63,7 @@ class Predictions:
 
     def cell_closed(self, session: Session) -> bool:
         """Learn from *session*'s ended cell; return whether thresholds and stages changed by it."""
-        self._record(session.user.id, session.source, session.cell_service)
+        self._record(session.user.id, session.cell.source, session.cell_service)
         return self.services.learn()
 
     def recall(self, cells: Iterable[tuple[UserId, str | None, float]]) -> None:
@@ -87,7 +87,7 @@ class Predictions:
             return Estimate(seconds=self.services.mean_residual(session.cell_service), origin="residual")
         expected, since, origin = guess
         # A cell that exceeds its guess by a little is about to end.
-        return Estimate(seconds=max(expected - (session.attained - since), 0.0), origin=origin)
+        return Estimate(seconds=max(expected - (session.service.attained - since), 0.0), origin=origin)
 
     def holds_for(self, session: Session) -> float | None:
         """Return after how much more service the guess about *session* is exceeded; None: there is no guess."""
@@ -95,7 +95,7 @@ class Predictions:
         if guess is None or self._has_exceeded(session, guess):
             return None
         expected, since, _ = guess
-        return _limit(session, expected) - (session.attained - since)
+        return _limit(session, expected) - (session.service.attained - since)
 
     def has_exceeded(self, session: Session) -> bool:
         """Return whether *session*'s cell has exceeded its guess."""
@@ -109,15 +109,15 @@ class Predictions:
         each = session.stats.expected_iteration_seconds
         if session.forecast.declared is not None and each is not None:
             return session.forecast.declared * each, session.forecast.declared_at, "declared"
-        if session.source is not None:
-            took = self._by_source.get((session.user.id, session.source))
+        if session.cell.source is not None:
+            took = self._by_source.get((session.user.id, session.cell.source))
             if took is not None:
-                return took, session.attained - session.cell_service, "earlier"
+                return took, session.service.attained - session.cell_service, "earlier"
         return None
 
     def _has_exceeded(self, session: Session, guess: tuple[float, float, PredictionOrigin]) -> bool:
         expected, since, _ = guess
-        return session.attained - since > _limit(session, expected)
+        return session.service.attained - since > _limit(session, expected)
 
 
 def _limit(session: Session, expected: float) -> float:

@@ -156,7 +156,8 @@ class Decisions:
         """Ask *session*, which is at its gate in the middle of its cell, to offload its memory."""
         records = self._records
         if session.lane is not None:
-            records.ledger.set_parked(session, session.live)  # its live bytes are to be offloaded, its lane's are not
+            # its live bytes are to be offloaded, its lane's are not
+            records.ledger.set_parked(session, session.iteration.live)
             records.send_back(session)
         self.offload(session)
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.memory.lanes import Lanes, Spot
+from sharedkernel.scheduling.memory.lanes import LanePlanner, Spot
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import LaneId, SessionState
@@ -51,7 +51,7 @@ def choose(
     *,
     config: SchedulerConfig,
     policy: Policy,
-    lanes: Lanes,
+    lanes: LanePlanner,
     run_queue: RunQueue,
     keepers: Iterable[Session],
     holders: Iterable[Session],
@@ -106,7 +106,7 @@ def choose(
             if lane.occupant is not None and lane.occupant is not session:
                 if not lanes.can_park(lane, free):
                     continue
-                free -= lane.occupant.unparked
+                free -= lane.occupant.iteration.unparked
             turns.grants.append(session)
             running.append(session)
             if run_queue.has_others(session):

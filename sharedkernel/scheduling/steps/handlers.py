@@ -104,7 +104,7 @@ class EventHandlers:
         records.run_queue.user_changed(user)
         for session in user.sessions.values():
             # An interrupted iteration may finish: no other session could use its lane.
-            if session.state is SessionState.QUEUED and not session.live:
+            if session.state is SessionState.QUEUED and not session.iteration.live:
                 refusal = records.admission.refusal(session)
                 if refusal is not None:
                     records.send_back(session)
@@ -125,12 +125,11 @@ class EventHandlers:
     def _on_session_started(self, event: SessionStarted) -> None:
         records = self._records
         user = records.user(event.user)
-        session = Session(
-            id=event.session, user=user, domain=event.domain, attained=event.attained, idle_since=records.clock.now
-        )
-        session.attained_before = event.attained
+        session = Session(id=event.session, user=user, domain=event.domain)
+        session.service.attained = session.cell.attained_before = event.attained
+        session.cell.closed_at = records.clock.now
         # Reported, but not part of fairness: service before the others came is no debt to them.
-        user.attained += event.attained
+        user.service.attained += event.attained
         user.sessions[session.id] = records.sessions[session.id] = session
         records.ledger.set_memory(session, MemoryProfile(framework=event.framework))
         records.offloading.idle[session.id] = session
@@ -138,10 +137,10 @@ class EventHandlers:
 
     def _on_cell_opened(self, event: CellOpened) -> None:
         records, session = self._records, self._records.sessions[event.session]
-        session.cell = next(self._cells)
-        session.opened_at = records.clock.now
-        session.started = False
-        session.source, session.attained_before = event.source, session.attained
+        session.cell.number = next(self._cells)
+        session.cell.opened_at = records.clock.now
+        session.cell.started = False
+        session.cell.source, session.cell.attained_before = event.source, session.service.attained
         session.forecast.declared, session.forecast.is_misjudged = None, False
         session.forecast.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
@@ -157,7 +156,7 @@ class EventHandlers:
             is_asked = session.offload.is_asked
             records.cancel_eviction(session)
             session.offload.is_asked = is_asked
-        session.idle_since = records.clock.now
+        session.cell.closed_at = records.clock.now
         records.measure(session, event.memory)
         records.move(session, event)
         if records.predictions.cell_closed(session) and records.policy.learns:
@@ -188,12 +187,12 @@ class EventHandlers:
         _declare(session, event.remaining_iterations)
         session.forecast.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
-        session.growth = event.growth
+        session.iteration.growth = event.growth
         if session.residence.is_ending:
             if records.admission.waiting:
                 records.enqueue(session)
                 if session.lane is not None:
-                    records.ledger.set_parked(session, session.live)
+                    records.ledger.set_parked(session, session.iteration.live)
                     records.lanes.leave(session)
                 if not session.offload.is_asked:  # it was if it withdrew its want and wants again
                     self._decisions.offload(session)
@@ -202,7 +201,7 @@ class EventHandlers:
         refusal = records.admission.refusal(session)
         if refusal is not None:
             self._decisions.refuse(session, refusal)
-        elif session.lane is None or session.growth:
+        elif session.lane is None or session.iteration.growth:
             records.enqueue(session)
         else:
             records.decide(session, "admit")
@@ -222,9 +221,9 @@ class EventHandlers:
             session.offload.remaining_ephemeral = None
         need = session.need
         records.set_live(session, event.live_bytes if event.at == "yield" else 0)
-        if session.growth_parked:
+        if session.iteration.growth_parked:
             # The iteration may still need what it grew to. Bytes that were parked for it and not used are released.
-            records.measure(session, at_least(event.memory, ephemeral=need + session.parked))
+            records.measure(session, at_least(event.memory, ephemeral=need + session.iteration.parked))
         else:
             records.measure(session, event.memory)
         records.move(session, event)
@@ -244,7 +243,7 @@ class EventHandlers:
     def _on_work_foreseen(self, event: WorkForeseen) -> None:
         records, session = self._records, self._records.sessions[event.session]
         if event.source is not None:
-            session.source = event.source
+            session.cell.source = event.source
             interference.start_source(session, event.source)
         session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
         if event.iteration_seconds is not None:
@@ -286,9 +285,9 @@ class EventHandlers:
             elapsed = records.clock.now - session.residence.moving_since
             records.turns.speed.moved_out(event.offloaded, elapsed)
         if session.state is SessionState.WAITING:
-            session.offload.is_cut_short, session.offload.shortfall_bytes = True, session.growth
+            session.offload.is_cut_short, session.offload.shortfall_bytes = True, session.iteration.growth
             # The iteration's live bytes count as persistent from now on.
-            session.offload.remaining_ephemeral = max(0, (session.memory.ephemeral or 0) - session.live)
+            session.offload.remaining_ephemeral = max(0, (session.memory.ephemeral or 0) - session.iteration.live)
             records.set_live(session, 0)
             records.lanes.leave(session)
         records.measure(session, event.memory)
@@ -317,7 +316,7 @@ class EventHandlers:
         session.offload.size = 0
         records.measure(session, event.memory)
         # Like any growth: parked until its next boundary, when it is measured.
-        session.live = session.growth_parked = session.offload.shortfall_bytes
+        session.iteration.live = session.iteration.growth_parked = session.offload.shortfall_bytes
         records.ledger.set_parked(session, session.offload.shortfall_bytes)
         session.offload.shortfall_bytes = 0
         records.move(session, event)
@@ -331,4 +330,4 @@ class EventHandlers:
 def _declare(session: Session, iterations: int | None) -> None:
     """Record that *iterations* are left in *session*'s cell; None: nothing new."""
     if iterations is not None:
-        session.forecast.declared, session.forecast.declared_at = iterations, session.attained
+        session.forecast.declared, session.forecast.declared_at = iterations, session.service.attained

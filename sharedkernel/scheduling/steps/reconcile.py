@@ -91,7 +91,7 @@ class Reconciler:
             result = records.admission.admit(records.clock.now)
             for refusal in result.refused:
                 self._decisions.refuse(records.sessions[refusal.session], refusal)
-            has_grown = any(session.growth for session in result.admitted)
+            has_grown = any(session.iteration.growth for session in result.admitted)
             for session in result.admitted:
                 if session.state is SessionState.RESTORING:
                     self._decisions.restore(session)
@@ -134,7 +134,7 @@ class Reconciler:
         if not records.policy.is_preemptive or all(map(records.admission.is_attainable, records.admission.queue())):
             return
         for session in list(records.clock.holders.values()):
-            if session.state is SessionState.RUNNING and session.parked and not is_movable(session):
+            if session.state is SessionState.RUNNING and session.iteration.parked and not is_movable(session):
                 self._decisions.revoke(session)
 
     def _evict(self) -> None:
@@ -143,7 +143,7 @@ class Reconciler:
         eviction = records.offloading.eviction
         if eviction.waiting is None or not eviction.sessions:
             return
-        eviction.waiting.has_room_made = True
+        eviction.waiting.wait.has_room_made = True
         records.turns.record_delays(eviction.waiting, records.admission.waiting.values(), records.clock.now)
         for session in eviction.sessions:
             if session.state is SessionState.IDLE:
@@ -212,11 +212,11 @@ class Reconciler:
         queue = records.admission.queue()
         waiting, chosen = records.offloading.who_gives_way(queue, records.queued.values(), records.clock.now)
         if waiting is not None:
-            waiting.has_room_made = True
+            waiting.wait.has_room_made = True
         for session in chosen:
             if session.state is SessionState.QUEUED:
                 records.ledger.set_parked(
-                    session, session.live
+                    session, session.iteration.live
                 )  # its live bytes are to be offloaded, its lane's are not
                 records.send_back(session)
             self._decisions.offload(session)

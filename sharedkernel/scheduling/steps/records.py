@@ -12,7 +12,7 @@ import math
 
 from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.memory.offloading import Offloading
 from sharedkernel.scheduling.memory.reclaim import Reclaimer
@@ -53,7 +53,7 @@ class Records:
         #: actions decided since the present event, in order
         self.actions: list[Action] = []
         self.ledger = Ledger(config.capacity, config.reserve)
-        self.lanes = Lanes(self.ledger, self.actions)
+        self.lanes = LanePlanner(self.ledger, self.actions)
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
         self.demand = MemoryDemand(self.ledger, self.lanes, self.sessions)
         self.predictions = Predictions(self.demand.open.values)
@@ -158,7 +158,7 @@ class Records:
             self.demand.open.pop(session.id, None)
         if before in MEMORY_QUEUE_STATES:
             self.admission.dequeue(session)
-            session.growth = 0
+            session.iteration.growth = 0
         if (index := self.indexes.get(before)) is not None:
             del index[session.id]
         if before is SessionState.QUEUED:
@@ -171,16 +171,16 @@ class Records:
             else:
                 self.clock.deactivate(session)
         if state is SessionState.QUEUED:
-            session.queued_since = self.clock.now
+            session.wait.queued_since = self.clock.now
             self.run_queue.add(session)  # after it was lifted
 
     # --- the memory queue -----------------------------------
 
     def enqueue(self, session: Session) -> None:
         """Put *session* at the end of the memory queue."""
-        session.arrival = next(self._arrivals)
-        session.waiting_since = self.clock.now
-        session.overtaken_at = session.delayed_at = None
+        session.wait.arrival = next(self._arrivals)
+        session.wait.since = self.clock.now
+        session.wait.overtaken_at = session.wait.delayed_at = None
         self.admission.enqueue(session)
 
     def cancel_eviction(self, session: Session) -> None:
@@ -212,7 +212,7 @@ class Records:
         # A promise is kept until the memory is there, or the iteration that it was made for has ended.
         if session.offload.is_returning:
             memory = at_least(memory, persistent=session.memory.persistent)
-        if session.growth_parked:
+        if session.iteration.growth_parked:
             memory = at_least(memory, ephemeral=session.memory.ephemeral)
         if session.offload.remaining_ephemeral is not None:
             rest = min(memory.ephemeral or 0, session.offload.remaining_ephemeral)
@@ -234,14 +234,14 @@ class Records:
         live
             Bytes in its lane and parked; 0: nothing is live.
         """
-        if live != session.live:
-            session.live = live
+        if live != session.iteration.live:
+            session.iteration.live = live
             self.ledger.revision += 1
-        self.ledger.set_parked(session, min(session.parked, live))
-        session.growth_parked = min(session.growth_parked, session.parked)
+        self.ledger.set_parked(session, min(session.iteration.parked, live))
+        session.iteration.growth_parked = min(session.iteration.growth_parked, session.iteration.parked)
         lane = session.lane
         if lane is not None:
-            if session.unparked:
+            if session.iteration.unparked:
                 lane.occupant = session
             elif lane.occupant is session:
                 lane.occupant = None

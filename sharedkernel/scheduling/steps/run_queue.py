@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.memory.lanes import Lanes
+from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import LaneId, SessionId, UserId
 from sharedkernel.scheduling.policies.builtin import Policy, Rank
@@ -50,7 +50,7 @@ class RunQueue:
         The scheduler's.
     """
 
-    def __init__(self, policy: Policy, lanes: Lanes) -> None:
+    def __init__(self, policy: Policy, lanes: LanePlanner) -> None:
         self.policy = policy
         self._lanes = lanes
         self._queues: dict[LaneId, _LaneQueue] = {}

@@ -11,50 +11,23 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.ipc.shared_page import Page, Word
-from sharedkernel.session.connection import Link
+from sharedkernel.ipc.shared_page import Word
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
 from sharedkernel.session.gate.eviction import SessionEviction
-from sharedkernel.session.gate.grant import HeldGrant, LaneAccess, ReleasePoint
+from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant, LaneAccess, ReleasePoint
 from sharedkernel.session.gate.grant_request import GrantRequest
-from sharedkernel.session.memory.growth import Growth
-from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.idleness import is_pythons
-from sharedkernel.session.offload.residency import Residency
-from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.ui.wait_display import WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateParts:
-    """What a session's gate works with."""
-
-    #: shared with the executor
-    page: Page
-    #: measures the session's memory
-    meter: Meter
-    #: to the executor
-    link: Link
-    #: shows waits in the notebook
-    notice: WaitDisplay
-    #: offloads and restores the session's memory
-    residency: Residency
-    #: decides when the session needs more memory
-    growth: Growth
-    #: predicts the session's work
-    forecast: Forecast
-
-
-class Acquisition:
+class Acquisition(GatePart):
     """Acquires and releases one session's device.
 
     Parameters
@@ -80,11 +53,7 @@ class Acquisition:
         lanes: LaneAccess | None,
         check_memory: Callable[[protocol.Memory], None],
     ) -> None:
-        self._words = parts.page.words
-        self._meter = parts.meter
-        self._link = parts.link
-        self._growth = parts.growth
-        self._forecast = parts.forecast
+        super().__init__(parts)
         self._grant = grant
         self._mode = mode
         self._check_memory = check_memory
@@ -92,8 +61,8 @@ class Acquisition:
         self._asking = threading.RLock()
         #: the session's lane; None where no bytes are shared, and in a forked child
         self.lanes = lanes
-        self.request = GrantRequest(parts.page, parts.meter, parts.link, parts.notice, parts.forecast, grant)
-        self.eviction = SessionEviction(parts.residency, parts.link, parts.notice, self.request, self.one_at_a_time)
+        self.request = GrantRequest(parts, grant)
+        self.eviction = SessionEviction(parts, self.request, self.one_at_a_time)
         #: the main thread waits for the device
         self.is_main_waiting = False
 

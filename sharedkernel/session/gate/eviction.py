@@ -14,11 +14,10 @@ from collections.abc import Callable
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.session.connection import Link
+from sharedkernel.session.gate.grant import GatePart, GateParts
 from sharedkernel.session.gate.grant_request import GrantRequest, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import Residency
-from sharedkernel.session.ui.wait_display import RestoreProgress, WaitDisplay
+from sharedkernel.session.ui.wait_display import RestoreProgress
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
 log = logging.getLogger(__name__)
@@ -27,28 +26,26 @@ log = logging.getLogger(__name__)
 _RESTORE_RETRY = 1.0
 
 
-class SessionEviction:
+class SessionEviction(GatePart):
     """Carries out the executor's requests to offload a session's memory.
 
     Parameters
     ----------
-    residency, link, notice, request
-        The session's.
+    parts
+        What the gate works with.
+    request
+        The session's request for a grant.
     one_at_a_time
         Waits until no other thread asks for the device or brings memory back, open to interrupts.
     """
 
     def __init__(
         self,
-        residency: Residency,
-        link: Link,
-        notice: WaitDisplay,
+        parts: GateParts,
         request: GrantRequest,
         one_at_a_time: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        self._residency = residency
-        self._link = link
-        self._notice = notice
+        super().__init__(parts)
         self._request = request
         self._one_at_a_time = one_at_a_time
         #: the executor asked for it, and has no answer yet
@@ -59,7 +56,7 @@ class SessionEviction:
         with self._link.lock:
             if self.is_asked:
                 self.is_asked = False
-                self._link.send(protocol.OffloadDeclined(reason=reason, message=message))
+                self._link.send(protocol.OffloadDeclinedReport(reason=reason, message=message))
 
     async def offload(self, why_busy: Callable[[], str | None]) -> None:
         """Move the memory away if that can be done and is still asked for, and answer the executor.

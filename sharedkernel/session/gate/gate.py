@@ -33,9 +33,9 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
-from sharedkernel.session.gate.acquisition import Acquisition, GateParts
+from sharedkernel.session.gate.acquisition import Acquisition
 from sharedkernel.session.gate.dispatch_mode import OperationFilter
-from sharedkernel.session.gate.grant import GateObserver, HeldGrant, LaneAccess
+from sharedkernel.session.gate.grant import GateObserver, GatePart, GateParts, HeldGrant, LaneAccess
 from sharedkernel.session.gate.interception import Interception
 from sharedkernel.session.gate.reports import IterationReports
 from sharedkernel.session.gate.sections import Sections
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _ITERATIONS, _PREEMPT = int(Word.ITERATIONS), int(Word.PREEMPT)
 
 
-class Gate:
+class Gate(GatePart):
     """One session's gate.
 
     Parameters
@@ -80,22 +80,15 @@ class Gate:
         lanes: LaneAccess | None = None,
         run_ahead: Callable[[], None] | None = None,
     ) -> None:
-        self._words = parts.page.words
-        self._meter = parts.meter
-        self._link = parts.link
-        self._notice = parts.notice
-        self._residency = parts.residency
-        self._growth = parts.growth
-        self._forecast = parts.forecast
+        super().__init__(parts)
         self._run_ahead = run_ahead
         self._check_memory = check_memory
         self._main = threading.get_ident()
         self._observer: GateObserver | None = None
-        self.grant = HeldGrant(parts.page, parts.meter, parts.forecast, self._turn_changed)
+        self.grant = HeldGrant(parts, self._turn_changed)
         self._interception = Interception(
+            parts,
             self.grant,
-            parts.growth,
-            parts.forecast,
             before_operation=self.pass_device,
             after_failure=self._grow_after,
             concerns=concerns,
@@ -103,7 +96,7 @@ class Gate:
         self._mode = self._interception.mode
         self._acquisition = Acquisition(parts, self.grant, self._mode, lanes=lanes, check_memory=check_memory)
         self.sections = Sections(parts, self.grant, self._mode, self._acquisition, why_busy)
-        self.reports = IterationReports(parts.page, parts.link, parts.forecast, self.grant, self._mode)
+        self.reports = IterationReports(parts, self.grant, self._mode)
         self.guard_thread = self._interception.guard_thread
         #: until when boundaries only count, unless the executor asks: all else costs microseconds each time
         self._quiet_until = 0.0
@@ -194,12 +187,12 @@ class Gate:
         if isinstance(message, protocol.Waiting):
             self._notice.update(message)
             return
-        if isinstance(message, protocol.Restore) or (
+        if isinstance(message, protocol.RestoreCommand) or (
             isinstance(message, protocol.RefusedGrant) and self._residency.is_away
         ):
             with self._link.lock:
                 if self.sections.num_open and self._residency.is_away:  # else it crossed with the section's end
-                    self._residency.answer.give(None if isinstance(message, protocol.Restore) else message)
+                    self._residency.answer.give(None if isinstance(message, protocol.RestoreCommand) else message)
             return
         self._acquisition.request.handle(message)
 

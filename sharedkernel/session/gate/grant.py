@@ -9,15 +9,20 @@ import ctypes
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
+from sharedkernel.session.connection import Link
+from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.memory.meters import Meter
+from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.ui.wait_display import WaitDisplay
 
 #: seconds between two measurements of a grant that is kept
 GRANT_INTERVAL = 1.0
@@ -26,6 +31,45 @@ GRANT_INTERVAL = 1.0
 ReleasePoint = Literal["boundary", "cell", "yield"]
 #: what each of OpenMP's threads runs when they are made: a C function that needs nothing and ignores its arguments
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateParts:
+    """What a session's gate works with."""
+
+    #: shared with the executor
+    page: Page
+    #: measures the session's memory
+    meter: Meter
+    #: to the executor
+    link: Link
+    #: shows waits in the notebook
+    notice: WaitDisplay
+    #: offloads and restores the session's memory
+    residency: Residency
+    #: decides when the session needs more memory
+    growth: Growth
+    #: predicts the session's work
+    forecast: Forecast
+
+
+class GatePart:
+    """The gate, or a part of it, with what all parts use at hand.
+
+    Parameters
+    ----------
+    parts
+        What the gate works with.
+    """
+
+    def __init__(self, parts: GateParts) -> None:
+        self._words = parts.page.words
+        self._meter = parts.meter
+        self._link = parts.link
+        self._notice = parts.notice
+        self._residency = parts.residency
+        self._growth = parts.growth
+        self._forecast = parts.forecast
 
 
 class GateObserver(Protocol):
@@ -111,21 +155,19 @@ class ThreadBound:
             torch.set_num_threads(1)
 
 
-class HeldGrant:
+class HeldGrant(GatePart):
     """One session's grant, time and again.
 
     Parameters
     ----------
-    page, meter, forecast
-        The session's.
+    parts
+        What the gate works with.
     on_turn
         Called with True when it begins and with False when it ends, on any thread.
     """
 
-    def __init__(self, page: Page, meter: Meter, forecast: Forecast, on_turn: Callable[[bool], None]) -> None:
-        self._words = page.words
-        self._meter = meter
-        self._forecast = forecast
+    def __init__(self, parts: GateParts, on_turn: Callable[[bool], None]) -> None:
+        super().__init__(parts)
         self._on_turn = on_turn
         self.is_held = False
         #: there is a lane for it
@@ -150,14 +192,14 @@ class HeldGrant:
         self._meter.grant_began()
         self._on_turn(True)
 
-    def end(self, at: ReleasePoint) -> protocol.GrantReleased:
+    def end(self, at: ReleasePoint) -> protocol.GrantReleasedReport:
         """End it; return what to say of it."""
         utilisation = self._meter.utilisation()
         live = self._meter.grant_ended(at_boundary=at != "yield")
         self.is_held = False
         self._on_turn(False)
         self._words[Word.TURN] = Turn.READY
-        return protocol.GrantReleased(
+        return protocol.GrantReleasedReport(
             at=at,
             memory=self._meter.memory,
             live_bytes=live,
@@ -165,7 +207,7 @@ class HeldGrant:
             utilisation=utilisation,
         )
 
-    def news(self) -> protocol.GrantMeasured | None:
+    def news(self) -> protocol.GrantMeasuredReport | None:
         """Return what it came to since that was last said, if it is time to say it."""
         now = time.monotonic()
         if now < self._measured_at + GRANT_INTERVAL:
@@ -173,4 +215,4 @@ class HeldGrant:
         iterations = self._words[Word.ITERATIONS]
         completed, self._boundaries_before = iterations - self._boundaries_before, iterations
         self._measured_at = now
-        return protocol.GrantMeasured(iterations=completed, utilisation=self._meter.utilisation())
+        return protocol.GrantMeasuredReport(iterations=completed, utilisation=self._meter.utilisation())

@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable
 
 from sharedkernel import protocol
-from sharedkernel.ipc.shared_page import Page, Turn, Word
+from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.session.connection import Link
-from sharedkernel.session.gate.grant import HeldGrant
-from sharedkernel.session.memory.meters import Meter
-from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
@@ -56,23 +54,19 @@ def _wait(answered: InterruptSafeEvent, seconds: float, check: Callable[[], None
     return False
 
 
-class GrantRequest:
+class GrantRequest(GatePart):
     """One session's request for a grant, reused for each of them.
 
     Parameters
     ----------
-    page, meter, link, notice, forecast, grant
-        The session's.
+    parts
+        What the gate works with.
+    grant
+        What is requested.
     """
 
-    def __init__(
-        self, page: Page, meter: Meter, link: Link, notice: WaitDisplay, forecast: Forecast, grant: HeldGrant
-    ) -> None:
-        self._words = page.words
-        self._meter = meter
-        self._link = link
-        self._notice = notice
-        self._forecast = forecast
+    def __init__(self, parts: GateParts, grant: HeldGrant) -> None:
+        super().__init__(parts)
         self._grant = grant
         #: it was said, and has no answer
         self.is_open = False
@@ -99,7 +93,7 @@ class GrantRequest:
             self.is_open = True
             self._words[Word.TURN] = Turn.WANTING
             foreseen = self._forecast.news(self._words[Word.ITERATIONS])
-            wanted = protocol.DeviceWanted(memory=memory, data_bytes=data_bytes, growth=growth)
+            wanted = protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth)
             self._link.send(*(message for message in (foreseen, wanted) if message))
 
     def wait(self, check: Callable[[], None] | None = None) -> None:
@@ -117,7 +111,7 @@ class GrantRequest:
     def withdraw(self) -> None:
         """Withdraw the request. A grant may already be under way: wait for the answer, and release it."""
         with signals_held():  # also where the interrupt that ended the wait left them let through
-            self._link.send(protocol.DeviceWantWithdrawn())
+            self._link.send(protocol.DeviceWantWithdrawnReport())
             # The executor answers at once; if it is gone, the greeting to the next one says what holds.
             while not self.answered.wait(0.1) and self._link.is_connected:
                 pass
@@ -132,7 +126,7 @@ class GrantRequest:
             granted = isinstance(message, protocol.Granted)
             if not self.is_open:
                 if granted and not self._grant.is_held:  # crossed with a withdrawal that no executor received
-                    self._link.send(protocol.GrantReleased(at="boundary", memory=self._meter.memory))
+                    self._link.send(protocol.GrantReleasedReport(at="boundary", memory=self._meter.memory))
                 return
             self.drop()
             if isinstance(message, protocol.RefusedGrant):

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
-from sharedkernel.session.gate.grant import HeldGrant
+from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.session.gate.torch_internals import is_transform_under_way
-from sharedkernel.session.memory.growth import Growth
-from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.system.deferred_signals import signals_held
 
 
-class Interception:
+class Interception(GatePart):
     """Decides whether one session's operations are intercepted.
 
     Parameters
     ----------
-    grant, growth, forecast
+    parts
+        What the gate works with.
+    grant
         The session's.
     before_operation
         Called before each intercepted operation; may block, and may raise.
@@ -36,24 +36,22 @@ class Interception:
 
     def __init__(
         self,
+        parts: GateParts,
         grant: HeldGrant,
-        growth: Growth,
-        forecast: Forecast,
         *,
         before_operation: Callable[[], None],
         after_failure: Callable[[Any, BaseException], bool],
         concerns: OperationFilter | None,
     ) -> None:
+        super().__init__(parts)
         self._grant = grant
-        self._growth = growth
-        self._forecast = forecast
         self._before_operation = before_operation
         self._concerns = concerns
         self._main = threading.get_ident()
         self._modes = threading.local()
         #: of the main thread
         self.mode = DeviceMode(
-            before_operation, after_failure, forecast.cost.count, concerns=concerns, may_leave=self._may_leave
+            before_operation, after_failure, parts.forecast.cost.count, concerns=concerns, may_leave=self._may_leave
         )
         #: numbers of what looks at dispatch now, and of those that bear no yield in their middle
         self.onlookers: set[int] = set()

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from sharedkernel.ipc.shared_page import Page, Word
-from sharedkernel.session.connection import Link
+from sharedkernel.ipc.shared_page import Word
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
-from sharedkernel.session.gate.grant import HeldGrant
-from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.system.deferred_signals import signals_held
 
 
-class IterationReports:
+class IterationReports(GatePart):
     """Follows one session's iterations, and sends what the executor does not expect.
 
     Parameters
     ----------
-    page, link
-        The session's.
-    forecast
-        Predicts the session's work.
+    parts
+        What the gate works with.
     grant, mode
         The session's grant, and the dispatch mode that counts operations while it is in.
     """
 
-    def __init__(self, page: Page, link: Link, forecast: Forecast, grant: HeldGrant, mode: DeviceMode) -> None:
-        self._words = page.words
-        self._link = link
-        self._forecast = forecast
+    def __init__(self, parts: GateParts, grant: HeldGrant, mode: DeviceMode) -> None:
+        super().__init__(parts)
         self._grant = grant
         self._mode = mode
 

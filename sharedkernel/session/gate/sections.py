@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Turn, Word
-from sharedkernel.session.gate.acquisition import Acquisition, GateParts
+from sharedkernel.session.gate.acquisition import Acquisition
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
-from sharedkernel.session.gate.grant import HeldGrant
+from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.system.deferred_signals import signals_held
 
 
-class Sections:
+class Sections(GatePart):
     """One session's sections, and the executor's requests to offload its memory between them.
 
     Parameters
@@ -41,13 +41,7 @@ class Sections:
         acquisition: Acquisition,
         why_busy: Callable[[], str | None],
     ) -> None:
-        self._words = parts.page.words
-        self._meter = parts.meter
-        self._link = parts.link
-        self._notice = parts.notice
-        self._residency = parts.residency
-        self._growth = parts.growth
-        self._forecast = parts.forecast
+        super().__init__(parts)
         self._grant = grant
         self._mode = mode
         self._acquisition = acquisition
@@ -96,7 +90,7 @@ class Sections:
                     self._forecast.section_began()
                     if self._acquisition.lanes is not None:
                         self._acquisition.lanes.section_began()
-                    self._link.send(protocol.CellOpened())
+                    self._link.send(protocol.CellOpenedReport())
                     self._residency.section_opened()
                     self._acquisition.eviction.decline("busy", "Its code runs.")
             if self._residency.is_away:
@@ -123,7 +117,7 @@ class Sections:
                     self._meter.measure_idle()
                     self._residency.answer.clear()
                     self._words[Word.TURN] = Turn.IDLE
-                    closed = protocol.CellClosed(memory=self._meter.memory)
+                    closed = protocol.CellClosedReport(memory=self._meter.memory)
                 self._link.send(*(message for message in (released, closed) if message))
             if threading.get_ident() == self._main and not self._mode.is_in:
                 self._mode.put_in()

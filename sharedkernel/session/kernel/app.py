@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from typing import Any, TextIO
 
 import numpy
@@ -28,9 +29,9 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
-from sharedkernel.session.gate.acquisition import GateParts
 from sharedkernel.session.gate.boundaries import Boundaries
 from sharedkernel.session.gate.gate import Gate
+from sharedkernel.session.gate.grant import GateParts
 from sharedkernel.session.kernel import likeness, own_log, packages, user_account
 from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn
 from sharedkernel.session.kernel.kernel import GatedKernel
@@ -171,7 +172,7 @@ class SessionRuntime:
                 self._loop.add_callback(self._assign, self._awaited)
                 self._awaited = None
             current_session.on_message(message)
-        elif isinstance(message, protocol.Offload):
+        elif isinstance(message, protocol.OffloadCommand):
             if self._gate.sections.request_offload():
                 self._loop.add_callback(self._gate.sections.offload)
         elif isinstance(message, protocol.Failed):
@@ -255,38 +256,19 @@ def _reseed() -> None:
     random.seed()
 
 
-def run(
-    process: str,
-    connection_file: str,
-    executor_socket: str,
-    page_descriptor: int,
-    device_kind: str,
-    *,
-    memory_mode: str = "shared",
-    isolation: str = "none",
-    assign: protocol.Assign | None = None,
-) -> None:
+def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     """Be a session's process (called in the forked child, or afresh; returns when the kernel was shut down)."""
     processes.adopt_orphans()
-    if isolation == "users":  # now, since each holds for the threads to come only
+    if launch.isolation == "users":  # now, since each holds for the threads to come only
         processes.gain_no_privileges()
         processes.leave_keyring()
         os.umask(0o007)  # the gateway's group may connect to the kernel's sockets; users never come to where they are
     # A descriptor of its own: what arrives at the original one, the kernel shows to its user.
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
-    launch = Launch(
-        process=process,
-        connection_file=connection_file,
-        executor_socket=executor_socket,
-        page_descriptor=page_descriptor,
-        device_kind=device_kind,
-        memory_mode=memory_mode,
-        isolation=isolation,
-        log_descriptor=log_stream.fileno(),
-    )
+    launch = replace(launch, log_descriptor=log_stream.fileno())
     own_log.set_up(log_stream)
-    likeness.take_arguments(connection_file)
+    likeness.take_arguments(launch.connection_file)
     _reseed()
     set_up_heap()
-    app = _make_app(connection_file, log_stream, with_history=isolation == "none")
+    app = _make_app(launch.connection_file, log_stream, with_history=launch.isolation == "none")
     SessionRuntime(launch, app, assign=assign).run()

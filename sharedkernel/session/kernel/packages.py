@@ -26,6 +26,8 @@ from types import SimpleNamespace
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magics.packaging import PackagingMagics
 
+from sharedkernel.system.atomic_file import replace_file
+
 log = logging.getLogger(__name__)
 
 #: runs the overlay's Python from wherever that is; there is one user anyway, and pip refuses that option in an overlay
@@ -127,10 +129,7 @@ def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
     with contextlib.suppress(OSError):
         if path.read_text() == text:
             return
-    new = path.with_name(f".{path.name}-{os.getpid()}")
-    new.write_text(text)
-    new.chmod(mode)
-    new.replace(path)
+    replace_file(path, text, mode=mode, durable=False)
 
 
 @magics_class

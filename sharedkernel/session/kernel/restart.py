@@ -20,7 +20,7 @@ from sharedkernel import protocol
 PREFIX = "KERNEL_ENV_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What a session's process was started with."""
 
@@ -32,11 +32,11 @@ class Launch:
     page_descriptor: int
     device_kind: str
     #: how it has memory on a GPU, as `device_memory/mode.py` has it
-    memory_mode: str
+    memory_mode: str = "shared"
     #: how users are kept apart, as `executor/isolation/policy.py` has it
-    isolation: str
+    isolation: str = "none"
     #: of its log
-    log_descriptor: int
+    log_descriptor: int = -1
 
 
 def asked_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,8 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.lanes.memory import CudaMemory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.cuda_storages import StorageMover, check_host_has_room
-from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, OffloadedMemory, PendingOffload
+from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RestoreFailed
+from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD
 from sharedkernel.units import format_bytes
 
 #: bytes of torch's own pool that are ours: the segment that its events are looked at with
@@ -59,7 +59,7 @@ class OffloadedPages:
             ) from error
 
 
-class PageOffload:
+class PageOffload(PendingOffload):
     """Pages on their way out.
 
     Parameters
@@ -69,25 +69,12 @@ class PageOffload:
     """
 
     def __init__(self, pages: CudaMemory, pending: ArenaOffload) -> None:
+        super().__init__(pending.size)
         self._pages = pages
         self._pending = pending
-        self._stopped = False
-        #: bytes to move
-        self.size = pending.size
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether :meth:`commit` is no longer possible."""
-        return self._stopped
 
     def write(self) -> None:
-        """Copy everything to the host's memory (any thread).
-
-        Raises
-        ------
-        CannotOffload
-            When that fails, or was stopped.
-        """
+        """Copy everything to the host's memory; see :meth:`PendingOffload.write`."""
         try:
             self._pending.write(lambda: self._stopped)
         except (SharedKernelError, RuntimeError) as error:
@@ -95,16 +82,12 @@ class PageOffload:
         if self._stopped:
             raise CannotOffload("Its code runs.", reason="busy")
 
-    def stop(self) -> None:
-        """Make :meth:`write` end soon (any thread)."""
-        self._stopped = True
-
     def commit(self) -> OffloadedMemory:
-        """Free the memory (in the main thread, when all is copied and nothing changed since it began)."""
+        """Free the memory; see :meth:`PendingOffload.commit`."""
         return OffloadedPages(self._pages, self._pending.commit())
 
     def abort(self) -> None:
-        """Forget the copy; the memory was never gone."""
+        """Forget the copy."""
         self._pending.abort()
 
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import storages
-from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, OffloadedMemory, PendingOffload
+from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RestoreFailed
+from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, kept_sentence
 from sharedkernel.units import format_bytes
 
 #: libraries whose arrays may share a tensor's memory by its address
@@ -80,7 +80,7 @@ class OffloadedStorages:
         self._pairs.clear()
 
 
-class StorageOffload:
+class StorageOffload(PendingOffload):
     """Storages on their way out.
 
     Parameters
@@ -92,26 +92,13 @@ class StorageOffload:
     """
 
     def __init__(self, found: list[torch.UntypedStorage], give_back: Callable[[], None]) -> None:
+        super().__init__(sum(storage.nbytes() for storage in found))
         self._found = found
         self._give_back = give_back
         self._copies: list[torch.UntypedStorage] = []
-        self._stopped = False
-        #: bytes to move
-        self.size = sum(storage.nbytes() for storage in found)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether :meth:`commit` is no longer possible."""
-        return self._stopped
 
     def write(self) -> None:
-        """Copy everything to the host's memory (any thread).
-
-        Raises
-        ------
-        CannotOffload
-            When that has no room, or it was stopped.
-        """
+        """Copy everything to the host's memory; see :meth:`PendingOffload.write`."""
         try:
             for storage in self._found:
                 if self._stopped:
@@ -125,12 +112,8 @@ class StorageOffload:
             first_line = str(error).splitlines()[0]
             raise CannotOffload(f"Its memory could not be copied to the host: {first_line}", reason="memory") from error
 
-    def stop(self) -> None:
-        """Make :meth:`write` end soon (any thread)."""
-        self._stopped = True
-
     def commit(self) -> OffloadedMemory:
-        """Free the memory (in the main thread, when all is copied and nothing changed since it began)."""
+        """Free the memory; see :meth:`PendingOffload.commit`."""
         pairs = list(zip(self._found, self._copies, strict=True))
         for storage, _ in pairs:
             storage.resize_(0)
@@ -138,7 +121,7 @@ class StorageOffload:
         return OffloadedStorages(pairs)
 
     def abort(self) -> None:
-        """Forget the copies; the memory was never gone."""
+        """Forget the copies."""
         self._copies.clear()
 
 
@@ -189,12 +172,7 @@ class StorageMover:
         """Return one sentence about what stayed, the largest part first."""
         self._meter.measure_idle()
         counted = sum(self._kept.values())
-        other = self._meter.memory.persistent - counted
-        parts = {**self._kept, "that Python cannot see": other}
-        told = [(size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD]
-        if not told:
-            return None
-        return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in sorted(told)[::-1]) + "."
+        return kept_sentence({**self._kept, "that Python cannot see": self._meter.memory.persistent - counted})
 
 
 def check_host_has_room(size: int) -> None:

@@ -27,8 +27,10 @@ import errno
 import mmap
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.paths import make_private_directory
@@ -58,7 +60,7 @@ class CannotOffload(SharedKernelError):
     message
         One sentence for a person.
     reason
-        Stable slug, as in :class:`~sharedkernel.protocol.OffloadDeclined`.
+        Stable slug, as in :class:`~sharedkernel.protocol.OffloadDeclinedReport`.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -70,6 +72,57 @@ class RestoreFailed(SharedKernelError):
     """The memory could not be brought back, and is away as before."""
 
     reason = "restore_failed"
+
+
+class OffloadedMemory(Protocol):
+    """Memory that is away."""
+
+    #: bytes moved away
+    size: int
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Bring everything back, or nothing; *pause* is called now and then with the bytes that are back."""
+
+
+class PendingOffload(ABC):
+    """Memory on its way out: written by one thread, while the main thread may go on; then left, or given up.
+
+    Parameters
+    ----------
+    size
+        Bytes to move.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`commit` is no longer possible."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """Make :meth:`write` end soon (any thread)."""
+        self._stopped = True
+
+    @abstractmethod
+    def write(self) -> None:
+        """Copy everything away (any thread).
+
+        Raises
+        ------
+        CannotOffload
+            When that fails, or was stopped.
+        """
+
+    @abstractmethod
+    def commit(self) -> OffloadedMemory:
+        """Free the memory (in the main thread, when all is written and nothing changed since it began)."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Forget the copy; the memory was never gone."""
 
 
 class OffloadedRegions:
@@ -155,8 +208,8 @@ class OffloadedRegions:
                     self._bring_back(piece, offset)
 
 
-class RegionOffload:
-    """Memory on its way out: written by one thread, while the main thread may go on; then left, or given up.
+class RegionOffload(PendingOffload):
+    """Regions on their way to a file.
 
     Parameters
     ----------
@@ -172,12 +225,10 @@ class RegionOffload:
     """
 
     def __init__(self, survey: Survey, directory: Path) -> None:
+        super().__init__(survey.size)
         self._regions = survey.regions
         self._owners = survey.owners
         self._directory = directory
-        self._stopped = False
-        #: bytes to move
-        self.size = survey.size
         self._descriptor = self._make_file()
 
     def _make_file(self) -> int:
@@ -202,13 +253,7 @@ class RegionOffload:
         )
 
     def write(self) -> None:
-        """Write everything to the disk (any thread).
-
-        Raises
-        ------
-        CannotOffload
-            When that fails, or was stopped.
-        """
+        """Write everything to the disk; see :meth:`PendingOffload.write`."""
         offset = 0
         try:
             for buffers in _batches(self._regions):
@@ -232,17 +277,8 @@ class RegionOffload:
                 buffers[0] = buffers[0][written:]
         return offset
 
-    def stop(self) -> None:
-        """Make :meth:`write` end soon (any thread)."""
-        self._stopped = True
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether :meth:`commit` is no longer possible."""
-        return self._stopped
-
     def commit(self) -> OffloadedRegions:
-        """Free the memory (in the main thread, when all is written and nothing changed since it began)."""
+        """Free the memory; see :meth:`PendingOffload.commit`."""
         offset = 0
         gone = []
         for region in self._regions:
@@ -255,7 +291,7 @@ class RegionOffload:
         return OffloadedRegions(self._descriptor, gone, self._owners)
 
     def abort(self) -> None:
-        """Forget the file; the memory was never gone."""
+        """Forget the file."""
         os.close(self._descriptor)
 
 

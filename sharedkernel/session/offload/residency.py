@@ -1,13 +1,14 @@
 """Give an idle session's device memory back to the others, and get it again before the next line of user code.
 
-The executor says :class:`~sharedkernel.protocol.Offload`. If no user code runs, nor can run by itself, what can be
-moved is written away by a thread while the session goes on to serve its user; a section that opens meanwhile stops it.
-Then the memory is freed between two messages of the kernel and :class:`~sharedkernel.protocol.Offloaded` is said.
+The executor sends :class:`~sharedkernel.protocol.OffloadCommand`. If no user code runs, nor can run by itself, what
+can be moved is written away by a thread while the session goes on to serve its user; a section that opens meanwhile
+stops it. Then the memory is freed between two messages of the kernel, and the session sends
+:class:`~sharedkernel.protocol.OffloadedReport`.
 
 The first section that opens then (a cell, a widget's callback, a completion, a stray operation) waits for the
-executor's :class:`~sharedkernel.protocol.Restore`, brings everything back and says
-:class:`~sharedkernel.protocol.Restored`; sections of other threads wait for it. If that is interrupted, refused or
-fails, the section ends with the error, everything is away as before, and the next section tries again.
+executor's :class:`~sharedkernel.protocol.RestoreCommand`, brings everything back and sends
+:class:`~sharedkernel.protocol.RestoredReport`; sections of other threads wait for it. If that is interrupted, refused
+or fails, the section ends with the error, everything is away as before, and the next section tries again.
 
 What can be moved, and how, is the affair of a :class:`Mover`: one for each kind of device.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -27,46 +28,13 @@ from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import idleness, storages
-from sharedkernel.session.offload.host import CannotOffload, RegionOffload
+from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RegionOffload
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from sharedkernel.units import format_bytes
 
 #: bytes below which a session is left alone
 SMALLEST_OFFLOAD = 1 << 20
 _ELSEWHERE = "outside the tensors that Python can see (arrays of other libraries, for example)"
-
-
-class PendingOffload(Protocol):
-    """Memory on its way out."""
-
-    #: bytes to move
-    size: int
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether :meth:`commit` is no longer possible."""
-
-    def write(self) -> None:
-        """Copy everything away (any thread); raises CannotOffload."""
-
-    def stop(self) -> None:
-        """Make `write` end soon (any thread)."""
-
-    def commit(self) -> OffloadedMemory:
-        """Free the memory (main thread, when all is written)."""
-
-    def abort(self) -> None:
-        """Forget the copy."""
-
-
-class OffloadedMemory(Protocol):
-    """Memory that is away."""
-
-    #: bytes moved away
-    size: int
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back, or nothing; *pause* is called now and then with the bytes that are back."""
 
 
 class Mover(Protocol):
@@ -81,6 +49,18 @@ class Mover(Protocol):
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stayed when the memory was last moved away, and why; None if nothing did."""
+
+
+def kept_sentence(parts: Mapping[str, int]) -> str | None:
+    """Return one sentence about what stays, the largest part first; None if nothing does.
+
+    Parameters
+    ----------
+    parts
+        Bytes by what they are and why they stay.
+    """
+    told = sorted(((size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD), reverse=True)
+    return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in told) + "." if told else None
 
 
 class HostMover:
@@ -121,14 +101,7 @@ class HostMover:
         self._meter.measure_idle()
         counted = sum(size for reason, size in self._kept.items() if reason not in (storages.SHARED, storages.MAPPED))
         other = self._meter.memory.persistent - counted
-        parts = {
-            **self._kept,
-            _ELSEWHERE: other,
-        }
-        told = [(size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD]
-        if not told:
-            return None
-        return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in sorted(told)[::-1]) + "."
+        return kept_sentence({**self._kept, _ELSEWHERE: other})
 
 
 class NoMover:
@@ -225,7 +198,7 @@ class Residency:
     # --- out ----------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def offload(self, busy: Callable[[], str | None]) -> AsyncIterator[Callable[[], protocol.Offloaded]]:
+    async def offload(self, busy: Callable[[], str | None]) -> AsyncIterator[Callable[[], protocol.OffloadedReport]]:
         """Write away what can be moved, and yield a function that frees it and returns what to say.
 
         Parameters
@@ -244,7 +217,7 @@ class Residency:
             yield commit
 
     @contextlib.contextmanager
-    def offload_at_once(self) -> Iterator[Callable[[], protocol.Offloaded]]:
+    def offload_at_once(self) -> Iterator[Callable[[], protocol.OffloadedReport]]:
         """Write everything away in the main thread, in the middle of a cell, and yield what :meth:`offload` yields.
 
         Raises
@@ -260,14 +233,14 @@ class Residency:
     @contextlib.contextmanager
     def _offloading(
         self, check: Callable[[], None]
-    ) -> Iterator[tuple[PendingOffload, Callable[[], protocol.Offloaded]]]:
+    ) -> Iterator[tuple[PendingOffload, Callable[[], protocol.OffloadedReport]]]:
         """Prepare to leave, and yield what is to be written and a function that leaves, if *check* still passes."""
         check()
         began = time.monotonic()
         pending = self._pending = self._mover.prepare()
         left = False
 
-        def commit() -> protocol.Offloaded:
+        def commit() -> protocol.OffloadedReport:
             nonlocal left
             if pending.is_stopped:
                 raise CannotOffload("Its code runs.", reason="busy")
@@ -275,7 +248,7 @@ class Residency:
             left = True
             self._offloaded = pending.commit()
             self._meter.record_offload(self._offloaded.size)
-            return protocol.Offloaded(
+            return protocol.OffloadedReport(
                 memory=self._meter.memory,
                 offloaded_bytes=self._offloaded.size,
                 kept=self._mover.why_kept(),
@@ -292,7 +265,7 @@ class Residency:
 
     # --- back ---------------------------------------------------------------------------------------------------------
 
-    def restore(self, pause: Callable[[int, int], None]) -> Callable[[], protocol.Restored]:
+    def restore(self, pause: Callable[[int, int], None]) -> Callable[[], protocol.RestoredReport]:
         """Bring everything back; return what takes note of it (with the lock held) and returns what to say.
 
         Parameters
@@ -310,10 +283,10 @@ class Residency:
         began = time.monotonic()
         offloaded.restore(lambda done: pause(done, offloaded.size))
 
-        def note() -> protocol.Restored:
+        def note() -> protocol.RestoredReport:
             self._offloaded = None
             self._meter.record_restore()
-            return protocol.Restored(memory=self._meter.memory, seconds=time.monotonic() - began)
+            return protocol.RestoredReport(memory=self._meter.memory, seconds=time.monotonic() - began)
 
         return note
 

@@ -20,6 +20,7 @@ def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = No
         process=name,
         page=Page.create(name),
         pid=pid,
+        started=0,
         ready=asyncio.get_running_loop().create_future(),
         session=f"session-{name}",
         user=limits.user,

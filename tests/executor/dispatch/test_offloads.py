@@ -324,7 +324,7 @@ _LOSE_THE_REQUEST = """if True:
     next(first)  # the executor speaks to this one from now on
 
     def lose():
-        while not isinstance(next(first), protocol.Offload):
+        while not isinstance(next(first), protocol.OffloadCommand):
             pass
         next(second)
     threading.Thread(target=lose, daemon=True).start()

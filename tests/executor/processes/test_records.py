@@ -24,10 +24,10 @@ def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) 
     async def scenario(pid: int) -> None:
         process = make_process(pid=pid)
         process.started = start_time(pid) + 1
-        records.write(process.kept(0.0))
+        records.write(process.kept())
         assert not are_there_sessions(folder)
         process.started -= 1
-        records.write(process.kept(0.0))
+        records.write(process.kept())
         assert are_there_sessions(folder)
 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:

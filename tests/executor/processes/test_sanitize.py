@@ -22,38 +22,42 @@ MIB = 1 << 20
     ("said", "believed"),
     [
         (
-            protocol.CellClosed(memory=Memory(persistent=1 << 62, ephemeral=1 << 62, framework=1 << 62)),
-            protocol.CellClosed(memory=Memory(persistent=300, ephemeral=100, framework=300)),
+            protocol.CellClosedReport(memory=Memory(persistent=1 << 62, ephemeral=1 << 62, framework=1 << 62)),
+            protocol.CellClosedReport(memory=Memory(persistent=300, ephemeral=100, framework=300)),
         ),
         (
-            protocol.CellClosed(memory=Memory(persistent=-1, ephemeral=None, framework=-1)),
-            protocol.CellClosed(memory=Memory(persistent=0, ephemeral=None, framework=0)),
+            protocol.CellClosedReport(memory=Memory(persistent=-1, ephemeral=None, framework=-1)),
+            protocol.CellClosedReport(memory=Memory(persistent=0, ephemeral=None, framework=0)),
         ),
         (
-            protocol.DeviceWanted(memory=Memory(), data_bytes=1 << 62, growth=1 << 62),
-            protocol.DeviceWanted(memory=Memory(), data_bytes=MOST_BYTES, growth=100),
+            protocol.DeviceWantedReport(memory=Memory(), data_bytes=1 << 62, growth=1 << 62),
+            protocol.DeviceWantedReport(memory=Memory(), data_bytes=MOST_BYTES, growth=100),
         ),
         (
-            protocol.GrantReleased(at="cell", memory=Memory(), live_bytes=-5, iterations=-5, utilisation=math.nan),
-            protocol.GrantReleased(at="cell", memory=Memory()),
+            protocol.GrantReleasedReport(
+                at="cell", memory=Memory(), live_bytes=-5, iterations=-5, utilisation=math.nan
+            ),
+            protocol.GrantReleasedReport(at="cell", memory=Memory()),
         ),
         (
             protocol.Foreseen(remaining_iterations=-1, iteration_seconds=math.inf, iteration_flops=5),
             protocol.Foreseen(iteration_flops=5),
         ),
         (
-            protocol.Offloaded(memory=Memory(), offloaded_bytes=1, kept="a\nline\0" + "x" * 1000, seconds=math.inf),
-            protocol.Offloaded(memory=Memory(), offloaded_bytes=1, kept="a line " + "x" * 293),
+            protocol.OffloadedReport(
+                memory=Memory(), offloaded_bytes=1, kept="a\nline\0" + "x" * 1000, seconds=math.inf
+            ),
+            protocol.OffloadedReport(memory=Memory(), offloaded_bytes=1, kept="a line " + "x" * 293),
         ),
         (
-            protocol.OffloadDeclined(reason="nothing", message="It keeps nothing."),
-            protocol.OffloadDeclined(reason="nothing", message="It keeps nothing."),
+            protocol.OffloadDeclinedReport(reason="nothing", message="It keeps nothing."),
+            protocol.OffloadDeclinedReport(reason="nothing", message="It keeps nothing."),
         ),
         (
-            protocol.OffloadDeclined(reason="x" * 1000, message="\x1b" * 1000),
-            protocol.OffloadDeclined(reason="unsafe", message=" " * 300),
+            protocol.OffloadDeclinedReport(reason="x" * 1000, message="\x1b" * 1000),
+            protocol.OffloadDeclinedReport(reason="unsafe", message=" " * 300),
         ),
-        (protocol.CellOpened(), protocol.CellOpened()),
+        (protocol.CellOpenedReport(), protocol.CellOpenedReport()),
     ],
 )
 def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed: protocol.Message) -> None:
@@ -65,7 +69,7 @@ def test_no_figure_counts_for_more_than_can_be(said: protocol.Message, believed:
 _SAY_MUCH = """if True:
     from sharedkernel import protocol
     from sharedkernel.ipc import current_session
-    current_session._view._link.send(protocol.OffloadDeclined(reason="x" * 1000, message="x" * 1_000_000))
+    current_session._view._link.send(protocol.OffloadDeclinedReport(reason="x" * 1000, message="x" * 1_000_000))
 """
 
 

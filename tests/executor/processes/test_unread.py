@@ -20,7 +20,7 @@ def test_who_reads_nothing_is_hung_up_on() -> None:
         loop = asyncio.get_running_loop()
         own, other = socket.socketpair()
         transport, _ = await loop.create_unix_connection(asyncio.Protocol, sock=own)
-        process = SessionHandle(process="x", page=Page.create("unread"), ready=loop.create_future())
+        process = SessionHandle(process="x", pid=0, started=0, page=Page.create("unread"), ready=loop.create_future())
         process.transport = transport
         assert process.has_read_all
         told = protocol.Notice(text="x" * MIB)

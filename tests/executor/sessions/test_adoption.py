@@ -302,12 +302,12 @@ def test_a_record_that_was_being_written_is_no_other_session(fifo_process: Execu
             await asyncio.to_thread(executor.process.kill)
             records = executor.process.runtime_directory / RECORDS_DIRECTORY
             for record in list(records.iterdir()):
-                record.with_suffix(".new").write_bytes(record.read_bytes())
+                record.with_name(f".{record.name}-0").write_bytes(record.read_bytes())
             await asyncio.to_thread(executor.process.start)
             await executor.connect()
             assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
             assert (await notebook.run("float(x.sum())")).text == "15.0"
-            assert not list(records.glob("*.new"))
+            assert not [path for path in records.iterdir() if "." in path.name]
 
     asyncio.run(main())
 

@@ -65,7 +65,7 @@ class Desk:
     async def __aenter__(self) -> Self:
         ready = asyncio.get_running_loop().create_future()
         self.session = SessionHandle(
-            process="p", page=Page.create("test"), ready=ready, pid=os.getpid(), session="s", user="ada"
+            process="p", started=0, page=Page.create("test"), ready=ready, pid=os.getpid(), session="s", user="ada"
         )
 
         async def listens() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.settings import build_policy, read_settings
+from sharedkernel.gateway.config.settings import parse_setting, read_settings
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 
@@ -133,7 +133,7 @@ def test_a_policy_that_there_is_not_is_refused_with_its_line(tmp_path: Path) -> 
     path.write_text("c = get_config()\nc.SharedKernelGateway.policy = 'fairest'\n")
     settings = read_settings([], str(path))
     with pytest.raises(ConfigError) as refused:
-        build_policy(settings.config.SharedKernelGateway.policy, settings.files)
+        parse_setting("policy", settings.config.SharedKernelGateway.policy, settings.files)
     assert str(refused.value) == (
         f"{path}, line 2: policy is 'fairest'; write one of 'fair', 'fifo', 'srtf', 'pack', 'priority', 'las', "
         "'gittins'."

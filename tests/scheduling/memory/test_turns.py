@@ -246,7 +246,7 @@ def test_what_a_running_iteration_has_grown_by_is_asked_for(sched: Desk) -> None
     train(sched, "bob", size=100, need=300)
     sched.grow("bob", 300 * MIB, live=300 * MIB)
     assert sched.state("bob") == "running"
-    assert sched.scheduler.sessions["bob"].parked == 300 * MIB
+    assert sched.scheduler.sessions["bob"].iteration.parked == 300 * MIB
     asked = sched.begin("ada", ephemeral=800 * MIB)
     while Revoke(session="bob") not in asked:
         assert sched.state("ada") == "waiting"

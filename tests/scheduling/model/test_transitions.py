@@ -29,7 +29,7 @@ from sharedkernel.scheduling.model.events import (
     UsedWithoutGrant,
     WorkForeseen,
 )
-from sharedkernel.scheduling.model.transitions import TRANSITIONS, transition_table
+from sharedkernel.scheduling.model.transitions import DECISIONS, TRANSITIONS
 from tests.scheduling.desk import Desk
 
 ADA = SessionId("ada")
@@ -144,6 +144,22 @@ def test_events_are_legal_exactly_where_the_table_says(sched: Desk, state: Sessi
     assert (caught.value.session, caught.value.state, caught.value.event) == ("ada", state, type(event).__name__)
     assert caught.value.story == sched.scheduler.story(ADA)
     assert bool(caught.value.story) == (state is not SessionState.DEAD)
+
+
+def transition_table() -> str:
+    """Return both tables as Markdown."""
+    events = list(dict.fromkeys(event for _, event in TRANSITIONS))
+    lines = [
+        f"| state | {' | '.join(event.__name__ for event in events)} |",
+        f"|---|{'---|' * len(events)}",
+    ]
+    shown = "dead idle ready waiting queued running preempting offloaded restoring"
+    for state in map(SessionState, shown.split()):
+        cells = (TRANSITIONS.get((state, event)) for event in events)
+        lines.append(f"| **{state}** | {' | '.join(cell or '' for cell in cells)} |")
+    lines += ["", "| the scheduler decides to | from | to |", "|---|---|---|"]
+    lines += [f"| {decision} | {before} | {after} |" for decision, (before, after) in DECISIONS.items()]
+    return "\n".join(lines)
 
 
 def test_the_documentation_shows_these_tables() -> None:

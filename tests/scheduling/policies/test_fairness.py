@@ -195,7 +195,7 @@ def test_a_stopped_process_waits_for_its_next_turn(sched: Desk) -> None:
     memory = sched.scheduler.sessions[SessionId("ada")].memory
     answer = sched.send(ProcessStopped(session=SessionId("ada"), memory=memory, live_bytes=5))
     assert [action.session for action in answer if isinstance(action, Grant)] == ["bob"]
-    assert sched.scheduler.sessions[SessionId("ada")].live == 5
+    assert sched.scheduler.sessions[SessionId("ada")].iteration.live == 5
     sched.now += 100
     sched.tick()
     assert [action.session for action in sched.release("bob") if isinstance(action, Grant)] == ["ada"]

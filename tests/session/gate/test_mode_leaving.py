@@ -38,7 +38,7 @@ def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
 def preempt_at_once(session: SessionUnderTest) -> None:
     """Have the executor want each grant back as soon as it is given."""
 
-    def answer(wanted: protocol.DeviceWanted) -> None:
+    def answer(wanted: protocol.DeviceWantedReport) -> None:
         session.page.words[Word.PREEMPT] = 1
         session.say(protocol.Granted())
 
@@ -51,10 +51,12 @@ def run(session: SessionUnderTest, code: str) -> tuple[list[str], list[str]]:
     reply = session.run(code)
     assert reply["status"] == "ok", reply
     # what is heard of an earlier cell may come late
-    opened = session.heard.index(session.wait_for(protocol.CellOpened, since), since)
-    closed = session.heard.index(session.wait_for(protocol.CellClosed, opened), opened)
+    opened = session.heard.index(session.wait_for(protocol.CellOpenedReport, since), since)
+    closed = session.heard.index(session.wait_for(protocol.CellClosedReport, opened), opened)
     heard = session.heard[opened:closed]
-    return reply["text"].splitlines(), [message.at for message in heard if isinstance(message, protocol.GrantReleased)]
+    return reply["text"].splitlines(), [
+        message.at for message in heard if isinstance(message, protocol.GrantReleasedReport)
+    ]
 
 
 def test_it_is_back_when_memory_gets_scarce() -> None:
@@ -64,7 +66,7 @@ def test_it_is_back_when_memory_gets_scarce() -> None:
         session.run(PREPARE)
         asked: list[int] = []
 
-        def answer(wanted: protocol.DeviceWanted) -> None:
+        def answer(wanted: protocol.DeviceWantedReport) -> None:
             if wanted.growth:
                 asked.append(wanted.growth)
                 session.limit(GIB + wanted.growth, quota=GIB + 256 * MIB)
@@ -96,7 +98,7 @@ def test_a_cell_that_failed_for_memory_asks_for_it_first_when_it_runs_again(sess
         assert part in reply["evalue"]
     asked: list[int] = []
 
-    def answer(wanted: protocol.DeviceWanted) -> None:
+    def answer(wanted: protocol.DeviceWantedReport) -> None:
         if wanted.growth:
             asked.append(wanted.growth)
             session.limit(quota, quota=quota)

@@ -54,7 +54,7 @@ def test_a_hook_that_waits_for_the_device_is_interrupted_with_its_cell(session: 
     try:
         since = session.mark
         request = session.client.execute("print('-' * 9)")
-        session.wait_for(protocol.DeviceWanted, since)
+        session.wait_for(protocol.DeviceWantedReport, since)
         session.interrupt()
         reply = session.reply(request)
     finally:

@@ -32,10 +32,10 @@ def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
     shared_session.run("%reset -f\nimport torch")
 
 
-def give(session: SessionUnderTest, asked: list[protocol.DeviceWanted]) -> None:
+def give(session: SessionUnderTest, asked: list[protocol.DeviceWantedReport]) -> None:
     """Have the executor give what growths ask for, and note them in *asked*."""
 
-    def answer(wanted: protocol.DeviceWanted) -> None:
+    def answer(wanted: protocol.DeviceWantedReport) -> None:
         if wanted.growth:
             asked.append(wanted)
             live = max(0, session.page.words[Word.LIVE])
@@ -47,20 +47,20 @@ def give(session: SessionUnderTest, asked: list[protocol.DeviceWanted]) -> None:
 
 def test_an_allocation_that_failed_is_done_again_with_more(session: SessionUnderTest) -> None:
     """The operation returns as if nothing had been; the device was free meanwhile, its live bytes charged."""
-    asked: list[protocol.DeviceWanted] = []
+    asked: list[protocol.DeviceWantedReport] = []
     give(session, asked)
     since = session.mark
     reply = session.run("a = torch.ones(32 << 20)\nb = torch.ones(128 << 20)\nprint(float(b.sum()), len(a))")
     assert reply["text"] == f"{float(128 << 20)} {32 << 20}\n"
     assert max(wanted.growth for wanted in asked) >= 512 * MIB
-    released = session.wait_for(protocol.GrantReleased, since)
+    released = session.wait_for(protocol.GrantReleasedReport, since)
     assert (released.at, released.live_bytes) == ("yield", pytest.approx(128 * MIB, abs=8 * MIB))
 
 
 def test_a_refusal_is_the_users_error(session: SessionUnderTest) -> None:
     """torch.OutOfMemoryError in that line, with the executor's words; code that catches it goes on."""
 
-    def refuse(wanted: protocol.DeviceWanted) -> None:
+    def refuse(wanted: protocol.DeviceWantedReport) -> None:
         message = protocol.RefusedGrant(reason="memory", message="grace holds 7 GiB of 8.")
         session.say(message if wanted.growth else protocol.Granted())
 
@@ -83,7 +83,9 @@ def test_what_earlier_code_needed_is_forgotten_once_it_is_refused(session: Sessi
     refuse_all(session)
     reply = session.run("torch.ones(3)")
     assert (reply["ename"], reply["evalue"]) == ("OutOfMemoryError", "full")
-    needs = [wanted.memory.ephemeral for wanted in session.heard[since:] if isinstance(wanted, protocol.DeviceWanted)]
+    needs = [
+        wanted.memory.ephemeral for wanted in session.heard[since:] if isinstance(wanted, protocol.DeviceWantedReport)
+    ]
     assert len(needs) == 2
     assert needs[0] > 10 * MIB
     assert not needs[1]
@@ -117,7 +119,7 @@ def test_an_operation_that_lost_the_device_before_it_failed_is_done_again(
         pass
     session.page.words[Word.PREEMPT] = 1
     os.kill(session.process.pid, FORCE_SIGNAL)
-    assert session.wait_for(protocol.GrantReleased, since).at == "yield"
+    assert session.wait_for(protocol.GrantReleasedReport, since).at == "yield"
     goes_on.touch()
     assert session.reply(request)["text"] == "[1.0, 1.0] 2\n"
     assert [wanted.growth >= 128 * MIB for wanted in asked] == [True]
@@ -131,13 +133,13 @@ def test_what_an_interrupted_iteration_has_is_not_forgotten(session: SessionUnde
     request = session.client.execute(
         "a = torch.ones(10 << 20)\nprint('runs', flush=True)\nexec('while True: b = a + 1')"
     )
-    session.wait_for(protocol.DeviceWanted, since)
+    session.wait_for(protocol.DeviceWantedReport, since)
     while "runs" not in session.client.get_iopub_msg(timeout=PATIENCE)["content"].get("text", ""):
         pass
     refuse_all(session)
     session.page.words[Word.PREEMPT] = 1
     os.kill(session.process.pid, FORCE_SIGNAL)
-    assert session.wait_for(protocol.GrantReleased, since).at == "yield"
+    assert session.wait_for(protocol.GrantReleasedReport, since).at == "yield"
     assert session.reply(request)["ename"] == "OutOfMemoryError"
 
 
@@ -146,10 +148,10 @@ def test_a_wait_for_more_can_be_interrupted(session: SessionUnderTest) -> None:
     session.on_wanted = lambda wanted: None if wanted.growth else session.say(protocol.Granted())
     since = session.mark
     request = session.client.execute("torch.ones(1 << 30)")
-    session.wait_for(protocol.DeviceWanted, since, where=lambda wanted: wanted.growth > 0)
+    session.wait_for(protocol.DeviceWantedReport, since, where=lambda wanted: wanted.growth > 0)
     session.interrupt()
     assert session.reply(request)["ename"] == "KeyboardInterrupt"
-    session.wait_for(protocol.DeviceWantWithdrawn, since)
+    session.wait_for(protocol.DeviceWantWithdrawnReport, since)
     assert session.run("print(int(torch.ones(3).sum()))")["text"] == "3\n"
 
 
@@ -165,7 +167,7 @@ def test_beyond_the_quota_nothing_is_asked(session: SessionUnderTest) -> None:
 
 def test_headroom_is_asked_for_before_it_is_needed(session: SessionUnderTest) -> None:
     """An operation in place cannot be done twice: with little left, more is asked for before."""
-    asked: list[protocol.DeviceWanted] = []
+    asked: list[protocol.DeviceWantedReport] = []
     give(session, asked)
     reply = session.run(
         "parts = []\nfor _ in range(30):\n    parts.append(torch.ones(4 << 20))\nprint(sum(map(len, parts)))"
@@ -177,7 +179,7 @@ def test_headroom_is_asked_for_before_it_is_needed(session: SessionUnderTest) ->
 def test_headroom_that_is_refused_is_no_error(session: SessionUnderTest) -> None:
     """The next operation may fit; it is not asked for again until much more is used."""
 
-    def refuse(wanted: protocol.DeviceWanted) -> None:
+    def refuse(wanted: protocol.DeviceWantedReport) -> None:
         refusal = protocol.RefusedGrant(reason="memory", message="full")
         session.say(refusal if wanted.growth else protocol.Granted())
 

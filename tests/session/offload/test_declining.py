@@ -18,17 +18,17 @@ def session() -> Iterator[SessionUnderTest]:
         yield session
 
 
-def decline(session: SessionUnderTest) -> protocol.OffloadDeclined:
+def decline(session: SessionUnderTest) -> protocol.OffloadDeclinedReport:
     since = session.mark
-    session.say(protocol.Offload())
-    return session.wait_for(protocol.OffloadDeclined, since)
+    session.say(protocol.OffloadCommand())
+    return session.wait_for(protocol.OffloadDeclinedReport, since)
 
 
 def test_a_running_cell_is_answered_at_once(session: SessionUnderTest) -> None:
     """The executor need not wait for a long cell to hear that it goes on."""
     since = session.mark
     request = session.client.execute("while True: time.sleep(0.01)")
-    session.wait_for(protocol.CellOpened, since)
+    session.wait_for(protocol.CellOpenedReport, since)
     assert decline(session).reason == "busy"
     session.interrupt()
     assert session.reply(request)["ename"] == "KeyboardInterrupt"
@@ -138,7 +138,7 @@ def test_a_cell_that_comes_while_memory_is_written_stops_it(session: SessionUnde
     session.run("big = torch.ones(32 << 20)")
     for _ in range(4):
         since = session.mark
-        session.say(protocol.Offload())
+        session.say(protocol.OffloadCommand())
         assert session.run_restored("print(float(kept.sum()))")["text"] == "1048576.0\n"
         session.run("pass")
         answers = [kind for kind in session.kinds(since) if kind.startswith("Offload")]

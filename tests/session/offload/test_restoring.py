@@ -46,7 +46,7 @@ def test_the_memory_is_free_and_the_figures_follow(session: SessionUnderTest) ->
     assert report.memory.framework > 0
     since = session.mark
     session.run_restored("pass")
-    assert session.wait_for(protocol.Restored, since).memory.persistent == pytest.approx(before, abs=2 * MIB)
+    assert session.wait_for(protocol.RestoredReport, since).memory.persistent == pytest.approx(before, abs=2 * MIB)
 
 
 def test_a_cell_runs_only_once_its_memory_is_back(session: SessionUnderTest) -> None:
@@ -55,7 +55,7 @@ def test_a_cell_runs_only_once_its_memory_is_back(session: SessionUnderTest) -> 
     since = session.mark
     reply = session.run_restored("print(int(kept[5]))")
     assert reply["text"] == "5\n"
-    session.wait_for(protocol.CellClosed, since)
+    session.wait_for(protocol.CellClosedReport, since)
     kinds = session.kinds(since)
     assert kinds[:4] == ["CellOpened", "Restored", "Foreseen", "DeviceWanted"]
     assert kinds[-1] == "CellClosed"
@@ -66,14 +66,14 @@ def test_a_wait_for_room_is_told_and_can_be_interrupted(session: SessionUnderTes
     session.offload()
     since = session.mark
     request = session.client.execute("print('ran')")
-    session.wait_for(protocol.CellOpened, since)
+    session.wait_for(protocol.CellOpenedReport, since)
     session.say(protocol.Waiting(reason="restore", position=2, holder="grace"))
     while session.client.get_iopub_msg(timeout=60)["msg_type"] != "display_data":
         pass
     session.interrupt()
     reply = session.reply(request)
     assert (reply["status"], reply["ename"], reply["text"]) == ("error", "KeyboardInterrupt", "")
-    session.wait_for(protocol.CellClosed, since)
+    session.wait_for(protocol.CellClosedReport, since)
     assert session.kinds(since) == ["CellOpened", "CellClosed"]
     assert session.run_restored("print('ran')")["text"] == "ran\n"
 
@@ -83,7 +83,7 @@ def test_the_wait_has_its_reason_and_place(session: SessionUnderTest) -> None:
     session.offload()
     since = session.mark
     session.client.execute("pass")
-    session.wait_for(protocol.CellOpened, since)
+    session.wait_for(protocol.CellOpenedReport, since)
     session.say(protocol.Waiting(reason="restore", position=2, holder="grace"))
     shown: list[str] = []
     while not any("place 2" in text for text in shown):
@@ -91,7 +91,7 @@ def test_the_wait_has_its_reason_and_place(session: SessionUnderTest) -> None:
         if "display_data" in message["msg_type"]:
             shown.append(message["content"]["data"]["text/plain"])
     assert "moved away while it was idle" in shown[-1]
-    session.say(protocol.Restore())
+    session.say(protocol.RestoreCommand())
     while session.client.get_iopub_msg(timeout=60)["msg_type"] != "clear_output":
         pass
 
@@ -103,13 +103,13 @@ def test_interrupted_at_any_moment_it_is_away_or_back(session: SessionUnderTest)
         session.offload()
         since = session.mark
         request = session.client.execute("print('ran')")
-        session.wait_for(protocol.CellOpened, since)
-        for step in random.sample([session.interrupt, lambda: session.say(protocol.Restore())], 2):
+        session.wait_for(protocol.CellOpenedReport, since)
+        for step in random.sample([session.interrupt, lambda: session.say(protocol.RestoreCommand())], 2):
             step()
         reply = session.reply(request)
         ran = reply["text"] == "ran\n"
         outcomes.add(ran)
-        session.wait_for(protocol.CellClosed, since)
+        session.wait_for(protocol.CellClosedReport, since)
         assert ran <= ("Restored" in session.kinds(since))
         if "Restored" not in session.kinds(since):
             assert reply["ename"] == "KeyboardInterrupt"
@@ -122,12 +122,12 @@ def test_a_refusal_is_the_cells_error_and_nothing_is_lost(session: SessionUnderT
     session.offload()
     since = session.mark
     request = session.client.execute("print('ran')")
-    session.wait_for(protocol.CellOpened, since)
+    session.wait_for(protocol.CellOpenedReport, since)
     session.say(protocol.RefusedGrant(reason="quota", message="ada's other notebooks use all of it."))
     reply = session.reply(request)
     assert (reply["ename"], reply["evalue"]) == ("OutOfMemoryError", "ada's other notebooks use all of it.")
     assert reply["text"] == ""
-    session.wait_for(protocol.CellClosed, since)
+    session.wait_for(protocol.CellClosedReport, since)
     assert session.kinds(since) == ["CellOpened", "CellClosed"]
 
 
@@ -156,9 +156,9 @@ def test_what_may_touch_objects_restores_first(session: SessionUnderTest, kind: 
     session.offload()
     since = session.mark
     session.request(kind, content)
-    session.wait_for(protocol.CellOpened, since)
-    session.say(protocol.Restore())
-    session.wait_for(protocol.CellClosed, since)
+    session.wait_for(protocol.CellOpenedReport, since)
+    session.say(protocol.RestoreCommand())
+    session.wait_for(protocol.CellClosedReport, since)
     assert "Restored" in session.kinds(since)
 
 
@@ -170,9 +170,9 @@ def test_a_widgets_message_may_write_to_what_was_away(session: SessionUnderTest)
     session.offload()
     since = session.mark
     session.request("comm_msg", {"comm_id": "d", "data": {"value": 0}})
-    session.wait_for(protocol.CellOpened, since)
-    session.say(protocol.Restore())
-    session.wait_for(protocol.Restored, since)
+    session.wait_for(protocol.CellOpenedReport, since)
+    session.say(protocol.RestoreCommand())
+    session.wait_for(protocol.RestoredReport, since)
 
 
 def test_a_completion_whose_restore_is_refused_is_answered(session: SessionUnderTest) -> None:
@@ -180,7 +180,7 @@ def test_a_completion_whose_restore_is_refused_is_answered(session: SessionUnder
     session.offload()
     since = session.mark
     request = session.request("complete_request", {"code": "kept.su", "cursor_pos": 7})
-    session.wait_for(protocol.CellOpened, since)
+    session.wait_for(protocol.CellOpenedReport, since)
     session.say(protocol.RefusedGrant(reason="memory", message="full"))
     reply = session.reply(request)
     assert (reply["status"], reply["ename"], reply["evalue"]) == ("error", "OutOfMemoryError", "full")
@@ -209,11 +209,11 @@ def test_a_new_executor_hears_what_is_away_and_restores_it(session: SessionUnder
     report = session.offload()
     since = session.mark
     request = session.client.execute("print('ran')")
-    session.wait_for(protocol.CellOpened, since)
+    session.wait_for(protocol.CellOpenedReport, since)
     session.hang_up()
     hello = session.wait_for(protocol.SessionHello, since)
     assert (hello.offloaded_bytes, hello.cell_open, hello.wanting) == (report.offloaded_bytes, True, False)
-    session.say(protocol.Restore())
+    session.say(protocol.RestoreCommand())
     assert session.reply(request)["text"] == "ran\n"
     since = session.mark
     session.hang_up()
@@ -231,11 +231,11 @@ def test_a_subshells_cell_and_the_main_one_share_one_restore(session: SessionUnd
     other = session.client.session.msg("execute_request", {"code": "print(int(kept[7]))", "silent": False})
     other["header"]["subshell_id"] = subshell
     session.client.shell_channel.send(other)
-    session.wait_for(protocol.CellOpened, since)
+    session.wait_for(protocol.CellOpenedReport, since)
     request = session.client.execute("print(int(kept[9]))")
-    session.say(protocol.Restore())
+    session.say(protocol.RestoreCommand())
     assert session.reply(request)["text"] == "9\n"
-    session.wait_for(protocol.CellClosed, since)
+    session.wait_for(protocol.CellClosedReport, since)
     assert session.kinds(since).count("Restored") == 1
     delete = session.client.session.msg("delete_subshell_request", {"subshell_id": subshell})
     session.client.control_channel.send(delete)

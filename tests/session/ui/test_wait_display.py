@@ -35,7 +35,7 @@ def shared_session() -> Iterator[SessionUnderTest]:
         yield session
 
 
-def withhold(wanted: protocol.DeviceWanted) -> None:
+def withhold(wanted: protocol.DeviceWantedReport) -> None:
     """Grant nothing."""
 
 
@@ -103,7 +103,7 @@ class Cell:
 
 def waiting(session: SessionUnderTest, cell: Cell, holder: str, **more: Any) -> None:
     """Have *cell* wait behind *holder*, once it wants the device."""
-    session.wait_for(protocol.DeviceWanted, cell.since)
+    session.wait_for(protocol.DeviceWantedReport, cell.since)
     session.say(protocol.Waiting(**{"reason": "lane", "position": 2, "holder": holder, **more}))
 
 
@@ -162,9 +162,9 @@ def test_each_wait_of_a_cell_without_output_shows_a_line_of_its_own(session: Ses
     session.page.words[Word.PREEMPT] = 1
     session.say(protocol.Granted())
     cell.until_cleared()
-    session.wait_for(protocol.GrantReleased, cell.since)
-    first = session.wait_for(protocol.DeviceWanted, cell.since)
-    session.wait_for(protocol.DeviceWanted, cell.since, lambda wanted: wanted is not first)
+    session.wait_for(protocol.GrantReleasedReport, cell.since)
+    first = session.wait_for(protocol.DeviceWantedReport, cell.since)
+    session.wait_for(protocol.DeviceWantedReport, cell.since, lambda wanted: wanted is not first)
     session.say(protocol.Waiting(reason="lane", position=1, holder="hedy"))
     cell.until_shown("hedy")
     session.on_wanted = lambda wanted: session.say(protocol.Granted())
@@ -182,7 +182,7 @@ def test_an_interrupted_wait_leaves_the_error_alone(session: SessionUnderTest) -
     session.interrupt()
     assert cell.end() == "error"
     assert [output.output_type for output in cell.saved] == ["error"]
-    session.wait_for(protocol.DeviceWantWithdrawn, cell.since)
+    session.wait_for(protocol.DeviceWantWithdrawnReport, cell.since)
 
 
 def test_what_a_thread_shows_meanwhile_stays(session: SessionUnderTest, tmp_path: Path) -> None:
