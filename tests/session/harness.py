@@ -21,6 +21,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Word
+from tests.readiness import wait_until_blocking_ready
 
 #: seconds that anything in these tests may take, on a busy machine
 PATIENCE = 60.0
@@ -77,7 +78,7 @@ class SessionUnderTest:
         self.client = BlockingKernelClient()
         self.client.load_connection_info({**hello.connection, "key": hello.connection["key"].encode()})
         self.client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
-        self.client.wait_for_ready(timeout=PATIENCE)
+        wait_until_blocking_ready(self.client, PATIENCE)
         self.run("import torch")
 
     # --- the executor's side ------------------------------------------------------------------------------------------
