@@ -27,7 +27,7 @@ help: ## list these targets
 test: $(INSTALLED) labextension lint ## lint, and the fast tests (ARGS= names some, WORKERS= runs as many at a time)
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow')
 
-test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, documents, wheel
+test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, documents, wheel, other software
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow')
 
 # The CUDA build of torch on a driver of our own, outside the checkout; TORCH=newest or TORCH=2.12.0 takes another torch.
@@ -40,8 +40,9 @@ test-software-gpu: software-gpu ## the tests of the CUDA path, on the software G
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
 	python -m $(if $(ONCE_MORE),tests.once_more,pytest) $(or $(ARGS),-m '(gpu or software_gpu) and not slow' tests/gpu tests/software_gpu)
 
-slow: $(INSTALLED) ## the tests that take minutes each
+slow: $(INSTALLED) ## the tests that take minutes each, and ten times the examples of all properties
 	$(BIN)/python -m pytest -m slow --ignore tests/binder $(ARGS)
+	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=thorough --timeout=3000 --ignore tests/fuzz $(ARGS)
 
 lint: lint-python lint-labextension ## check the style and the types of Python and TypeScript
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -23,12 +24,16 @@ atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
 
 # A machine may stand still for seconds, also while an example is drawn or tried. And a change is judged by the same
 # examples whenever it is; `--hypothesis-profile=default` tries others.
-settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "suite", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+# ten times as many, in `make slow`
+settings.register_profile("thorough", settings.get_profile("suite"), max_examples=250)
 settings.load_profile("suite")
 
 
 #: folders of tests that take long or need more than Python, which are in `make test-all` and not in `make test`
-HEAVY = ("binder", "browser", "faults", "fuzz", "labextension")
+HEAVY = ("binder", "browser", "conformance", "docs", "faults", "fuzz", "labextension", "unmodified")
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their markers
@@ -39,6 +44,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.heavy)
         if item.get_closest_marker("software_gpu") and "SOFTWARE_GPU_DIRECTORY" not in os.environ:
             item.add_marker(pytest.mark.skip(reason="runs on the software GPU, with `make test-software-gpu`"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there by now out of collections, which some tests have done: they took half a second each."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Collect what the tests have left while all modules are there."""
+    gc.unfreeze()
+    gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,6 +45,7 @@ def test_a_service_that_cannot_start_shows_its_log() -> None:
     wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
 
 
+@pytest.mark.heavy
 def test_what_a_crashed_executor_left_is_ended_too() -> None:
     """Sessions survive their executor; stopping the stack ends them all the same."""
     stack = LocalStack()
@@ -55,6 +56,7 @@ def test_what_a_crashed_executor_left_is_ended_too() -> None:
     wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
 
 
+@pytest.mark.heavy
 def test_temporary_files_may_be_far_down(tmp_path: Path) -> None:
     """As batch systems make them for each job: sockets, whose paths are limited, go elsewhere."""
     deep = tmp_path / ("job-" * 16) / "temporary"
@@ -85,6 +87,7 @@ def test_a_free_port_is_given_to_nobody_else_meanwhile() -> None:
         service.bind(("127.0.0.1", port))
 
 
+@pytest.mark.heavy
 def test_it_ends_with_a_starter_that_is_killed(scratch: Path) -> None:
     """Even SIGKILL for the starter leaves no process behind."""
     script = (

@@ -17,6 +17,8 @@ from tests.once_more import MOST
 Run = Callable[..., tuple[int, str]]
 
 ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.heavy
 #: a line of what the sample suite has before all else
 HEAD = """\
 import os, pathlib, signal
@@ -42,7 +44,7 @@ def once_more(tmp_path: Path) -> Run:
     # all plugins that are installed take long to be imported
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
-    def run(*parts: str, workers: int = 2) -> tuple[int, str]:
+    def run(*parts: str, workers: int = 0) -> tuple[int, str]:
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -m 'not slow'\n")
         (tmp_path / "test_sample.py").write_text("\n\n".join([HEAD, *parts]))
         options = ["-n", str(workers), "--dist", "worksteal"] if workers else []
@@ -138,7 +140,7 @@ def test_a_process_that_dies_after_its_tests_is_a_failure(once_more: Run) -> Non
         "@pytest.fixture(scope='session', autouse=True)\n"
         "def last():\n    yield\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert once_more(dies, FINE)[0] == 1
+    assert once_more(dies, FINE, workers=2)[0] == 1
 
 
 def test_what_cannot_be_collected_is_a_failure(once_more: Run) -> None:

@@ -50,6 +50,7 @@ def test_help_names_the_benchmarks() -> None:
     assert "    sharedkernel bench " in done.stdout
 
 
+@pytest.mark.heavy
 def test_a_benchmark_prints_one_document_of_figures(scratch: Path) -> None:
     """The JSON is alone on standard output, with the fixed names; a missed target is no error."""
     done = bench("roundtrip", "--repeats", "1", "--json", TMPDIR=str(scratch))

@@ -19,6 +19,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
 from sharedkernel.local_stack import LocalStack
+from tests.readiness import wait_until_ready
 
 COMMAND = [sys.executable, "-m", "sharedkernel"]
 #: seconds that anything in these tests may take, on a busy machine
@@ -79,7 +80,7 @@ async def shared_kernel(stack: LocalStack, user: str, notebook: str = "work.ipyn
     client = manager.client()
     client.start_channels()
     try:
-        await client.wait_for_ready(timeout=60)
+        await wait_until_ready(client, PATIENCE)
         yield client
     finally:
         client.stop_channels()

@@ -29,6 +29,7 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
         return None
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(os.geteuid() != 0, reason="JupyterLab minds root alone")
 def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
     """JupyterLab's own advice is no option of this command."""
@@ -41,6 +42,7 @@ def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
     assert lab.stderr.endswith("`sharedkernel lab -- --allow-root`.\n")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch: Path, signum: signal.Signals) -> None:
     """The kernelspec is the default, a kernel starts, and the end leaves no process, nor a file if it had a chance."""

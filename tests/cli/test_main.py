@@ -12,6 +12,7 @@ import pytest
 from sharedkernel._version import __version__
 from sharedkernel.cli.main import COMMANDS
 from sharedkernel.distribution import install_hint
+from tests.command import run_here
 
 
 def sharedkernel(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -32,7 +33,7 @@ def test_the_version_is_the_packages() -> None:
 )
 def test_help_shows_an_example(arguments: list[str]) -> None:
     """Every command explains itself with an example."""
-    done = sharedkernel(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 0
     assert "Examples" in done.stdout
     assert "    sharedkernel " in done.stdout
@@ -59,7 +60,7 @@ def test_help_says_a_default_once_and_as_it_is(command: str) -> None:
 
 def test_help_lists_every_command() -> None:
     """The top-level help names all commands."""
-    text = sharedkernel("--help").stdout
+    text = run_here("--help").stdout
     assert all(f"\n{name}\n" in text for name in COMMANDS)
 
 
@@ -80,7 +81,7 @@ def test_help_lists_every_command() -> None:
 )
 def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
     """What cannot be understood is said in one line, without a traceback."""
-    done = sharedkernel(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1

@@ -40,10 +40,9 @@ def trace(tmp_path: Path) -> Path:
 
 def simulate(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
     """Run a scenario in this process and return what it printed."""
-    SimulateApp.clear_instance()
     application = SimulateApp()
-    application.initialize([str(argument) for argument in arguments])
     try:
+        application.initialize([str(argument) for argument in arguments])
         application.start()
     finally:
         type(application.subapp or application).clear_instance()

@@ -25,6 +25,7 @@ from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict
 from sharedkernel.scheduling.spans import Activity, Span
 from tests.cli.support import COMMAND, shared_kernel, wait_until
+from tests.command import run_here
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Device, endless
 from tests.status.documents import document, session
@@ -290,11 +291,12 @@ def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
         (["--out", "x", "--runtime-dir", "/" + 300 * "x"], 1, "cannot be read (File name too long); run this as"),
     ],
 )
-def test_wrong_use_is_one_sentence(arguments: list[str], status: int, sentence: str, tmp_path: Path) -> None:
+def test_wrong_use_is_one_sentence(
+    arguments: list[str], status: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be done is said in one line, and no file is left."""
-    done = subprocess.run(
-        [*COMMAND, "trace", *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
-    )
+    monkeypatch.chdir(tmp_path)
+    done = run_here("trace", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (status, 1)
     assert sentence in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager
 
+from tests.readiness import wait_until_blocking_ready
+
 #: seconds that a kernel may take, on a busy machine
 PATIENCE = 60
 #: facts that differ, and why
@@ -114,7 +116,7 @@ class Kernel:
         )
         self._client = self._manager.client()
         self._client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
-        self._client.wait_for_ready(timeout=PATIENCE)
+        wait_until_blocking_ready(self._client, PATIENCE)
 
     def run(self, code: str) -> str:
         """Run a cell; return what it printed."""
@@ -135,7 +137,7 @@ class Kernel:
     def restart(self) -> None:
         """Restart it, and wait until it answers."""
         self._manager.restart_kernel()
-        self._client.wait_for_ready(timeout=PATIENCE)
+        wait_until_blocking_ready(self._client, PATIENCE)
 
     def close(self) -> None:
         self._client.stop_channels()

@@ -85,6 +85,7 @@ def sessions(tmp_path) -> Iterator[list[Remote]]:
     assert open_descriptors() == before
 
 
+@pytest.mark.heavy
 def test_three_processes_train_in_one_lane(sessions):
     """No block is touched, no other user's bytes are seen, no page is counted twice, no descriptor gets about.
 

@@ -32,10 +32,7 @@ PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-pytestmark = [
-    pytest.mark.heavy,
-    pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
 
 
 def blocks(document: Path, language: str) -> list[str]:

@@ -30,7 +30,7 @@ def process(shared_process: ExecutorProcess) -> ExecutorProcess:
     return shared_process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def apart() -> Iterator[ApartExecutor]:
     """Yield an executor that keeps users apart, and that answers; only root can start one."""
     process = ApartExecutor()

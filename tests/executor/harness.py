@@ -22,6 +22,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
+from tests.readiness import wait_until_ready
 from tests.warm import WarmPlace, give_back
 
 #: in the executor's environment, and nowhere else
@@ -229,7 +230,7 @@ class Executor:
         limits = options.pop("limits", Limits(user=user))
         notebook = Notebook(await self.client.start_session(session or str(uuid4()), limits, **options))
         self._notebooks.append(notebook)
-        await notebook.client.wait_for_ready(timeout=PATIENCE)
+        await wait_until_ready(notebook.client, PATIENCE)
         return notebook
 
     async def session(self, notebook: Notebook) -> dict[str, Any]:

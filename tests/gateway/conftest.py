@@ -109,7 +109,7 @@ def stack(whole_stack: Stack) -> Iterator[Stack]:
     yield from clean_gateway(whole_stack)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two() -> Iterator[Stack]:
     """Run two executors of a GiB each, which may be killed."""
     with Stack(

@@ -17,7 +17,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty
 from typing import Any, Self
 
 import psutil
@@ -26,6 +25,7 @@ from jupyter_client.manager import KernelManager
 
 from sharedkernel.local_stack import free_port
 from sharedkernel.system import lifetime
+from tests.readiness import wait_until_blocking_ready
 
 #: seconds that anything may take, on a busy machine
 TIMEOUT = 60.0
@@ -253,27 +253,12 @@ class Notebook:
         self.wait_for_ready()
 
     def wait_for_ready(self) -> None:
-        """Return once the kernel answers here and is heard.
-
-        Jupyter's client takes any message, also one of the kernel before, for a sign that it hears this one; and it
-        leaves the answers to what it has asked too often.
-        """
-        self.client.wait_for_ready(timeout=TIMEOUT)
-        self.wait_until_heard()
-
-    def wait_until_heard(self) -> None:
-        """Return once what the session publishes arrives here, and nothing that was asked before is left.
+        """Return once the kernel answers here and is heard, and nothing that was asked before is left.
 
         A stock server that meets the death of a kernel connects to the next one again while that starts, and loses
         what it publishes before: a cell's outputs may be missing, its end too.
         """
-        deadline = time.monotonic() + TIMEOUT
-        while time.monotonic() < deadline:
-            with contextlib.suppress(Empty):
-                asked = self.client.kernel_info()
-                self.wait(asked, timeout=1.0)
-                return
-        raise AssertionError(f"nothing was heard of the session within {TIMEOUT:g} s")
+        wait_until_blocking_ready(self.client, TIMEOUT)
 
     def wait_for_output(self, message_id: str, text: str) -> None:
         """Return once the cell has printed *text*."""

@@ -16,6 +16,8 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 from tests.relay.support import TIMEOUT, GatewayProcess
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(autouse=True)
 def credentials(contract_gateway: GatewayProcess) -> Iterator[None]:

@@ -29,6 +29,7 @@ def start_session(stack: LocalStack, kernel: str) -> None:
         assert json.load(answer)["name"] == kernel
 
 
+@pytest.mark.heavy
 def test_each_environment_is_a_kernel_that_install_adds(
     private_jupyter: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from sharedkernel.gateway_client.credentials import (
     store_hub_gateway,
 )
 from sharedkernel.local_stack import free_port
+from tests.command import run_here
 from tests.relay.support import TIMEOUT, GatewayProcess, Notebook
 
 
@@ -160,7 +161,7 @@ def test_a_token_that_the_gateway_does_not_know_is_refused(home: Path, stock_gat
 )
 def test_wrong_use_is_one_sentence(home: Path, arguments: list[str], sentence: str) -> None:
     """On standard error, with exit code 2, and nothing is written."""
-    ended = install(*arguments)
+    ended = run_here("install", *arguments)
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -178,7 +179,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(home: Path) -> None:
 
 def test_the_help_shows_an_example() -> None:
     """With the options as people write them."""
-    ended = install("--help")
+    ended = run_here("install", "--help")
     assert ended.returncode == 0
     assert "sharedkernel install --gateway-url https://gpu.example.org --token" in ended.stdout
     assert "--sys-prefix" in ended.stdout

@@ -97,7 +97,7 @@ def test_a_session_that_dies_says_so_in_its_cell(notebook: Notebook) -> None:
     outcome = notebook.run("import os; os._exit(3)")
     assert outcome.error.startswith("SharedGPUSessionDied: ")
     assert outcome.of_type("error")[0]["evalue"].startswith("the session's process ended")
-    notebook.wait_until_heard()
+    notebook.wait_for_ready()
     assert notebook.run("print('again')").text() == "again\n"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.readiness import wait_until_blocking_ready
 from tests.relay.support import TIMEOUT, GatewayProcess, Notebook, cpu_seconds, private_bytes, wait_until
 
 
@@ -126,7 +127,7 @@ def test_a_new_subscriber_is_welcomed(notebook: Notebook) -> None:
 def test_replies_go_to_the_client_that_asked(notebook: Notebook) -> None:
     """Of two clients of one kernel each gets its own replies, and both see what is published."""
     with notebook.another_client() as second:
-        second.wait_for_ready(timeout=TIMEOUT)
+        wait_until_blocking_ready(second, TIMEOUT)
         mine, theirs = notebook.client.execute("print(1)"), second.execute("print(2)")
         replied = []
         while theirs not in replied:  # first perhaps to what it has asked to become ready

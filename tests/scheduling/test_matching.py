@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
@@ -62,7 +62,6 @@ def test_the_worked_example() -> None:
 times = st.tuples(st.integers(1, 100), st.integers(1, 100))
 
 
-@settings(deadline=None)
 @given(described=st.lists(times, min_size=1, max_size=12), busy=st.lists(st.integers(0, 50), min_size=2, max_size=4))
 def test_never_worse_than_shortest_first(described: list[tuple[int, int]], busy: list[int]) -> None:
     """For jobs that are all there, no schedule has a smaller mean; greed has none that is."""
@@ -72,7 +71,6 @@ def test_never_worse_than_shortest_first(described: list[tuple[int, int]], busy:
     assert matched <= sum(completions(shortest_first(jobs, devices), devices)) * (1 + 1e-5)
 
 
-@settings(deadline=None, max_examples=30)
 @given(described=st.lists(times, min_size=1, max_size=4))
 def test_the_best_of_all_schedules(described: list[tuple[int, int]]) -> None:
     """On two devices nothing that can be tried by hand is better."""

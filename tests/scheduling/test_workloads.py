@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
@@ -44,7 +44,6 @@ def workloads(draw: st.DrawFn) -> list[Notebook]:
     return notebooks
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=configs, notebooks=workloads(), is_measured=st.booleans())
 def test_everybody_finishes(config: SchedulerConfig, notebooks: list[Notebook], is_measured: bool) -> None:
     """Nobody is stuck or starved, and service adds up to the device time that was used."""

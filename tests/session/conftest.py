@@ -9,6 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.session.harness import end_forks
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forks() -> Iterator[None]:
+    """End the warm parent of the sessions under test."""
+    yield
+    end_forks()
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:

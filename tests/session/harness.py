@@ -7,8 +7,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +19,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Word
+from tests.readiness import wait_until_blocking_ready
+from tests.session.forking import Forks
 
 #: seconds that anything in these tests may take, on a busy machine
 PATIENCE = 60.0
@@ -28,27 +28,17 @@ GIB = 1 << 30
 
 M = TypeVar("M", bound=protocol.Message)
 
-_RUN = """
-import sys
-from sharedkernel.session.kernel import app
-from sharedkernel.session.kernel.restart import Launch
-app.run(Launch("test", sys.argv[1], sys.argv[2], int(sys.argv[3]), "host"))
-"""
+#: the warm parent of this process's sessions, from the first one on
+_started: list[Forks] = []
 
 
 class SessionUnderTest:
-    """One session's process; by itself it is granted the device at once, and not restored.
+    """One session's process; by itself it is granted the device at once, and not restored."""
 
-    Parameters
-    ----------
-    environment
-        Added to that of the process.
-    """
-
-    def __init__(self, **environment: str) -> None:
+    def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="sk-")
         path = Path(self._directory.name)
-        self.offload_directory = Path(environment.setdefault("SHAREDKERNEL_OFFLOAD_DIR", str(path / "offload")))
+        self.offload_directory = path / "offload"
         #: everything heard, oldest first
         self.heard: list[Any] = []
         self._news = threading.Condition()
@@ -63,14 +53,8 @@ class SessionUnderTest:
         self._listener.listen()
         self._server = threading.Thread(target=self._serve, daemon=True)
         self._server.start()
-        os.set_inheritable(self.page.descriptor, True)
         self._log = path / "session.log"
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _RUN, path / "kernel.json", path / "executor.sock", str(self.page.descriptor)],
-                close_fds=False, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+        self.process = _forks().fork(path, self.page.descriptor)
         hello = self.wait_for(protocol.SessionHello)
         assign = protocol.Assign(session="s", user="ada", notebook=None, cwd="/", env={})
         self.say(assign)
@@ -78,7 +62,7 @@ class SessionUnderTest:
         self.client = BlockingKernelClient()
         self.client.load_connection_info({**hello.connection, "key": hello.connection["key"].encode()})
         self.client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
-        self.client.wait_for_ready(timeout=PATIENCE)
+        wait_until_blocking_ready(self.client, PATIENCE)
         self.run("import torch")
 
     # --- the executor's side ------------------------------------------------------------------------------------------
@@ -201,7 +185,6 @@ class SessionUnderTest:
         self.client.stop_channels()
         self.client.context.term()
         self.process.kill()
-        self.process.wait()
         for end in (self._listener, self._connection):
             with contextlib.suppress(OSError):
                 if end is not None:
@@ -212,6 +195,18 @@ class SessionUnderTest:
             self._connection.close()
         self._directory.cleanup()
         self.page.close()
+
+
+def _forks() -> Forks:
+    if not _started:
+        _started.append(Forks())
+    return _started[0]
+
+
+def end_forks() -> None:
+    """End the warm parent of the sessions under test."""
+    while _started:
+        _started.pop().close()
 
 
 def _receive(connection: socket.socket) -> bytes:

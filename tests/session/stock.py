@@ -12,6 +12,7 @@ from typing import Any
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from tests.readiness import wait_until_blocking_ready
 from tests.session.harness import PATIENCE, SessionUnderTest, reply_of
 
 #: lines of torch's logs and of Kineto's, which have times in them
@@ -28,7 +29,7 @@ def stock_kernel(directory: Path) -> Iterator[BlockingKernelClient]:
     client = manager.client()
     client.start_channels(hb=False)
     try:
-        client.wait_for_ready(timeout=PATIENCE)
+        wait_until_blocking_ready(client, PATIENCE)
         reply_of(client, client.execute("import torch"))
         yield client
     finally:

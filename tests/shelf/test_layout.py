@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import SharedKernelError
@@ -81,14 +81,12 @@ def assert_same(found: Any, expected: Any) -> None:
         assert repr(found) == repr(expected)
 
 
-@settings(max_examples=300, deadline=None)
 @given(values, st.booleans())
 def test_a_value_comes_back_as_it_was(value: Any, private: bool) -> None:
     """Types, shapes, strides, order of keys, numbers of any size; lying on the shelf or as copies."""
     assert_same(round_trip(value, private=private), value)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=6),
     st.booleans(),
@@ -197,7 +195,6 @@ def test_what_has_no_end_is_refused() -> None:
         planning.plan(deep)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 600), st.binary(min_size=1, max_size=20))
 def test_damaged_memory_is_told_and_breaks_nothing(place: int, damage: bytes) -> None:
     """Whatever bytes lie there, reading gives a value or one error."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
@@ -123,7 +123,6 @@ cluster_options = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(policy=st.sampled_from(list(JobPolicyName)), described=described_jobs, options=cluster_options)
 def test_every_job_gets_its_time_and_no_device_is_used_twice(
     policy: str, described: list[tuple[float, float, int]], options: ClusterOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
@@ -133,7 +133,6 @@ sessions_to_run = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     described=sessions_to_run,
     policy=st.sampled_from([("fifo", True), *((name, False) for name in POLICIES)]),
@@ -162,7 +161,6 @@ def test_every_cell_ends_after_its_time(
             assert held == pytest.approx(cell.cell.seconds, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     iterations=st.lists(st.sampled_from([0.003, 0.02, 0.11]), min_size=2, max_size=8),
     quantum=st.sampled_from([0.05, 0.4]),

@@ -34,6 +34,7 @@ from sharedkernel.errors import SessionNotFound
 from sharedkernel.paths import LOGS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
+from tests.readiness import wait_until_ready
 from tests.software_gpu.build import DEFAULT_TORCH
 from tests.software_gpu.random_cells import MIB, PRELUDE, Cell, Cells, Ending
 from tests.software_gpu.run import default_capacity
@@ -139,7 +140,7 @@ class Tenant:
         record = await self._soak.executor.client.start_session(str(uuid4()), limits)
         self._notebook = Notebook(record)
         self._soak.report.sessions += 1
-        await self._notebook.client.wait_for_ready(timeout=PATIENCE)
+        await wait_until_ready(self._notebook.client, PATIENCE)
         driver: dict[str, object] = {"FAIL_SEED": self._random.randrange(1 << 30), "FAIL_RATE": self._soak.fail_rate}
         if self._soak.driver_logs is not None:
             driver["LOG"] = self._soak.driver_logs / f"{record.session}.log"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.unmodified.support import Pair, needs
 
 
@@ -86,7 +84,6 @@ def test_where_modules_are_looked_for(pair: Pair) -> None:
     assert "beside the notebook" in printed
 
 
-@pytest.mark.heavy
 @needs("numba")
 def test_numba(pair: Pair) -> None:
     """Functions with loops compile without Python objects."""
@@ -114,7 +111,6 @@ def test_numba(pair: Pair) -> None:
     assert printed.startswith("2025.0")
 
 
-@pytest.mark.heavy
 @needs("lightning")
 def test_lightning(pair: Pair) -> None:
     """A Trainer logs, fits, checkpoints and tests the same."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.unmodified.support import Pair, needs
 
 _FUNCTION = """
@@ -146,7 +144,6 @@ def test_workers_of_a_data_loader(pair: Pair) -> None:
     assert "81." in printed
 
 
-@pytest.mark.heavy
 @needs("distributed")
 def test_dask_local_cluster(pair: Pair) -> None:
     """Functions with loops run in a cluster's worker processes."""

@@ -68,7 +68,6 @@ def test_jit_script(pair: Pair) -> None:
     assert printed == "6.0\n"
 
 
-@pytest.mark.heavy
 @needs("onnx", "onnxscript")
 @pytest.mark.parametrize("dynamo", [False, True])
 def test_onnx_export(pair: Pair, dynamo: bool) -> None:
@@ -144,7 +143,6 @@ def test_compile_with_graph_breaks(pair: Pair) -> None:
     assert "between two graphs" in printed
 
 
-@pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compile_by_inductor(pair: Pair) -> None:
     """The usual backend compiles and computes the same, forward and backward."""

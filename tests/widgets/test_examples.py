@@ -52,6 +52,7 @@ def test_examples_are_committed_without_outputs(name: str) -> None:
     assert sum("a tensor changed between two cells" in cell.source for cell in code) >= 1
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)  # a fraction of it on a machine that does nothing else
 @pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
 def test_examples_run_side_by_side_on_the_shared_kernel(tmp_path: Path) -> None:
@@ -71,6 +72,7 @@ def test_examples_run_side_by_side_on_the_shared_kernel(tmp_path: Path) -> None:
     assert all(served[user] > 0 for user in users)
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)  # a fraction of it on a machine that does nothing else
 def test_examples_run_on_an_ordinary_kernel(tmp_path: Path) -> None:
     """On a stock ipykernel they finish; the widgets say that this kernel is not shared."""

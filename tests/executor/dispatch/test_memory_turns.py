@@ -13,6 +13,9 @@ from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook
 from tests.warm import take_place
 
 MIB = 1 << 20
+
+pytestmark = pytest.mark.heavy
+
 #: keeps 400 MiB in eight tensors, and prints what they add up to
 _KEEP = """
 import torch
@@ -92,7 +95,6 @@ def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
     asyncio.run(check())
 
 
-@pytest.mark.heavy
 def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends() -> None:
     """It comes back for that, though another training has the memory, and nothing is lost."""
 

@@ -279,6 +279,7 @@ def test_what_an_earlier_cell_needed_keeps_no_other_cell_out() -> None:
     asyncio.run(check())
 
 
+@pytest.mark.heavy
 def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
     """Six of them, each several cells long and half of the device large: nobody sees an error, nothing changes."""
 

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
 from sharedkernel import protocol
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.sessions.recovery import SessionAdoption
@@ -88,6 +90,7 @@ def test_only_whose_greeting_cannot_be_heard_is_hung_up_on() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_cells_run_although_another_session_does_not_greet(fifo_process: ExecutorProcess) -> None:
     """One that opens while an executor still waits for another session is no other than it would be later."""
 

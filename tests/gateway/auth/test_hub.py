@@ -24,6 +24,9 @@ pytest.importorskip("jupyterhub")
 QUOTAS = {"default": {"memory": "25%"}, "groups": {"class": {"share": 2, "sessions": 1}, "staff": {"share": 3}}}
 
 
+pytestmark = pytest.mark.heavy
+
+
 class HubStack(Stack):
     """A gateway whose users come from a hub; rosa is an admin by a scope of hers."""
 

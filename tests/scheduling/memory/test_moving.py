@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
@@ -158,7 +158,6 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=configs, made=st.lists(notebooks, min_size=3, max_size=7), is_measured=st.booleans())
 def test_whoever_moves_everybody_finishes(
     config: SchedulerConfig, made: list[tuple[list[Cell], dict[str, object]]], is_measured: bool

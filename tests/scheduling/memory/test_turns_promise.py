@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import MemoryProfile, SchedulerConfig
@@ -55,7 +55,6 @@ def waits(device: Device) -> Mapping[str, float]:
     return {name: max([*n.memory_waits, *pending[name]]) for name, n in device.notebooks.items()}
 
 
-@settings(max_examples=40, deadline=None)
 @given(crowd=crowds(), policy=st.sampled_from(["fair", "srtf", "las", "gittins"]))
 def test_nobody_waits_longer_than_a_turn_of_each(crowd: tuple[list[Notebook], int, float], policy: str) -> None:
     """With n endless trainings of equal shares: n * (quantum + transfer)."""
@@ -69,7 +68,6 @@ def test_nobody_waits_longer_than_a_turn_of_each(crowd: tuple[list[Notebook], in
     assert all(notebook.memory_waits for notebook in notebooks)
 
 
-@settings(max_examples=30, deadline=None)
 @given(crowd=crowds(), shares=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=6, max_size=6))
 def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], shares: list[float]) -> None:
     """With unequal shares: (sum of the shares / own share + 1) * (quantum + transfer)."""
@@ -88,7 +86,6 @@ def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], share
         assert longest <= (sum(by_user.values()) / by_user[name] + 1) * turn
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     count=st.integers(1, 4),
     moving=st.sampled_from([0.02, 1.0]),

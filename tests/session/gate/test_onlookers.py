@@ -117,6 +117,7 @@ def session(is_scarce: bool) -> Iterator[SessionUnderTest]:
         yield session
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CELLS)
 def test_it_is_as_in_a_stock_kernel(
     session: SessionUnderTest, stock: BlockingKernelClient, name: str, is_scarce: bool

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import DELIM
 
@@ -28,7 +28,6 @@ def message_log() -> Iterator[MessageLog]:
 
 
 @given(st.lists(st.integers(0, LIMIT + 100), max_size=60), st.integers(0, 59))
-@settings(deadline=None)
 def test_the_newest_messages_are_kept_whole_and_in_order(sizes: list[int], seen: int) -> None:
     """What is given out is what came after the last message seen; where that is gone, it is said."""
     message_log = MessageLog(LIMIT)

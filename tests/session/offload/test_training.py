@@ -136,6 +136,7 @@ def losses(training: Callable[[], Iterator[Loss]], disturb: Callable[[], None], 
     "training",
     [mlp_with_adam, resnet18_with_momentum, mixed_precision_with_grad_scaler, data_loader_with_workers],
 )
+@pytest.mark.heavy
 def test_the_loss_is_the_same_to_the_bit(training: Callable[[], Iterator[Loss]], times: int, directory: Path) -> None:
     """Moved away and back again and again, at random points, a training has the losses of an undisturbed one."""
     gc.collect()

@@ -1,0 +1,57 @@
+"""When a Jupyter client can be used.
+
+jupyter_client's own `wait_for_ready` sees that nothing more comes by waiting a fifth of a second, and another for a
+heartbeat. Here what is read last is the end of what was asked last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from queue import Empty
+from typing import Any
+
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.blocking.client import BlockingKernelClient
+
+#: seconds after which the kernel is asked again, as it may not have been heard when it answered
+_AGAIN = 1.0
+
+
+async def wait_until_ready(client: AsyncKernelClient, timeout: float) -> None:
+    """Return once the kernel answers *client* and is heard, and nothing that was asked before is left."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        request = client.kernel_info()
+        with contextlib.suppress(Empty):
+            while not _is_idle(message := await client.get_iopub_msg(timeout=_AGAIN), request):
+                if message["msg_type"] == "iopub_welcome":  # it is heard from now on, and what it said before was not
+                    request = client.kernel_info()
+            while not _answers(await client.get_shell_msg(timeout=_AGAIN), request):
+                pass
+            return
+    raise AssertionError(f"no kernel answered within {timeout:g} s")
+
+
+def wait_until_blocking_ready(client: BlockingKernelClient, timeout: float) -> None:
+    """As :func:`wait_until_ready`."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        request = client.kernel_info()
+        with contextlib.suppress(Empty):
+            while not _is_idle(message := client.get_iopub_msg(timeout=_AGAIN), request):
+                if message["msg_type"] == "iopub_welcome":
+                    request = client.kernel_info()
+            while not _answers(client.get_shell_msg(timeout=_AGAIN), request):
+                pass
+            return
+    raise AssertionError(f"no kernel answered within {timeout:g} s")
+
+
+def _is_idle(message: dict[str, Any], request: str) -> bool:
+    is_status = message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+    return is_status and _answers(message, request)
+
+
+def _answers(message: dict[str, Any], request: str) -> bool:
+    return bool(message["parent_header"].get("msg_id") == request)
