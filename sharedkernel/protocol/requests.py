@@ -205,10 +205,11 @@ class Sessions(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Answer to :class:`GetStatus`: the status document."""
+    """Answer to :class:`GetStatus`."""
 
     request: int
-    status: dict[str, Any]
+    #: a :class:`~sharedkernel.status.document.StatusDocument`, packed: one that cannot be read costs no connection
+    status: msgspec.Raw
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):

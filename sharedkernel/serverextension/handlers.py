@@ -119,8 +119,8 @@ class SessionHandler(_PassingOn):
 
     async def _act(self, session: str, action: str) -> None:
         upstream = self.upstream()
-        known = (await upstream.status()).get("sessions", [])
-        kernel_ids = {other["id"]: other["kernel_id"] for other in known if not other.get("lingering")}
+        known = (await upstream.status()).sessions
+        kernel_ids = {other.id: other.kernel_id for other in known if not other.lingering}
         name = str(kernel_ids.get(session) or session)
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
         if action == "offload" or session not in local:

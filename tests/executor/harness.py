@@ -22,6 +22,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
+from tests.status.documents import to_json
 from tests.warm import WarmPlace, give_back
 
 #: in the executor's environment, and nowhere else
@@ -239,5 +240,5 @@ class Executor:
         what a session said earlier; the next question is not.
         """
         await self.client.status()
-        status = await self.client.status()
+        status = to_json(await self.client.status())
         return next(entry for entry in status["sessions"] if entry["id"] == notebook.session)

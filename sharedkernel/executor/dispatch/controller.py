@@ -25,6 +25,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import Snapshot
+from sharedkernel.status.document import RecentTimeline
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -303,7 +304,7 @@ class SessionController:
         """Return the views of all sessions, users and lanes as the core has them now."""
         return self._driver.scheduler.snapshot(self._driver.now())
 
-    def timeline(self, user: str) -> dict[str, Any]:
+    def timeline(self, user: str) -> RecentTimeline:
         """Return the last minutes as *user* may see them."""
         return self._driver.timeline.recent(self._driver.now(), user)
 

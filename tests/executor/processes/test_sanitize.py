@@ -14,6 +14,7 @@ from sharedkernel.executor.processes.sanitize import MOST_BYTES, believe
 from sharedkernel.protocol import Limits, Memory
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.status.documents import to_json
 
 MIB = 1 << 20
 
@@ -113,7 +114,7 @@ def test_an_answer_may_be_longer_than_a_request(start_executor: StartExecutor) -
             users = [f"user-{number}-{'x' * 100}" for number in range(6000)]
             for part in (users[:3000], users[3000:]):
                 await executor.client.configure_users([Limits(user=user) for user in part])
-            status = await executor.client.status()
+            status = to_json(await executor.client.status())
             assert {user["name"] for user in status["users"]} >= set(users)
             assert len(msgspec.msgpack.encode(status)) > protocol.MAX_MESSAGE_BYTES
 
@@ -148,7 +149,7 @@ def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess, value: 
             assert outcome.text == "sealed\n" * 3, outcome
             train = "import torch; x = torch.ones(1 << 24); sum((x * 2).sum().item() for _ in range(20))"
             assert (await other.run(train)).text == f"{20 * 2.0 * (1 << 24)}"
-            status = await executor.client.status()
+            status = to_json(await executor.client.status())
             assert next(user for user in status["users"] if user["name"] == "grace")["attained_service_seconds"] > 0
             await liar.run("import torch; torch.ones(1 << 20).sum()")
             assert (await executor.session(liar))["attained_service_seconds"] > 0
