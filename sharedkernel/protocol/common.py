@@ -62,6 +62,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     capacity_bytes: int
     reserve_bytes: int
 
+    @property
+    def usable_bytes(self) -> int:
+        """What users can have of it."""
+        return self.capacity_bytes - self.reserve_bytes
+
 
 class ShelfEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One name on a user's shelf."""

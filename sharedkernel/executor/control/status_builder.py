@@ -17,8 +17,9 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.ipc.shared_page import Word
+from sharedkernel.executor.processes.sanitize import believe_page
 from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.types import MemoryProfile
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
 from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
 
@@ -71,7 +72,7 @@ def build_status(
     used = sum(entry.persistent_bytes + entry.framework_bytes + entry.live_bytes for entry in sessions)
     usable = device.capacity_bytes - device.reserve_bytes
     return StatusDocument(
-        device=msgspec.structs.replace(device, used_bytes=used + snapshot.shelf),
+        device=msgspec.structs.replace(device, used_bytes=min(used + snapshot.shelf, device.capacity_bytes)),
         lanes=[_lane(view) for view in snapshot.lanes],
         users=[
             _user(view, users[view.id], usable, [entry for entry in sessions if entry.user == view.id])
@@ -107,6 +108,8 @@ def _lane(view: LaneView) -> LaneStatus:
 def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     now = time.monotonic()
     wait_p50, wait_p95 = _percentiles(process.wait.past)
+    charged = MemoryProfile(persistent=view.persistent, ephemeral=view.ephemeral, framework=view.framework)
+    said = believe_page(process.page, most=process.most_bytes, charged=charged, attained=view.attained)
     return SessionStatus(
         id=view.id,
         user=view.user,
@@ -119,18 +122,17 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         client_key=process.client_key,
         lane=view.lane,
         lane_note=process.lane_note,
-        persistent_bytes=process.shown(Word.PERSISTENT),
-        # Before the end of a session's first iteration no peak is known, but what lives now is no less of it.
-        ephemeral_bytes=max(process.shown(Word.EPHEMERAL), process.shown(Word.LIVE)),
-        framework_bytes=process.shown(Word.FRAMEWORK),
-        live_bytes=process.shown(Word.LIVE),
+        persistent_bytes=said.persistent,
+        ephemeral_bytes=said.ephemeral,
+        framework_bytes=said.framework,
+        live_bytes=said.live,
         offloaded_bytes=process.offload.bytes,
         offload_note=process.offload.stayed or process.offload.declined,
         offloads=process.offload.num_offloads,
         restores=process.offload.num_restores,
         offload_seconds=process.offload.offload_seconds,
         restore_seconds=process.offload.restore_seconds,
-        iterations=process.shown(Word.ITERATIONS),
+        iterations=said.iterations,
         iteration_seconds=view.iteration_seconds,
         attained_service_seconds=view.attained,
         ungranted_service_seconds=process.ungranted,

@@ -18,6 +18,8 @@ from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
+from sharedkernel.executor.processes.quota import most_of
+from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
@@ -84,7 +86,7 @@ class SessionController:
         self.users.set_limits(limits)
         for process in self.sessions.values():
             if process.user == limits.user:
-                process.limits = limits
+                process.limits, process.most_bytes = limits, most_of(limits, self._served.device)
         self._driver.handle(configured)
 
     def totals(self) -> list[UserTotals]:
@@ -124,7 +126,8 @@ class SessionController:
 
     def remove(self, process: SessionHandle) -> None:
         """Release a process that ended."""
-        self.users.records[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
+        attained = self._driver.scheduler.sessions[id_of(process)].attained
+        self.users.records[process.user or ""].iterations_before += believe_iterations(process.page, attained)
         del self.sessions[process.session or ""]
         if self._served.lane_server is not None:
             self._served.lane_server.ended(process)

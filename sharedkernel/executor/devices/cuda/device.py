@@ -33,6 +33,7 @@ from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota import quota_of
 from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
@@ -162,7 +163,7 @@ class CudaDevice:
         """
         await self._try_out(runtime_directory)
         self._control = control
-        self._overuse = Overuse(self._leases, control, self._options.overuse_patience)
+        self._overuse = Overuse(self.device, control, self._options.overuse_patience)
         self._ungranted = Ungranted(control)
         await self._mps.start(runtime_directory)
         self._watch.start()
@@ -260,7 +261,7 @@ class CudaDevice:
         if self._options.parallel_lanes > 1:
             shares = {**self._shares, limits.user: limits.share}.values()
             part = limits.share * len(shares) / (sum(shares) or 1.0) / self._options.parallel_lanes
-        return {**visibility(self._gpu.facts), **self._mps.environment(self._leases.quota_of(limits), part)}
+        return {**visibility(self._gpu.facts), **self._mps.environment(quota_of(limits, self.device), part)}
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
