@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sharedkernel.scheduling.memory.quota import is_over_quota
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import (
     HOLDING_STATES,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sharedkernel.scheduling.steps.records import Records
 
 #: what a session that does not run waits for
-WaitingFor = Literal["memory", "lane", "restore"]
+WaitingFor = Literal["memory", "lane", "quota", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +178,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             iteration_seconds=session.stats.expected_iteration_seconds,
             attained=session.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
-            waiting_for=_WAITING_FOR.get(session.state),
+            waiting_for=_waiting_for(session, is_queued=session.id in positions),
             remaining_seconds=None if (estimate := _estimate(records, session, elapsed)) is None else estimate.seconds,
             remaining_from=None if estimate is None else estimate.origin,
             utilisation=session.stats.measured_utilisation,
@@ -197,6 +198,11 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         users=tuple(users),
         sessions=tuple(sessions),
     )
+
+
+def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:
+    """Return what *session* waits for; one beyond its quota is restored once others of its user have made way."""
+    return "quota" if is_queued and is_over_quota(session) else _WAITING_FOR.get(session.state)
 
 
 def _estimate(records: Records, session: Session, elapsed: float) -> Estimate | None:

@@ -171,7 +171,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     ungranted_service_seconds: float = 0.0
     #: from 1; None: not queued
     queue_position: int | None = None
-    #: ``memory``, ``lane`` or ``restore``; None: it does not wait
+    #: ``memory``, ``lane``, ``restore``, or ``quota``: to be restored once others of its user make way; None: nothing
     waiting_for: str | None = None
     memory_wait_seconds: float | None = None
     #: device time that its open cell still needs, and where that is known from

@@ -131,7 +131,7 @@ def expected_wait(session: SessionStatus, status: StatusDocument) -> float | Non
     float or None
         Seconds; None when it does not wait, or nobody can tell.
     """
-    if session.waiting_for in ("memory", "restore"):
+    if session.waiting_for in ("memory", "quota", "restore"):
         return session.memory_wait_seconds
     device, position = status.device, session.queue_position
     if session.waiting_for != "lane" or position is None:

@@ -17,7 +17,9 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota import quota_of
 from sharedkernel.executor.processes.sanitize import believe_page
+from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import MemoryProfile
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
@@ -43,7 +45,7 @@ class StatusBuilder:
         controller = self._controller
         users = controller.users.records
         device = _device(self._served, self._isolation, controller.config)
-        return build_status(device, controller.snapshot(), controller.sessions, users)
+        return build_status(self._served.device, device, controller.snapshot(), controller.sessions, users)
 
     def view(self, user: str) -> StatusDocument:
         """Return what *user*, who is no admin, may see, with the last minutes."""
@@ -52,6 +54,7 @@ class StatusBuilder:
 
 
 def build_status(
+    served: Device,
     device: DeviceStatus,
     snapshot: Snapshot,
     processes: Mapping[str, SessionHandle],
@@ -61,8 +64,8 @@ def build_status(
 
     Parameters
     ----------
-    device
-        The device; the memory in use is filled in.
+    served, device
+        The device, and its entry, into which the memory in use is filled.
     snapshot
         What the core knows.
     processes, users
@@ -70,12 +73,11 @@ def build_status(
     """
     sessions = [_session(view, processes[view.id]) for view in snapshot.sessions]
     used = sum(entry.persistent_bytes + entry.framework_bytes + entry.live_bytes for entry in sessions)
-    usable = device.capacity_bytes - device.reserve_bytes
     return StatusDocument(
         device=msgspec.structs.replace(device, used_bytes=min(used + snapshot.shelf, device.capacity_bytes)),
         lanes=[_lane(view) for view in snapshot.lanes],
         users=[
-            _user(view, users[view.id], usable, [entry for entry in sessions if entry.user == view.id])
+            _user(view, users[view.id], served, [entry for entry in sessions if entry.user == view.id])
             for view in snapshot.users
             if view.id in users
         ],
@@ -150,12 +152,12 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     )
 
 
-def _user(view: UserView, record: UserRecord, usable: int, sessions: Sequence[SessionStatus]) -> UserStatus:
+def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:
     wait_p50, wait_p95 = _percentiles(record.waits)
     return UserStatus(
         name=view.id,
         share=view.share,
-        quota_bytes=usable if view.quota is None else view.quota,
+        quota_bytes=quota_of(record.limits, device),
         persistent_bytes=sum(entry.persistent_bytes for entry in sessions),
         ephemeral_bytes=sum(entry.ephemeral_bytes or 0 for entry in sessions),
         framework_bytes=sum(entry.framework_bytes for entry in sessions),

@@ -60,7 +60,7 @@ class Counters:
     def count(self, action: actions.Action) -> None:
         """Count *action*."""
         if isinstance(action, actions.Refuse):
-            self._refusals[action.reason] += 1
+            self._refusals[action.shortage.reason] += 1
         elif (name := _NAMES.get(type(action))) is not None:
             self._actions[name] += 1
 

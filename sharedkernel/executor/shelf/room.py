@@ -9,6 +9,7 @@ from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.quota import quota_of, used_by
 from sharedkernel.protocol import Device
+from sharedkernel.status.refusals import explain_quota
 from sharedkernel.units import format_bytes
 
 
@@ -63,8 +64,14 @@ class Room:
                 reason="memory",
             )
         raise QuotaExceeded(
-            f"{needs}: your quota is {format_bytes(self.quota)}, your sessions use {format_bytes(self.sessions)}, your "
-            f"shelf {format_bytes(charged)}. Nothing was changed: {advice}."
+            explain_quota(
+                needs,
+                self.quota,
+                sessions=self.sessions,
+                shelf=charged,
+                outcome="Nothing was changed",
+                advice=advice,
+            )
         )
 
 
