@@ -272,7 +272,8 @@ class SessionDied(Message, frozen=True, kw_only=True):
     code: int | None
     #: signal number, None when it exited by itself
     signum: int | None
-    #: stable slug: exited, killed, crashed, out_of_memory, asked
+    #: stable slug: exited, killed, crashed, asked; overuse: it kept more device memory than its user may have, after a
+    #: warning; checkpoint: its suspended device memory was lost
     reason: str
     #: one sentence for its user
     message: str
