@@ -47,11 +47,8 @@ class UserView:
 
     id: UserId
     share: float
-    quota: int | None
     #: the shelf included, as it counts to the quota
     persistent: int
-    ephemeral: int
-    framework: int
     #: bytes on the shelf
     shelf: int
     #: device-seconds held under grants
@@ -151,10 +148,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         UserView(
             id=user.id,
             share=user.share,
-            quota=user.quota,
             persistent=user.persistent,
-            ephemeral=sum(session.memory.ephemeral or 0 for session in user.sessions.values()),
-            framework=sum(session.memory.framework for session in user.sessions.values()),
             shelf=user.shelf,
             attained=user.attained + elapsed * user.num_grants,
         )

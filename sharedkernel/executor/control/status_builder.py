@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,6 +26,17 @@ from sharedkernel.scheduling.model.types import MemoryProfile
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
 from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
 
+#: how long the figures in sessions' pages count as new
+_FRESH_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    document: StatusDocument
+    revision: int
+    #: seconds, on `time.monotonic`'s axis
+    at: float
+
 
 class StatusBuilder:
     """Builds the document from the present state.
@@ -39,6 +51,7 @@ class StatusBuilder:
         self._served = served
         self._isolation = isolation
         self._controller = controller
+        self._built: _Built | None = None
 
     def document(self) -> StatusDocument:
         """Return the whole document, nothing hidden."""
@@ -49,8 +62,15 @@ class StatusBuilder:
 
     def view(self, user: str) -> StatusDocument:
         """Return what *user*, who is no admin, may see, with the last minutes."""
-        visible = self.document().visible_to(user)
+        visible = self._recent_document().visible_to(user)
         return msgspec.structs.replace(visible, timeline=self._controller.timeline(user))
+
+    def _recent_document(self) -> StatusDocument:
+        """Return the document of this revision; all who watch share it for as long as its figures are fresh."""
+        now, revision = time.monotonic(), self._controller.revision
+        if self._built is None or self._built.revision != revision or now > self._built.at + _FRESH_SECONDS:
+            self._built = _Built(self.document(), revision, now)
+        return self._built.document
 
 
 def build_status(

@@ -299,6 +299,11 @@ class SessionController:
         await self._driver.wait_for_change()
 
     @property
+    def revision(self) -> int:
+        """A number that changes with every event."""
+        return self._driver.revision
+
+    @property
     def config(self) -> SchedulerConfig:
         """How the device is scheduled now."""
         return self._driver.scheduler.config
