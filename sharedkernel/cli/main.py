@@ -22,8 +22,8 @@ from sharedkernel.system.slow_imports import skip_address_grammar
 
 #: what each extra brings, by the module that shows that it is there
 _EXTRAS = {
-    "host": ("ipykernel", "jupyter_server", "msgspec", "numpy", "psutil", "torch"),
-    "lab": ("ipykernel", "jupyter_server", "msgspec", "torch", "jupyterlab", "nbclient", "sklearn"),
+    "host": ("ipykernel", "jupyter_server", "numpy", "psutil", "torch"),
+    "lab": ("ipykernel", "jupyter_server", "torch", "jupyterlab", "nbclient", "sklearn"),
 }
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 from rich.console import Console
 from traitlets import Bool
 
 from sharedkernel.cli.options import GatewayCommandApp
-from sharedkernel.gateway_client.connection import fetch_status
+from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.tables import status_view
 
 
@@ -29,6 +28,6 @@ class StatusApp(GatewayCommandApp):
         """Ask the gateway once and print its answer."""
         status = fetch_status(self.credentials())
         if self.as_json:
-            print(json.dumps(status))  # noqa: T201
+            print(msgspec.json.encode(status).decode())  # noqa: T201
         else:
             Console(highlight=False).print(status_view(status))

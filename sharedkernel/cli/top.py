@@ -11,7 +11,6 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,7 +18,8 @@ from rich.text import Text
 
 from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.connection import fetch_status
+from sharedkernel.gateway_client.status import fetch_status
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.status.tables import status_view
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds
@@ -68,7 +68,7 @@ class TopApp(GatewayCommandApp):
                     trouble = str(error)
 
 
-def live_view(status: dict[str, Any], trouble: str | None, age: float, height: int) -> RenderableType:
+def live_view(status: StatusDocument, trouble: str | None, age: float, height: int) -> RenderableType:
     """Return the tables under a line that says how to end, or why they stand still.
 
     Parameters

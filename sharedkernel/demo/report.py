@@ -7,13 +7,12 @@ their due, 1/n: one got everything).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sharedkernel.demo.runs import NotebookRun
 from sharedkernel.simulator.report import jain_index
-
-Document = Mapping[str, Any]
+from sharedkernel.status.document import StatusDocument, UserStatus
 
 #: states in which a session wants the device
 _WANTING = frozenset({"queued", "waiting", "running", "preempting"})
@@ -30,11 +29,11 @@ class FairnessMeter:
         self._got: dict[str, float] = {}
         self._due: dict[str, float] = {}
 
-    def sample(self, status: Document) -> None:
+    def sample(self, status: StatusDocument) -> None:
         """Record one status document; a few a second are enough."""
-        service = {user["name"]: user["attained_service_seconds"] for user in status["users"]}
-        shares = {user["name"]: user["share"] for user in status["users"]}
-        wanting = {session["user"] for session in status["sessions"] if session["state"] in _WANTING}
+        service = {user.name: user.attained_service_seconds for user in status.users}
+        shares = {user.name: user.share for user in status.users}
+        wanting = {session.user for session in status.sessions if session.state in _WANTING}
         contending = wanting & self._wanting_before & self._before.keys()
         if len(contending) >= 2:
             got = {user: service[user] - self._before[user] for user in contending}
@@ -52,7 +51,7 @@ class FairnessMeter:
 
 
 def make_report(
-    runs: Sequence[NotebookRun], status: Document, *, wall_seconds: float, jain: float | None
+    runs: Sequence[NotebookRun], status: StatusDocument, *, wall_seconds: float, jain: float | None
 ) -> dict[str, Any]:
     """Return the report; programs that read the JSON rely on its names.
 
@@ -67,8 +66,8 @@ def make_report(
     jain
         Jain's index, from :class:`FairnessMeter`.
     """
-    users = {user["name"]: user for user in status["users"]}
-    total = sum(user["attained_service_seconds"] for user in users.values())
+    users = {user.name: user for user in status.users}
+    total = sum(user.attained_service_seconds for user in users.values())
     return {
         "ok": not any(run.failure for run in runs),
         "wall_seconds": wall_seconds,
@@ -80,20 +79,19 @@ def make_report(
     }
 
 
-def _user_report(name: str, runs: Sequence[NotebookRun], user: Document | None, total: float) -> dict[str, Any]:
+def _user_report(name: str, runs: Sequence[NotebookRun], user: UserStatus | None, total: float) -> dict[str, Any]:
     # A user whose kernel never started is not in the document.
-    figures: Document = user or {}
-    device_seconds = figures.get("attained_service_seconds", 0.0)
+    figures = user or UserStatus(name=name)
     return {
         "name": name,
         "notebooks": len(runs),
         "failed": sum(run.failure is not None for run in runs),
-        "iterations": figures.get("iterations", 0),
-        "device_seconds": device_seconds,
-        "share": figures.get("share", 1.0),
-        "device_fraction": device_seconds / total if total else 0.0,
-        "wait_p50_seconds": figures.get("wait_p50_seconds"),
-        "wait_p95_seconds": figures.get("wait_p95_seconds"),
-        "peak_bytes": figures.get("peak_bytes"),
-        "resident_bytes": figures.get("persistent_bytes", 0),
+        "iterations": figures.iterations,
+        "device_seconds": figures.attained_service_seconds,
+        "share": figures.share,
+        "device_fraction": figures.attained_service_seconds / total if total else 0.0,
+        "wait_p50_seconds": figures.wait_p50_seconds,
+        "wait_p95_seconds": figures.wait_p95_seconds,
+        "peak_bytes": figures.peak_bytes,
+        "resident_bytes": figures.persistent_bytes,
     }

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sharedkernel.demo.runs import NotebookRun
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.status.tables import (
     SESSION_COLUMNS,
     cell,
@@ -22,10 +23,11 @@ from sharedkernel.status.tables import (
 from sharedkernel.status.text import NOTHING, bytes_or_nothing, safe_text, seconds_or_nothing
 from sharedkernel.units import format_bytes, format_seconds
 
-Document = Mapping[str, Any]
+#: made by :func:`.make_report`
+Report = Mapping[str, Any]
 
 
-def progress_view(runs: Sequence[NotebookRun], status: Document) -> RenderableType:
+def progress_view(runs: Sequence[NotebookRun], status: StatusDocument) -> RenderableType:
     """Return the live table: each notebook's progress, state, memory; the device and its lanes.
 
     Parameters
@@ -37,7 +39,7 @@ def progress_view(runs: Sequence[NotebookRun], status: Document) -> RenderableTy
     """
     table = new_table(text("user"), text("notebook", 2), number("cells", 5), *SESSION_COLUMNS)
     for run in runs:
-        sessions = [session for session in status["sessions"] if session["user"] == run.user]
+        sessions = [session for session in status.sessions if session.user == run.user]
         cells = session_cells(sessions[0]) if sessions else [cell("starting")]
         if run.ended:
             cells[0] = cell("failed", "red") if run.failure else cell("done", "green")
@@ -51,7 +53,7 @@ def ended_line(run: NotebookRun) -> str:
     return f"{safe_text(run.user)}: {safe_text(run.notebook.name)} {safe_text(how)} ({format_seconds(run.seconds)})"
 
 
-def report_view(report: Document, status: Document) -> RenderableType:
+def report_view(report: Report, status: StatusDocument) -> RenderableType:
     """Return the report: a row per user, how fair it was, what stayed resident.
 
     Parameters
@@ -78,13 +80,11 @@ def report_view(report: Document, status: Document) -> RenderableType:
     return Group(Text(), table, Text(), *(Text(line) for line in _conclusions(report, status)))
 
 
-def _conclusions(report: Document, status: Document) -> list[str]:
+def _conclusions(report: Report, status: StatusDocument) -> list[str]:
     jain = NOTHING if report["jain_index"] is None else f"{report['jain_index']:.3f}"
-    persistent, framework = (
-        format_bytes(sum(session[f"{kind}_bytes"] for session in status["sessions"]))
-        for kind in ("persistent", "framework")
-    )
-    capacity = format_bytes(status["device"]["capacity_bytes"])
+    persistent = format_bytes(sum(session.persistent_bytes for session in status.sessions))
+    framework = format_bytes(sum(session.framework_bytes for session in status.sessions))
+    capacity = format_bytes(status.device.capacity_bytes)
     return [
         f"{len(report['users'])} people shared one device for {format_seconds(report['wall_seconds'])}.",
         f"Of what was due to each while they wanted it: Jain's index {jain} (1 is perfectly fair).",

@@ -157,7 +157,7 @@ class ExecutorService:
             self._tasks,
             timeout=start_timeout,
         )
-        status = StatusBuilder(served, self._controller)
+        status = StatusBuilder(served, self._isolation, self._controller)
         self._waits = WaitNotifier(self._controller.sessions, status.document)
         self._status_stream = StatusStream(status.view)
         self._api = ControlApi(

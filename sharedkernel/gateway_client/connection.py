@@ -296,22 +296,6 @@ def fetch(credentials: Credentials, path: str, *, method: str = "GET", timeout: 
         return pool.submit(asyncio.run, once()).result()
 
 
-def fetch_status(credentials: Credentials, *, timeout: float = 5.0) -> dict[str, Any]:
-    """Return the status document as the token's user may see it; errors are those of :func:`fetch`.
-
-    Parameters
-    ----------
-    credentials
-        The gateway and the token.
-    timeout
-        Seconds to wait for the answer.
-    """
-    status = fetch(credentials, STATUS_PATH, timeout=timeout)
-    if not isinstance(status.get("device"), dict):
-        raise no_gateway(credentials.url)
-    return status
-
-
 def no_gateway(url: str) -> GatewayRefused:
     """Return the error for an answer that no gateway gives."""
     return GatewayRefused(

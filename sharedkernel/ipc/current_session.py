@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sharedkernel import protocol
-from sharedkernel.errors import SharedKernelError
-from sharedkernel.ipc.fd_client import DescriptorClient
+import msgspec
 
-Callback = Callable[[dict[str, Any]], None]
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError, SharedKernelError
+from sharedkernel.ipc.fd_client import DescriptorClient
+from sharedkernel.status.document import StatusDocument, read_status
+
+log = logging.getLogger(__name__)
+
+Callback = Callable[[StatusDocument], None]
 
 
 class ExecutorLink(Protocol):
@@ -67,9 +73,16 @@ class _View:
             interval = min((interval for _, interval in self._subscribers.values()), default=0.0)
         self._link.send(protocol.Watch(interval=interval))
 
-    def deliver(self, status: dict[str, Any]) -> None:
+    def deliver(self, packed: msgspec.Raw) -> None:
         with self._lock:
             callbacks = [callback for callback, _ in self._subscribers.values()]
+        if not callbacks:
+            return
+        try:
+            status = read_status(packed, "the executor")
+        except ProtocolError as error:
+            log.warning("%s", error)
+            return
         for callback in callbacks:
             with contextlib.suppress(Exception):  # a widget's fault must not cut the session off its executor
                 callback(status)

@@ -22,6 +22,7 @@ from sharedkernel.paths import (
     subdirectories_served,
 )
 from sharedkernel.protocol import Limits, SessionRecord
+from sharedkernel.status.document import StatusDocument, read_status
 
 log = logging.getLogger(__name__)
 
@@ -320,10 +321,16 @@ class ExecutorClient:
         """Return at the next change of a session's state, a lane or a limit; what is measured all the time is none."""
         await self._ask(protocol.AwaitChange())
 
-    async def status(self) -> dict[str, Any]:
-        """Return the whole status document, nothing hidden."""
-        status: dict[str, Any] = (await self._ask(protocol.GetStatus())).status
-        return status
+    async def status(self) -> StatusDocument:
+        """Return the whole status document, nothing hidden.
+
+        Raises
+        ------
+        ProtocolError
+            When the executor's document cannot be read.
+        """
+        answer = await self._ask(protocol.GetStatus())
+        return read_status(answer.status, f"the executor at {self.path}")
 
     async def counts(self) -> protocol.Counts:
         """Return how often what happened."""

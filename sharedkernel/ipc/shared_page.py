@@ -1,8 +1,8 @@
 """What passes between one session and its executor without a message: a page of shared memory, and a signal.
 
 The executor writes the words *preempt*, *summoned* and *interrupts*; the session writes the rest. A word is read and
-written in one machine instruction, so neither side locks. What the session writes is its own word about itself: the
-executor shows it, and decides nothing by it that would touch another session.
+written in one machine instruction, so neither side locks. What the session writes is its own word about itself: it
+counts within what the executor knows (`executor/processes/sanitize.py`), and decides nothing about another session.
 """
 
 from __future__ import annotations

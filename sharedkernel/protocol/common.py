@@ -17,8 +17,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quota_bytes: int | None = None
     #: weight in fair sharing, relative to the other users'
     share: float = 1.0
-    #: sessions at a time; None: any number
-    sessions: int | None = None
     #: scheduling class, larger first (policy ``priority``)
     priority: int = 0
     #: users of one group may share a lane's bytes; None: shares with nobody
@@ -61,6 +59,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     capacity_bytes: int
     reserve_bytes: int
+
+    @property
+    def usable_bytes(self) -> int:
+        """What users can have of it."""
+        return self.capacity_bytes - self.reserve_bytes
 
 
 class ShelfEntry(msgspec.Struct, frozen=True, kw_only=True):

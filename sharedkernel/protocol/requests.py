@@ -201,10 +201,11 @@ class Sessions(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Answer to :class:`GetStatus`: the status document."""
+    """Answer to :class:`GetStatus`."""
 
     request: int
-    status: dict[str, Any]
+    #: a :class:`~sharedkernel.status.document.StatusDocument`, packed: one that cannot be read costs no connection
+    status: msgspec.Raw
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,7 +268,8 @@ class SessionDied(Message, frozen=True, kw_only=True):
     code: int | None
     #: signal number, None when it exited by itself
     signum: int | None
-    #: stable slug: exited, killed, crashed, out_of_memory, asked
+    #: stable slug: exited, killed, crashed, asked; overuse: it kept more device memory than its user may have, after a
+    #: warning; checkpoint: its suspended device memory was lost
     reason: str
     #: one sentence for its user
     message: str

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from sharedkernel.protocol.common import Account, Failed, Memory, Message, Welcome
 
 # --- session -> executor -----------------------------------
@@ -241,7 +243,8 @@ class Notice(Message, frozen=True, kw_only=True):
 class View(Message, frozen=True, kw_only=True):
     """The status document as this session's user may see it."""
 
-    status: dict[str, Any]
+    #: a :class:`~sharedkernel.status.document.StatusDocument`, packed
+    status: msgspec.Raw
 
 
 FromSession = (

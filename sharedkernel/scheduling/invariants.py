@@ -13,7 +13,6 @@ from sharedkernel.scheduling.model.types import (
     LaneId,
     SessionState,
 )
-from sharedkernel.units import format_bytes
 
 if TYPE_CHECKING:
     from sharedkernel.scheduling.steps.records import Records
@@ -59,7 +58,7 @@ def _check_safety(records: Records) -> None:
     for lane in records.lanes.by_id.values():
         interrupted = [max(session.need, 1) for session in lane.sessions.values() if session.iteration.live]
         is_owed = not lane.is_empty or lane.size <= max(interrupted, default=-1)
-        _require(free >= 0 or is_owed, f"{format_bytes(-free)} too much is promised and lane {lane.id} is not in use")
+        _require(free >= 0 or is_owed, f"{-free} bytes too many are promised and lane {lane.id} is not in use")
 
 
 def _check_lane(lane: Lane) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sharedkernel.scheduling.memory.quota import is_over_quota
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import (
     HOLDING_STATES,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sharedkernel.scheduling.steps.records import Records
 
 #: what a session that does not run waits for
-WaitingFor = Literal["memory", "lane", "restore"]
+WaitingFor = Literal["memory", "lane", "quota", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,8 @@ class UserView:
 
     id: UserId
     share: float
-    quota: int | None
     #: the shelf included, as it counts to the quota
     persistent: int
-    ephemeral: int
-    framework: int
     #: bytes on the shelf
     shelf: int
     #: device-seconds held under grants
@@ -150,10 +148,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         UserView(
             id=user.id,
             share=user.share,
-            quota=user.quota,
             persistent=user.persistent,
-            ephemeral=sum(session.memory.ephemeral or 0 for session in user.sessions.values()),
-            framework=sum(session.memory.framework for session in user.sessions.values()),
             shelf=user.shelf,
             attained=user.service.attained + elapsed * user.num_grants,
         )
@@ -177,7 +172,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             iteration_seconds=session.stats.expected_iteration_seconds,
             attained=session.service.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
-            waiting_for=_WAITING_FOR.get(session.state),
+            waiting_for=_waiting_for(session, is_queued=session.id in positions),
             remaining_seconds=None if (estimate := _estimate(records, session, elapsed)) is None else estimate.seconds,
             remaining_from=None if estimate is None else estimate.origin,
             utilisation=session.stats.measured_utilisation,
@@ -197,6 +192,11 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         users=tuple(users),
         sessions=tuple(sessions),
     )
+
+
+def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:
+    """Return what *session* waits for; one beyond its quota is restored once others of its user have made way."""
+    return "quota" if is_queued and is_over_quota(session) else _WAITING_FOR.get(session.state)
 
 
 def _estimate(records: Records, session: Session, elapsed: float) -> Estimate | None:

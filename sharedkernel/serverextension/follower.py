@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
-from collections.abc import Mapping
 from typing import Any, Protocol
+
+import msgspec
 
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
 from sharedkernel.gateway_client.connection import GatewayRefused
 from sharedkernel.jupyter import wire
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.upstream import FindUpstream, Upstream
+from sharedkernel.status.document import StatusDocument, read_status
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Follower:
         self._gateway: dict[str, str | None] = {}
         self._user: dict[str, Any] | None = None
         self._kernels: dict[str, str] = {}
-        self._status: dict[str, Any] | None = None
+        self._status: StatusDocument | None = None
         self._forget()
 
     def add(self, watcher: Watcher) -> None:
@@ -160,21 +161,19 @@ class Follower:
         return heard
 
     def _take(self, upstream: Upstream, frame: str | bytes) -> None:
-        status: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         with contextlib.suppress(ProtocolError):
-            status = wire.read_object(frame)
-        if _is_status(status):
-            self._status = status
-            self._tell("connected", None)
-        elif isinstance(message := status.get("message"), str):
+            answer = wire.read_object(frame)
+        if "device" not in answer and isinstance(message := answer.get("message"), str):
             self._tell("away", message)
+            return
+        try:
+            self._status = read_status(answer, f"the gateway at {upstream.url}")
+        except ProtocolError as error:
+            log.warning("%s", error)
+            self._tell("refused", str(error))
         else:
-            log.warning("the gateway at %s sent %d bytes that are no status document", upstream.url, len(frame))
-            self._tell(
-                "refused",
-                f"the gateway at {upstream.url} sent something that is no status document; it may be of another "
-                "version than this Jupyter server's sharedkernel. Ask its admin which one to install.",
-            )
+            self._tell("connected", None)
 
     def _tell(self, state: str, message: str | None) -> None:
         self._gateway = {"state": state, "message": message}
@@ -183,7 +182,7 @@ class Follower:
 
     def _find_kernels(self) -> bool:
         """Look which kernel is which session; return whether that has changed."""
-        before, sessions = self._kernels, [] if self._status is None else self._status["sessions"]
+        before, sessions = self._kernels, [] if self._status is None else self._status.sessions
         self._kernels = self._local_kernels.sessions(sessions)
         return self._kernels != before
 
@@ -200,14 +199,4 @@ class Follower:
             "kernels": self._kernels,
             "status": self._status,
         }
-        return json.dumps(view)
-
-
-def _is_status(document: Mapping[str, Any]) -> bool:
-    """Whether *document* looks like a status document; the page looks closer."""
-    sessions = document.get("sessions")
-    return (
-        isinstance(document.get("device"), dict)
-        and isinstance(sessions, list)
-        and all(isinstance(session, dict) and isinstance(session.get("id"), str) for session in sessions)
-    )
+        return msgspec.json.encode(view).decode()

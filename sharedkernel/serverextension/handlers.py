@@ -17,7 +17,7 @@ from jupyter_server.base.websocket import WebSocketMixin
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
 from sharedkernel.gateway_client.connection import GatewayRefused, GatewayUnreachable
 from sharedkernel.serverextension.follower import Follower
 from sharedkernel.serverextension.local_kernels import LocalKernels
@@ -36,6 +36,8 @@ def http_status(error: SharedKernelError) -> int:
         return error.status if error.status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
     if isinstance(error, GatewayUnreachable | ConfigError):
         return HTTPStatus.SERVICE_UNAVAILABLE
+    if isinstance(error, ProtocolError):
+        return HTTPStatus.BAD_GATEWAY
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -119,8 +121,8 @@ class SessionHandler(_PassingOn):
 
     async def _act(self, session: str, action: str) -> None:
         upstream = self.upstream()
-        known = (await upstream.status()).get("sessions", [])
-        kernel_ids = {other["id"]: other["kernel_id"] for other in known if not other.get("lingering")}
+        known = (await upstream.status()).sessions
+        kernel_ids = {other.id: other.kernel_id for other in known if not other.lingering}
         name = str(kernel_ids.get(session) or session)
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
         if action == "offload" or session not in local:

@@ -6,7 +6,7 @@ own; it asks for its session under a name made of its connection file, and the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 from jupyter_server.utils import ensure_async
 
 from sharedkernel.jupyter.names import client_key
+from sharedkernel.status.document import SessionStatus
 
 
 class LocalKernels:
@@ -30,7 +31,7 @@ class LocalKernels:
         self._kernels = kernels
         self._notebooks = notebooks
 
-    def sessions(self, known: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    def sessions(self, known: Iterable[SessionStatus]) -> dict[str, str]:
         """Return the session id behind each kernel id of this server.
 
         Parameters
@@ -39,8 +40,8 @@ class LocalKernels:
             The status document's sessions.
         """
         known = list(known)
-        by_key = {session["client_key"]: str(session["id"]) for session in known if session.get("client_key")}
-        ids = {str(session.get("id")) for session in known}
+        by_key: dict[str | None, str] = {session.client_key: session.id for session in known if session.client_key}
+        ids = {session.id for session in known}
         found = {}
         for kernel_id in self._kernels.list_kernel_ids():
             session = kernel_id if kernel_id in ids else by_key.get(self._client_key(kernel_id))

@@ -17,6 +17,7 @@ from tornado.websocket import WebSocketClientConnection, WebSocketError, websock
 
 from sharedkernel.gateway_client.connection import CONNECT_TIMEOUT, PING_INTERVAL, STATUS_PATH, Gateway, no_gateway
 from sharedkernel.gateway_client.credentials import Credentials, check_url, find_credentials
+from sharedkernel.status.document import StatusDocument, read_status
 
 _EVENTS_PATH = "/sharedkernel/api/events"
 
@@ -31,9 +32,9 @@ class Upstream(Gateway):
             raise no_gateway(self.url)
         return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> StatusDocument:
         """Return the status document."""
-        return await self.fetch("GET", STATUS_PATH)
+        return read_status(await self.fetch("GET", STATUS_PATH), f"the gateway at {self.url}")
 
     async def settings(self, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what is set at the gateway, after changing it if there are changes.

@@ -41,6 +41,7 @@ from sharedkernel.scheduling.model.events import (
     Tick,
 )
 from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
+from sharedkernel.status.refusals import explain_shortage
 
 #: parts of an iteration, and seconds, that do not count: sums of times are not exact
 _ROUNDING = 1e-9
@@ -313,11 +314,11 @@ class SimulatedDevice:
             case ForceYield(session=session):
                 # A signal is not the scheduler's answer: what it leads to happens after that is carried out.
                 self._replan(self.now, self._actors[session], self._yield)
-            case Refuse(session=session, message=message):
+            case Refuse(session=session, shortage=shortage):
                 self._replan(self.now, self._actors[session], self._give_up)
                 refused = self._actors[session].run
                 assert refused is not None
-                refused.refused = message
+                refused.refused = explain_shortage(shortage)
             case Offload(session=session):
                 self._copy(self._actors[session], self._actors[session].profile.persistent, self._offloaded)
             case Restore(session=session):

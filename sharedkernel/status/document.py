@@ -1,71 +1,353 @@
-"""Parts of a status document: for one device, or for one user. `executor/control/status_builder.py` builds it."""
+"""The status document: who uses and who waits for which resources of a device, or of several.
+
+The executor builds it (`executor/control/status_builder.py`), the gateway merges those of several executors
+(`gateway/fleet/merged_status.py`), commands, widgets and JupyterLab's pages show it. The names and values in its JSON
+are a contract: fields are added, never changed. `labextension/statusschema.json` is its schema for the pages.
+
+A document may come from an older or a newer version. Unknown fields are ignored, and missing ones have their defaults;
+:func:`read_status` refuses anything else with one sentence. A field that is ``UNSET`` is absent from the JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
 from typing import Any
 
-from sharedkernel.errors import ConfigError
+import msgspec
+from msgspec import UNSET, UnsetType
 
-Document = Mapping[str, Any]
+from sharedkernel.errors import ConfigError, ProtocolError
 
 
-def by_device(status: Document) -> dict[str, Document]:
-    """Return a document for each device of *status*, by the device's name, in the configured order.
+class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of some devices only."""
 
-    Lanes have the numbers that their own executor gives them, and `users` are everybody's. A device whose executor does
-    not answer has no lanes, and no sessions that anybody knows of.
+    #: the executor's name for the device, where `name` is the configuration's
+    description: str | UnsetType | None = UNSET
+    #: whether sessions share the bytes of a lane, and why (not)
+    lanes_shared: bool | UnsetType = UNSET
+    lanes_shared_reason: str | UnsetType = UNSET
+    #: how users are kept apart, and a sentence about it
+    isolation: str | UnsetType = UNSET
+    isolation_note: str | UnsetType = UNSET
+    #: of a GPU, as all below
+    uuid: str | UnsetType = UNSET
+    driver_version: str | UnsetType | None = UNSET
+    memory_mode: str | UnsetType = UNSET
+    self_test: str | UnsetType | None = UNSET
+    shared_units_bytes: int | UnsetType = UNSET
+    mps: str | UnsetType = UNSET
+    mps_note: str | UnsetType | None = UNSET
+    process_checkpoint: str | UnsetType = UNSET
+    #: percent, as NVML has it
+    utilisation: float | UnsetType | None = UNSET
+    physical_used_bytes: int | UnsetType | None = UNSET
+    nvml: str | UnsetType = UNSET
+    nvml_note: str | UnsetType | None = UNSET
+
+
+class DeviceStatus(DeviceDetails, frozen=True, kw_only=True):
+    """A device, or the sum of several."""
+
+    name: str
+    kind: str = ""
+    capacity_bytes: int = 0
+    reserve_bytes: int = 0
+    #: memory between iterations and what is live of them, of all sessions, and all shelves
+    used_bytes: int = 0
+    policy: str = ""
+    quantum_seconds: float = 0.0
+
+
+class DeviceEntry(DeviceDetails, frozen=True, kw_only=True):
+    """One of several devices; most of it is None while its executor does not answer."""
+
+    #: in the configuration
+    name: str
+    kind: str | None = None
+    capacity_bytes: int | None = None
+    reserve_bytes: int | None = None
+    used_bytes: int | None = None
+    policy: str | None = None
+    quantum_seconds: float | None = None
+    #: whether its executor answers, and why not
+    available: bool = True
+    message: str | None = None
+    num_sessions: int = 0
+
+    def status(self) -> DeviceStatus:
+        """Return the same of a device whose executor answers."""
+        known = {name: value for name, value in msgspec.to_builtins(self).items() if value is not None}
+        return msgspec.convert(known, DeviceStatus)
+
+
+class LaneStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane."""
+
+    #: unique over all devices of the document
+    id: int
+    size_bytes: int = 0
+    #: id of the session that holds a grant in it
+    holder: str | None = None
+    #: ids of the sessions that want one, next first
+    queue: list[str] = []
+    #: id at its own executor, and name of its device; of several devices only
+    number: int | UnsetType = UNSET
+    device: str | UnsetType = UNSET
+
+
+class UserOnDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's memory and quota on one of several devices; quotas are by device."""
+
+    device: str
+    quota_bytes: int | None = None
+    persistent_bytes: int = 0
+    ephemeral_bytes: int = 0
+    framework_bytes: int = 0
+    shelf_bytes: int = 0
+
+
+class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A user; memory is the sum over their sessions."""
+
+    name: str
+    share: float = 1.0
+    #: None: no quota
+    quota_bytes: int | None = None
+    persistent_bytes: int = 0
+    ephemeral_bytes: int = 0
+    framework_bytes: int = 0
+    shelf_bytes: int = 0
+    offloaded_bytes: int = 0
+    #: device-seconds, those of ended sessions too
+    attained_service_seconds: float = 0.0
+    iterations: int = 0
+    #: most persistent and ephemeral memory at one time
+    peak_bytes: int | None = None
+    #: how long grants were waited for; None: none was yet
+    wait_p50_seconds: float | None = None
+    wait_p95_seconds: float | None = None
+    #: of several devices only
+    devices: list[UserOnDevice] | UnsetType = UNSET
+
+
+class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A session."""
+
+    id: str
+    user: str
+    state: str
+    #: id under which clients know it; None as well where the reader may not know it, as `notebook` and `client_key`
+    kernel_id: str | None = None
+    #: it was shut down and can be brought back, for how long still (None: it was not shut down)
+    lingering: bool = False
+    lingering_seconds: float | None = None
+    #: since something last ran in it
+    idle_seconds: float = 0.0
+    #: path
+    notebook: str | None = None
+    client_key: str | None = None
+    lane: int | None = None
+    #: why it uses no lane whose bytes others share, for people
+    lane_note: str | None = None
+    persistent_bytes: int = 0
+    #: the most that an iteration needed; None: not measured yet
+    ephemeral_bytes: int | None = None
+    framework_bytes: int = 0
+    #: in use right now beyond the persistent memory
+    live_bytes: int = 0
+    offloaded_bytes: int = 0
+    #: what stayed on the device when it was offloaded, or why it was not, for people
+    offload_note: str | None = None
+    offloads: int = 0
+    restores: int = 0
+    offload_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    iterations: int = 0
+    #: mean device time of an iteration
+    iteration_seconds: float | None = None
+    attained_service_seconds: float = 0.0
+    #: device time that it was seen to use without a grant
+    ungranted_service_seconds: float = 0.0
+    #: from 1; None: not queued
+    queue_position: int | None = None
+    #: ``memory``, ``lane``, ``restore``, or ``quota``: to be restored once others of its user make way; None: nothing
+    waiting_for: str | None = None
+    memory_wait_seconds: float | None = None
+    #: device time that its open cell still needs, and where that is known from
+    remaining_seconds: float | None = None
+    remaining_from: str | None = None
+    #: how busy it keeps the device alone (0 to 1), as measured and as predicted
+    utilisation: float | None = None
+    utilisation_predicted: float | None = None
+    #: how many times longer its iterations take beside others, as measured and as predicted
+    slowdown: float | None = None
+    slowdown_predicted: float | None = None
+    wait_p50_seconds: float | None = None
+    wait_p95_seconds: float | None = None
+    #: name of its device; of several devices only
+    device: str | UnsetType = UNSET
+
+
+class TrackEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of each second a session ran in a track; the last second is the present one."""
+
+    #: None for both: several that ran least
+    session: str | None
+    user: str | None
+    seconds: float
+    percent: list[int]
+
+
+class TimelineTrack(msgspec.Struct, frozen=True, kw_only=True):
+    """What ran in one row of the timeline."""
+
+    track: int
+    #: the lane that has the track now; None: it is gone
+    lane: int | None
+    sessions: list[TrackEntry]
+
+
+class OwnActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session of the reader did besides running, such as ``queued`` or ``offloaded``."""
+
+    session: str
+    activity: str
+    seconds: float
+    percent: list[int]
+
+
+class RecentTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The last minutes of a device, as one user may see them."""
+
+    #: seconds of one value, and number of values in each list
+    bin_seconds: float
+    bins: int
+    tracks: list[TimelineTrack]
+    #: number of tracks left out
+    more_tracks: int
+    own: list[OwnActivity]
+    #: sessions that waited, on average over each second
+    num_waiting: list[float]
+
+
+class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A status document.
+
+    `devices` and `placement`, the rule that places new sessions, are there only for several devices; `timeline` only
+    inside sessions.
     """
-    devices = status.get("devices")
-    if not devices:
-        return {str(status["device"]["name"]): status}
-    numbers = {lane["id"]: lane["number"] for lane in status["lanes"]}
-    return {
-        str(device["name"]): {
-            **status,
-            "device": device,
-            "lanes": [{**lane, "id": lane["number"]} for lane in status["lanes"] if lane["device"] == device["name"]],
-            "sessions": [
-                {**session, "lane": numbers.get(session["lane"])}
-                for session in status["sessions"]
-                if session["device"] == device["name"]
+
+    device: DeviceStatus
+    lanes: list[LaneStatus] = []
+    users: list[UserStatus] = []
+    sessions: list[SessionStatus] = []
+    devices: list[DeviceEntry] | UnsetType = UNSET
+    placement: str | UnsetType = UNSET
+    timeline: RecentTimeline | UnsetType | None = UNSET
+
+    def session(self, session: str) -> SessionStatus | None:
+        """Return the entry of the session with an id; None if there is none."""
+        return next((entry for entry in self.sessions if entry.id == session), None)
+
+    def user(self, name: str) -> UserStatus | None:
+        """Return a user's entry; None if there is none."""
+        return next((entry for entry in self.users if entry.name == name), None)
+
+    def visible_to(self, user: str) -> StatusDocument:
+        """Return the document without what only an admin and a session's owner may see.
+
+        Parameters
+        ----------
+        user
+            Who is no admin. Other users' sessions are shown without notebook and kernel.
+        """
+        sessions = [
+            entry
+            if entry.user == user
+            else msgspec.structs.replace(entry, notebook=None, kernel_id=None, client_key=None)
+            for entry in self.sessions
+        ]
+        return msgspec.structs.replace(self, sessions=sessions)
+
+    def by_device(self) -> dict[str, StatusDocument | DeviceEntry]:
+        """Return a document for each device, by the device's name, in the configured order.
+
+        Lanes have the numbers that their own executor gives them, and `users` are everybody's. Of a device whose
+        executor does not answer there is only its entry.
+        """
+        if not self.devices:
+            return {self.device.name: self}
+        return {entry.name: self._only(entry) if entry.available else entry for entry in self.devices}
+
+    def _only(self, device: DeviceEntry) -> StatusDocument:
+        numbers = {lane.id: lane.id if lane.number is UNSET else lane.number for lane in self.lanes}
+        return msgspec.structs.replace(
+            self,
+            device=device.status(),
+            lanes=[
+                msgspec.structs.replace(lane, id=numbers[lane.id]) for lane in self.lanes if lane.device == device.name
             ],
-        }
-        for device in devices
-    }
+            sessions=[
+                msgspec.structs.replace(entry, lane=None if entry.lane is None else numbers.get(entry.lane))
+                for entry in self.sessions
+                if entry.device == device.name
+            ],
+        )
+
+    def only_device(self, name: str) -> dict[str, StatusDocument | DeviceEntry]:
+        """Return what :meth:`by_device` has for one device.
+
+        Parameters
+        ----------
+        name
+            Of the device; empty: all devices.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such device.
+        """
+        documents = self.by_device()
+        if name and name not in documents:
+            raise ConfigError(f"there is no device {name!r} here; name one of {', '.join(documents)}.")
+        return {name: documents[name]} if name else documents
 
 
-def only_device(status: Document, name: str) -> dict[str, Document]:
-    """Return what :func:`by_device` has for one device.
+def read_status(data: object, sender: str) -> StatusDocument:
+    """Return the status document in *data*.
 
     Parameters
     ----------
-    status
-        A status document.
-    name
-        Of the device; empty: all devices.
+    data
+        What JSON or msgpack was decoded to, or msgpack that is not decoded yet.
+    sender
+        Who sent it, for the error: such as ``the gateway at http://…``.
 
     Raises
     ------
-    ConfigError
-        When there is no such device.
+    ProtocolError
+        When it is none, with one sentence.
     """
-    documents = by_device(status)
-    if name and name not in documents:
-        raise ConfigError(f"there is no device {name!r} here; name one of {', '.join(documents)}.")
-    return {name: documents[name]} if name else documents
+    try:
+        if isinstance(data, msgspec.Raw):
+            return msgspec.msgpack.decode(data, type=StatusDocument)
+        return msgspec.convert(data, StatusDocument)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(
+            f"{sender} sent no status document that this version can read ({error}); "
+            "it may be of another version: install the same one on both sides."
+        ) from None
 
 
-def visible_to(status: dict[str, Any], user: str) -> dict[str, Any]:
-    """Return a status document without what only an admin and a session's owner may see.
+def pack_status(document: StatusDocument) -> msgspec.Raw:
+    """Return a document as part of a message; :func:`read_status` reads it."""
+    return msgspec.Raw(msgspec.msgpack.encode(document))
 
-    Parameters
-    ----------
-    status
-        The whole document.
-    user
-        Who is no admin. Other users' sessions are shown without notebook and kernel.
-    """
-    hidden = {"notebook": None, "kernel_id": None, "client_key": None}
-    sessions = [session if session["user"] == user else {**session, **hidden} for session in status["sessions"]]
-    return {**status, "sessions": sessions}
+
+def json_schema() -> dict[str, Any]:
+    """Return the document's JSON schema, for programs in other languages."""
+    schema: dict[str, Any] = msgspec.json.schema(StatusDocument)
+    for definition in schema["$defs"].values():
+        definition["description"] = inspect.cleandoc(definition["description"])
+    return schema

@@ -6,8 +6,8 @@ below the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from sharedkernel.status.document import by_device
+from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument
 from sharedkernel.status.text import (
     NOTHING,
     about,
@@ -29,7 +29,7 @@ from sharedkernel.status.text import (
 )
 from sharedkernel.units import format_bytes, format_seconds
 
-Document = Mapping[str, Any]
+_Entry = TypeVar("_Entry")
 
 _STATE_STYLES = {
     "running": "green",
@@ -47,7 +47,7 @@ _BAR_WIDTH = 30
 _LEFT_WIDTH = 5
 
 
-def status_view(status: Document, height: int | None = None) -> RenderableType:
+def status_view(status: StatusDocument, height: int | None = None) -> RenderableType:
     """Return the whole document: the devices, their lanes, everybody's sessions and what users have.
 
     Parameters
@@ -57,57 +57,60 @@ def status_view(status: Document, height: int | None = None) -> RenderableType:
     height
         Lines that there are for it: tables are cut to what matters most, and say what they leave out; None: any number.
     """
-    documents = by_device(status).values()
+    documents = status.by_device().values()
     rows = _rows(height, status, len(documents))
     users = users_table(status, rows[0])
     parts: list[RenderableType] = []
     for document in documents:
+        if isinstance(document, DeviceEntry):
+            parts.append(_away_view(document))
+            continue
         sessions = sessions_table(document, rows[1])
-        if document["device"].get("available", True):
-            parts += [device_view(document), lanes_table(document, rows[0])]
-            parts += [sessions] if len(documents) > 1 else [users, sessions]
-        else:
-            parts.append(device_view(document))
+        parts += [device_view(document), lanes_table(document, rows[0])]
+        parts += [sessions] if len(documents) > 1 else [users, sessions]
     if len(documents) > 1:
         parts.append(users)
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
-def _rows(height: int | None, status: Document, num_devices: int) -> tuple[int | None, int | None]:
+def _rows(height: int | None, status: StatusDocument, num_devices: int) -> tuple[int | None, int | None]:
     """Return how many rows a table of lanes or users, and one of sessions, may have, so that all take *height*."""
     if height is None:
         return None, None
     # What devices are takes three lines, a table's heading two, what is left out one; a line below each is empty.
     left = height - 12 * num_devices - 4
-    if sum(len(status[part]) for part in ("lanes", "users", "sessions")) <= left:
+    if len(status.lanes) + len(status.users) + len(status.sessions) <= left:
         return None, None
     few = max(1, left // (4 * num_devices))
     return few, max(3, (left - few * (num_devices + 1)) // num_devices)
 
 
-def device_view(status: Document) -> RenderableType:
-    """Return what the device is and how full it is, or why nobody knows."""
-    device = status["device"]
-    if not device.get("available", True):
-        return Text.assemble((safe_text(device["name"]), "bold"), f" · away: {safe_text(device['message'])}")
-    capacity = device["capacity_bytes"]
+def device_view(status: StatusDocument) -> RenderableType:
+    """Return what the device is and how full it is."""
+    device = status.device
+    capacity = device.capacity_bytes
     used = Text.assemble(
         "memory ",
-        memory_bar(device["used_bytes"], capacity),
-        f" {format_bytes(device['used_bytes'])} of {format_bytes(capacity)}",
-        f" (reserve {format_bytes(device['reserve_bytes'])})",
+        memory_bar(device.used_bytes, capacity),
+        f" {format_bytes(device.used_bytes)} of {format_bytes(capacity)}",
+        f" (reserve {format_bytes(device.reserve_bytes)})",
     )
-    description = f" · {safe_text(device['description'])}" if device.get("description") else ""
+    description = f" · {safe_text(device.description)}" if device.description else ""
     name = Text.assemble(
-        (safe_text(device["name"]), "bold"),
-        f"{description} · {safe_text(device['kind'])} · policy {safe_text(device['policy'])}",
-        f" · quantum {format_seconds(device['quantum_seconds'])}",
+        (safe_text(device.name), "bold"),
+        f"{description} · {safe_text(device.kind)} · policy {safe_text(device.policy)}",
+        f" · quantum {format_seconds(device.quantum_seconds)}",
     )
-    away = [amount for session in status["sessions"] if (amount := session.get("offloaded_bytes"))]
+    away = [amount for session in status.sessions if (amount := session.offloaded_bytes)]
     if not away:
         return Group(name, used)
     sessions = "1 session" if len(away) == 1 else f"{len(away)} sessions"
     return Group(name, used, Text(f"       {format_bytes(sum(away))} of {sessions} moved away from the device"))
+
+
+def _away_view(device: DeviceEntry) -> RenderableType:
+    """Return why nobody knows anything of a device."""
+    return Text.assemble((safe_text(device.name), "bold"), f" · away: {safe_text(device.message)}")
 
 
 def memory_bar(used: float, whole: float, width: int = _BAR_WIDTH) -> Text:
@@ -124,7 +127,7 @@ def memory_bar(used: float, whole: float, width: int = _BAR_WIDTH) -> Text:
     return Text.assemble(("█" * filled, "cyan"), ("░" * (width - filled), "dim"))
 
 
-def lanes_table(status: Document, rows: int | None = None) -> RenderableType:
+def lanes_table(status: StatusDocument, rows: int | None = None) -> RenderableType:
     """Return one row per lane: its size, who runs in it, who is next.
 
     Parameters
@@ -134,23 +137,23 @@ def lanes_table(status: Document, rows: int | None = None) -> RenderableType:
     rows
         At most so many lanes, those in use first; None: all.
     """
-    if not status["lanes"]:
+    if not status.lanes:
         return Text("No lanes: nobody is using the device.", style="dim")
-    names = {session["id"]: f"{session['user']} {session_name(session)}" for session in status["sessions"]}
+    names = {session.id: f"{session.user} {session_name(session)}" for session in status.sessions}
     table = new_table(number("lane", 4), number("size", 8), text("running"), text("next in line"))
-    shown, others = _cut(status["lanes"], rows, lambda lane: (lane["holder"] is None, not lane["queue"]))
+    shown, others = _cut(status.lanes, rows, lambda lane: (lane.holder is None, not lane.queue))
     for lane in shown:
-        queue = [names.get(session, "?") for session in lane["queue"]]
+        queue = [names.get(session, "?") for session in lane.queue]
         table.add_row(
-            cell(lane["id"]),
-            format_bytes(lane["size_bytes"]),
-            cell(names.get(lane["holder"], "?") if lane["holder"] else NOTHING, "green"),
+            cell(lane.id),
+            format_bytes(lane.size_bytes),
+            cell(names.get(lane.holder, "?") if lane.holder else NOTHING, "green"),
             cell(", ".join(queue) or NOTHING),
         )
     return _with_others(table, others, "lane")
 
 
-def users_table(status: Document, rows: int | None = None) -> RenderableType:
+def users_table(status: StatusDocument, rows: int | None = None) -> RenderableType:
     """Return one row per user: share, memory by kind against the quota, device time and waits.
 
     Parameters
@@ -162,22 +165,22 @@ def users_table(status: Document, rows: int | None = None) -> RenderableType:
     """
     headings = {"persistent": 10, "ephemeral": 9, "framework": 9, "quota": 8, "service": 9, "wait p95": 8}
     table = new_table(text("user"), number("share", 5), *(number(name, width) for name, width in headings.items()))
-    shown, others = _cut(status["users"], rows, lambda user: -(user["persistent_bytes"] or 0))
+    shown, others = _cut(status.users, rows, lambda user: -(user.persistent_bytes or 0))
     for user in shown:
         table.add_row(
-            cell(user["name"], "bold"),
-            f"{user['share']:g}",
-            bytes_or_nothing(user["persistent_bytes"]),
-            bytes_or_nothing(user["ephemeral_bytes"]),
-            bytes_or_nothing(user["framework_bytes"]),
-            bytes_or_nothing(user["quota_bytes"]),
-            seconds_or_nothing(user["attained_service_seconds"]),
-            seconds_or_nothing(user.get("wait_p95_seconds")),
+            cell(user.name, "bold"),
+            f"{user.share:g}",
+            bytes_or_nothing(user.persistent_bytes),
+            bytes_or_nothing(user.ephemeral_bytes),
+            bytes_or_nothing(user.framework_bytes),
+            bytes_or_nothing(user.quota_bytes),
+            seconds_or_nothing(user.attained_service_seconds),
+            seconds_or_nothing(user.wait_p95_seconds),
         )
     return _with_others(table, others, "user")
 
 
-def sessions_table(status: Document, rows: int | None = None) -> RenderableType:
+def sessions_table(status: StatusDocument, rows: int | None = None) -> RenderableType:
     """Return one row per session: what it does, its memory, how far it has come, and how long it needs if known.
 
     Parameters
@@ -187,28 +190,28 @@ def sessions_table(status: Document, rows: int | None = None) -> RenderableType:
     rows
         At most so many sessions, and no notes below them; None: all.
     """
-    if not status["sessions"]:
+    if not status.sessions:
         return Text("No sessions.", style="dim")
-    shown, others = _cut(sorted(status["sessions"], key=_place), rows, _place)
-    left = {session["id"]: seconds for session in shown if (seconds := time_left(session)) is not None}
+    shown, others = _cut(sorted(status.sessions, key=_place), rows, _place)
+    left = {session.id: seconds for session in shown if (seconds := time_left(session)) is not None}
     table = new_table(
         text("user", 2), text("notebook", 3), *SESSION_COLUMNS, *([number("left", _LEFT_WIDTH)] if left else [])
     )
     for session in shown:
-        cells = [cell(session["user"], "bold"), cell(session_name(session)), *session_cells(session)]
+        cells = [cell(session.user, "bold"), cell(session_name(session)), *session_cells(session)]
         if left:
-            cells.append(about(left[session["id"]]) if session["id"] in left else NOTHING)
+            cells.append(about(left[session.id]) if session.id in left else NOTHING)
         table.add_row(*cells)
     notes = [
-        Text(f"{safe_text(session['user'])} {session_name(session)}: {safe_text(note)}", style="dim")
+        Text(f"{safe_text(session.user)} {session_name(session)}: {safe_text(note)}", style="dim")
         for session in shown
-        for note in (lingering_words(session), session.get("offload_note"))
+        for note in (lingering_words(session), session.offload_note)
         if note and not others
     ]
     return Group(_with_others(table, others, "session"), *notes)
 
 
-def _cut(entries: Sequence[Document], rows: int | None, rank: Callable[[Document], Any]) -> tuple[list[Document], int]:
+def _cut(entries: Sequence[_Entry], rows: int | None, rank: Callable[[_Entry], Any]) -> tuple[list[_Entry], int]:
     """Return the entries to show, and how many are left out: those of lowest *rank* are shown where not all can be."""
     if rows is None or len(entries) <= rows:
         return list(entries), 0
@@ -219,25 +222,25 @@ def _with_others(table: Table, others: int, what: str) -> RenderableType:
     return Group(table, Text(f"… and {others} more {what}{'s' * (others > 1)}", style="dim")) if others else table
 
 
-def _place(session: Document) -> tuple[int, float, str]:
+def _place(session: SessionStatus) -> tuple[int, float, str]:
     """Return by what sessions are ordered: those that do or want something first, and the queue as it is."""
-    state = session["state"]
+    state = session.state
     rank = _STATE_ORDER.index(state) if state in _STATE_ORDER else len(_STATE_ORDER)
-    if session["queue_position"] is not None:
-        return _STATE_ORDER.index("queued"), session["queue_position"], session["user"]
-    return rank, 0, session["user"]
+    if session.queue_position is not None:
+        return _STATE_ORDER.index("queued"), session.queue_position, session.user
+    return rank, 0, session.user
 
 
-def session_cells(session: Document) -> list[RenderableType]:
+def session_cells(session: SessionStatus) -> list[RenderableType]:
     """Return a session's cells for :data:`SESSION_COLUMNS`: state with lane or place, memory, iterations."""
     state = session_state(session)
-    if session["state"] in ("running", "preempting") and session["lane"] is not None:
-        state = f"{state}, lane {session['lane']}"
+    if session.state in ("running", "preempting") and session.lane is not None:
+        state = f"{state}, lane {session.lane}"
     return [
-        cell(state, _STATE_STYLES.get(session["state"], "")),
-        bytes_or_nothing(session["persistent_bytes"]),
-        bytes_or_nothing(session["ephemeral_bytes"]),
-        str(session["iterations"]),
+        cell(state, _STATE_STYLES.get(session.state, "")),
+        bytes_or_nothing(session.persistent_bytes),
+        bytes_or_nothing(session.ephemeral_bytes),
+        str(session.iterations),
     ]
 
 

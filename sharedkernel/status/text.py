@@ -5,9 +5,7 @@ Names of users and notebooks come from other people: everything shown passes :fu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from sharedkernel.status.document import SessionStatus, StatusDocument, UserStatus
 from sharedkernel.units import format_bytes, format_seconds
 
 #: what stands where there is nothing to tell
@@ -48,43 +46,43 @@ def ordinal(number: int) -> str:
     return f"{number}{suffix}"
 
 
-def session_name(session: Mapping[str, Any]) -> str:
+def session_name(session: SessionStatus) -> str:
     """Return what to call a session: its notebook's file name, else the start of its id."""
-    notebook = session.get("notebook")
-    return safe_text(str(notebook).replace("\\", "/").rsplit("/", 1)[-1] if notebook else str(session["id"])[:8])
+    notebook = session.notebook
+    return safe_text(str(notebook).replace("\\", "/").rsplit("/", 1)[-1] if notebook else str(session.id)[:8])
 
 
-def session_state(session: Mapping[str, Any]) -> str:
+def session_state(session: SessionStatus) -> str:
     """Return a session's state in a few words.
 
     With its place in the queue or what is moved away: ``running``, ``2nd in line``, ``waits for memory``,
     ``offloaded 512 MiB``, ``shut down, ~9 m left``.
     """
-    if session.get("lingering") and session["state"] in _AT_REST:
-        left = session.get("lingering_seconds")
+    if session.lingering and session.state in _AT_REST:
+        left = session.lingering_seconds
         return "shut down" if left is None else f"shut down, {about(left)} left"
-    position, reason = session["queue_position"], session["waiting_for"]
-    if session["state"] == "offloaded" or (session["state"] == "restoring" and position is None):
-        amount = session.get("offloaded_bytes")
-        return f"{session['state']} {format_bytes(amount)}" if amount else safe_text(session["state"])
+    position, reason = session.queue_position, session.waiting_for
+    if session.state == "offloaded" or (session.state == "restoring" and position is None):
+        amount = session.offloaded_bytes
+        return f"{session.state} {format_bytes(amount)}" if amount else safe_text(session.state)
     if position is not None:
         why = f" ({reason})" if reason not in (None, "lane") else ""
         return f"{ordinal(position)} in line{why}"
     if reason is not None:
         return f"waits {_REASONS.get(reason, safe_text(reason))}"
-    return safe_text(session["state"])
+    return safe_text(session.state)
 
 
-def lingering_words(session: Mapping[str, Any]) -> str | None:
+def lingering_words(session: SessionStatus) -> str | None:
     """Return what to know of a session that was shut down and can be brought back; None for any other."""
-    if not session.get("lingering"):
+    if not session.lingering:
         return None
-    left = session.get("lingering_seconds")
+    left = session.lingering_seconds
     stays = "is still there" if left is None else f"stays for {about(left)}"
     return f"shut down; {stays}, `%shared attach` in its notebook brings it back"
 
 
-def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+def queue_sentence(session: SessionStatus, status: StatusDocument) -> str:
     """Return one sentence about where a session stands: what it waits for, its place, and who is running.
 
     Parameters
@@ -94,26 +92,26 @@ def queue_sentence(session: Mapping[str, Any], status: Mapping[str, Any]) -> str
     status
         The status document of its device.
     """
-    position, reason = session["queue_position"], session["waiting_for"]
-    amount = format_bytes(session.get("offloaded_bytes") or 0)
-    if session["state"] == "offloaded":
+    position, reason = session.queue_position, session.waiting_for
+    amount = format_bytes(session.offloaded_bytes or 0)
+    if session.state == "offloaded":
         return f"Nothing of this notebook waits. {amount} of it are moved away; its next cell brings them back."
-    if session["state"] == "restoring" and position is None:
+    if session.state == "restoring" and position is None:
         return f"This notebook's cell starts when its memory is back: {amount} are on their way."
     if position is None and reason is None:
         return {
             "running": "This notebook has the device.",
             "preempting": "This notebook has the device and is about to give it to somebody else.",
             "ready": "A cell is running; it is not using the device.",
-        }.get(session["state"], "Nothing of this notebook waits.")
+        }.get(session.state, "Nothing of this notebook waits.")
     why = _REASONS.get(reason or "lane", safe_text(reason))
     place = f", {ordinal(position)} in line" if position is not None else ""
-    running = sorted({safe_text(other["user"]) for other in status["sessions"] if other["state"] == "running"})
+    running = sorted({safe_text(other.user) for other in status.sessions if other.state == "running"})
     holders = f"; running now: {', '.join(running)}" if running else ""
     return f"This notebook waits {why}{place}{holders}."
 
 
-def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+def expected_wait(session: SessionStatus, status: StatusDocument) -> float | None:
     """Return how long a session's wait will likely last.
 
     Where everybody gets turns, those before it get one each, of a quantum or an iteration, whichever is longer. Where
@@ -133,20 +131,20 @@ def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> floa
     float or None
         Seconds; None when it does not wait, or nobody can tell.
     """
-    if session["waiting_for"] in ("memory", "restore"):
-        return session.get("memory_wait_seconds")
-    device, position = status["device"], session["queue_position"]
-    if session["waiting_for"] != "lane" or position is None:
+    if session.waiting_for in ("memory", "quota", "restore"):
+        return session.memory_wait_seconds
+    device, position = status.device, session.queue_position
+    if session.waiting_for != "lane" or position is None:
         return None
-    running = [other for other in status["sessions"] if other["state"] in ("running", "preempting")]
+    running = [other for other in status.sessions if other.state in ("running", "preempting")]
     before = running + [
         other
-        for other in status["sessions"]
-        if other["waiting_for"] == "lane" and (other["queue_position"] or position) < position
+        for other in status.sessions
+        if other.waiting_for == "lane" and (other.queue_position or position) < position
     ]
-    if device["policy"] in _TURNS:
-        work = sum(max(device["quantum_seconds"], other["iteration_seconds"] or 0.0) for other in before)
-    elif device["policy"] in _TO_THE_END:
+    if device.policy in _TURNS:
+        work = sum(max(device.quantum_seconds, other.iteration_seconds or 0.0) for other in before)
+    elif device.policy in _TO_THE_END:
         left = [time_left(other) for other in before]
         if None in left:
             return None
@@ -156,7 +154,7 @@ def expected_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> floa
     return work / max(1, len(running))
 
 
-def usual_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+def usual_wait(session: SessionStatus, status: StatusDocument) -> float | None:
     """Return the median of a session's waits until now; of its user's, if it has not waited yet.
 
     Parameters
@@ -171,12 +169,12 @@ def usual_wait(session: Mapping[str, Any], status: Mapping[str, Any]) -> float |
     float or None
         Seconds; None where that is too little to say anything about a wait that somebody notices.
     """
-    users = [record for record in status["users"] if record["name"] == session["user"]]
-    usual = next((found for record in (session, *users) if (found := record.get("wait_p50_seconds"))), None)
+    user = status.user(session.user)
+    usual = session.wait_p50_seconds or (None if user is None else user.wait_p50_seconds)
     return None if usual is None or usual < _NOTICEABLE else usual
 
 
-def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str | None:
+def wait_outlook(session: SessionStatus, status: StatusDocument) -> str | None:
     """Return a sentence about how long a session will likely wait.
 
     Parameters
@@ -191,7 +189,7 @@ def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str |
     str or None
         None when it does not wait, or nobody can tell.
     """
-    if session["waiting_for"] is None and session["queue_position"] is None:
+    if session.waiting_for is None and session.queue_position is None:
         return None
     if (expected := expected_wait(session, status)) is not None:
         return f"Expected wait: about {format_seconds(expected)}."
@@ -199,9 +197,9 @@ def wait_outlook(session: Mapping[str, Any], status: Mapping[str, Any]) -> str |
     return None if usual is None else f"Half of the waits until now took less than {format_seconds(usual)}."
 
 
-def time_left(session: Mapping[str, Any]) -> float | None:
+def time_left(session: SessionStatus) -> float | None:
     """Return the device-seconds that *session*'s open cell still needs; None where that is a mere guess."""
-    return session.get("remaining_seconds") if session.get("remaining_from") in _KNOWN_FROM else None
+    return session.remaining_seconds if session.remaining_from in _KNOWN_FROM else None
 
 
 def about(seconds: float) -> str:
@@ -213,9 +211,10 @@ def about(seconds: float) -> str:
     return f"~{min(amount, most)} {unit}"
 
 
-def memory_by_kind(record: Mapping[str, Any]) -> str:
+def memory_by_kind(record: SessionStatus | UserStatus) -> str:
     """Return a user's or session's memory as ``512 MiB persistent + 96.0 MiB ephemeral + 31.0 MiB framework``."""
-    return " + ".join(f"{format_bytes(record[f'{kind}_bytes'] or 0)} {kind}" for kind in _KINDS)
+    amounts = (record.persistent_bytes, record.ephemeral_bytes, record.framework_bytes)
+    return " + ".join(f"{format_bytes(amount or 0)} {kind}" for amount, kind in zip(amounts, _KINDS, strict=True))
 
 
 def bytes_or_nothing(amount: float | None) -> str:

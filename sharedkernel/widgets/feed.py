@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
 
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.deferred_signals import signals_held
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ INTERVAL = 0.4
 MOST_FOLLOWERS = 8
 
 #: takes a document and this session's id
-Follower = Callable[[dict[str, Any], str], None]
+Follower = Callable[[StatusDocument, str], None]
 
 
 class Feed:
@@ -31,9 +31,9 @@ class Feed:
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
         #: the newest document, until it is handed out
-        self._newest: dict[str, Any] | None = None
+        self._newest: StatusDocument | None = None
         #: the last one that came; None while nobody follows
-        self._last: dict[str, Any] | None = None
+        self._last: StatusDocument | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
 
@@ -76,7 +76,7 @@ class Feed:
                 self._unsubscribe()
                 self._unsubscribe = self._last = None
 
-    def _take(self, status: dict[str, Any]) -> None:
+    def _take(self, status: StatusDocument) -> None:
         with self._changed:
             self._newest = self._last = status
             self._changed.notify()

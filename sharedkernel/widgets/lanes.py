@@ -7,16 +7,21 @@ device. The same figures stand beside the picture as a table, for who cannot see
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
+from sharedkernel.status.document import (
+    OwnActivity,
+    RecentTimeline,
+    SessionStatus,
+    StatusDocument,
+    TimelineTrack,
+    TrackEntry,
+)
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds
 from sharedkernel.widgets import theme
-from sharedkernel.widgets.render import GONE, find, paragraph
-
-Document = Mapping[str, Any]
+from sharedkernel.widgets.render import GONE, paragraph
 
 NOTHING_YET = "Nobody has used the device in the last minutes."
 _OWN_NAME = "this notebook"
@@ -45,7 +50,7 @@ _OWN_ACTIVITIES = {
 }
 
 
-def lanes_text(status: Document, session_id: str) -> str:
+def lanes_text(status: StatusDocument, session_id: str) -> str:
     """Return a line for each lane: this notebook's part of the last minutes as blocks, and who ran how long.
 
     Parameters
@@ -55,24 +60,24 @@ def lanes_text(status: Document, session_id: str) -> str:
     session_id
         Whose notebook this is.
     """
-    session, timeline = find(status["sessions"], "id", session_id), status.get("timeline")
+    session, timeline = status.session(session_id), status.timeline
     if session is None:
         return GONE
     if not timeline or not _tracks(timeline):
         return NOTHING_YET
     lines = [f"The last {_span(timeline)}, oldest first:"]
     for track in _tracks(timeline):
-        total = _total(track["sessions"], timeline)
+        total = _total(track.sessions, timeline)
         lines.append(f"{_track_name(track):>9} |{_as_blocks(total, timeline)}| {_who(track, session)}")
     for name, activities in (("I waited", _WAITS), ("offloaded", _AWAY)):
-        entries = [entry for entry in timeline["own"] if _is_own(entry, session_id) and entry["activity"] in activities]
+        entries = [entry for entry in timeline.own if _is_own(entry, session_id) and entry.activity in activities]
         if any(total := _total(entries, timeline)):
-            seconds = format_seconds(sum(entry["seconds"] for entry in entries))
+            seconds = format_seconds(sum(entry.seconds for entry in entries))
             lines.append(f"{name:>9} |{_as_blocks(total, timeline)}| {seconds}")
     return "\n".join(lines)
 
 
-def lanes_html(status: Document, session_id: str) -> str:
+def lanes_html(status: StatusDocument, session_id: str) -> str:
     """Return the picture, what its colours mean, and the figures as a table.
 
     Parameters
@@ -82,20 +87,20 @@ def lanes_html(status: Document, session_id: str) -> str:
     session_id
         Whose notebook this is.
     """
-    session, timeline = find(status["sessions"], "id", session_id), status.get("timeline")
+    session, timeline = status.session(session_id), status.timeline
     if session is None:
         return paragraph(GONE)
     if not timeline or not _tracks(timeline):
         return paragraph(NOTHING_YET)
     rows = [[theme.escape(_track_name(track)), _bold_own(_who(track, session))] for track in _tracks(timeline)]
-    own = [entry for entry in timeline["own"] if _is_own(entry, session_id)]
+    own = [entry for entry in timeline.own if _is_own(entry, session_id)]
     rows += [
-        ["this notebook", theme.escape(f"{_OWN_ACTIVITIES[entry['activity']][1]} {format_seconds(entry['seconds'])}")]
+        ["this notebook", theme.escape(f"{_OWN_ACTIVITIES[entry.activity][1]} {format_seconds(entry.seconds)}")]
         for entry in own
-        if entry["activity"] in _OWN_ACTIVITIES
+        if entry.activity in _OWN_ACTIVITIES
     ]
     picture = _picture(timeline, session)
-    more = timeline["more_tracks"]
+    more = timeline.more_tracks
     return theme.panel(
         "Lanes of the shared device",
         theme.line(f"Who ran in the last {_span(timeline)}"),
@@ -106,18 +111,18 @@ def lanes_html(status: Document, session_id: str) -> str:
     )
 
 
-def _picture(timeline: Document, session: Document) -> str:
+def _picture(timeline: RecentTimeline, session: SessionStatus) -> str:
     """Return the lanes as SVG, one row each, this notebook's waits above."""
-    rows: list[tuple[str, list[tuple[str, Sequence[int]]]]] = []
+    rows: list[tuple[str, list[tuple[str, list[int]]]]] = []
     waits = [
-        (_OWN_ACTIVITIES[entry["activity"]][0], entry["percent"])
-        for entry in timeline["own"]
-        if _is_own(entry, session["id"]) and entry["activity"] in _OWN_ACTIVITIES
+        (_OWN_ACTIVITIES[entry.activity][0], entry.percent)
+        for entry in timeline.own
+        if _is_own(entry, session.id) and entry.activity in _OWN_ACTIVITIES
     ]
     if waits:
         rows.append(("I wait", waits))
     for track in _tracks(timeline):
-        rows.append((_track_name(track), [(_colour(entry, session), entry["percent"]) for entry in track["sessions"]]))
+        rows.append((_track_name(track), [(_colour(entry, session), entry.percent) for entry in track.sessions]))
     height = len(rows) * (_ROW + _GAP) + 14
     parts = []
     for number, (name, strips) in enumerate(rows):
@@ -125,7 +130,7 @@ def _picture(timeline: Document, session: Document) -> str:
         parts.append(theme.caption(_LEFT - 8, y + _ROW / 2 + 4, name, anchor="end"))
         parts.append(f'<g transform="translate({_LEFT:g} {y:g})">')
         parts.append(theme.strip_ground(_WIDTH - _LEFT, _ROW, 0))
-        parts += _stacked(strips, timeline["bins"])
+        parts += _stacked(strips, timeline.bins)
         parts.append("</g>")
     bottom = height - 2
     parts.append(theme.caption(_LEFT, bottom, f"{_span(timeline)} ago"))
@@ -160,32 +165,32 @@ def _stacked(strips: Sequence[tuple[str, Sequence[int]]], num_bins: int) -> Iter
             yield f'<path d="{"".join(columns)}" style="fill: {colour}"></path>'
 
 
-def _tracks(timeline: Document) -> list[Document]:
+def _tracks(timeline: RecentTimeline) -> list[TimelineTrack]:
     """Return the tracks in which anybody ran, own sessions first within each as the document has them."""
-    return [track for track in timeline["tracks"] if any(entry["seconds"] for entry in track["sessions"])]
+    return [track for track in timeline.tracks if any(entry.seconds for entry in track.sessions)]
 
 
-def _track_name(track: Document) -> str:
-    return "past lane" if track["lane"] is None else f"lane {safe_text(track['lane'])}"
+def _track_name(track: TimelineTrack) -> str:
+    return "past lane" if track.lane is None else f"lane {safe_text(track.lane)}"
 
 
-def _colour(entry: Document, session: Document) -> str:
-    if entry["session"] == session["id"]:
+def _colour(entry: TrackEntry, session: SessionStatus) -> str:
+    if entry.session == session.id:
         return theme.OWN
-    return theme.OWN_OTHER if entry["user"] == session["user"] else theme.OTHERS
+    return theme.OWN_OTHER if entry.user == session.user else theme.OTHERS
 
 
-def _who(track: Document, session: Document) -> str:
+def _who(track: TimelineTrack, session: SessionStatus) -> str:
     """Return who ran in a track and how long, longest first, the sessions of one other person together."""
     seconds: dict[str, float] = {}
-    for entry in track["sessions"]:
-        if entry["session"] == session["id"]:
+    for entry in track.sessions:
+        if entry.session == session.id:
             name = _OWN_NAME
-        elif entry["user"] is None:
+        elif entry.user is None:
             name = "others"
         else:
-            name = "your other notebooks" if entry["user"] == session["user"] else safe_text(entry["user"])
-        seconds[name] = seconds.get(name, 0.0) + entry["seconds"]
+            name = "your other notebooks" if entry.user == session.user else safe_text(entry.user)
+        seconds[name] = seconds.get(name, 0.0) + entry.seconds
     ordered = sorted(seconds.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {format_seconds(held)}" for name, held in ordered if held)
 
@@ -197,21 +202,21 @@ def _bold_own(who: str) -> str:
     )
 
 
-def _total(entries: Sequence[Document], timeline: Document) -> list[int]:
-    return [sum(entry["percent"][at] for entry in entries) for at in range(timeline["bins"])]
+def _total(entries: Sequence[TrackEntry | OwnActivity], timeline: RecentTimeline) -> list[int]:
+    return [sum(entry.percent[at] for entry in entries) for at in range(timeline.bins)]
 
 
-def _is_own(entry: Document, session_id: str) -> bool:
-    return bool(entry["session"] == session_id)
+def _is_own(entry: OwnActivity, session_id: str) -> bool:
+    return entry.session == session_id
 
 
-def _as_blocks(percent: Sequence[int], timeline: Document) -> str:
+def _as_blocks(percent: Sequence[int], timeline: RecentTimeline) -> str:
     """Return percentages as blocks, each the mean of some seconds."""
-    width = min(_TEXT_WIDTH, timeline["bins"])
-    edges = [round(place * timeline["bins"] / width) for place in range(width + 1)]
+    width = min(_TEXT_WIDTH, timeline.bins)
+    edges = [round(place * timeline.bins / width) for place in range(width + 1)]
     means = [sum(percent[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
     return theme.blocks(means, 100)
 
 
-def _span(timeline: Document) -> str:
-    return format_seconds(timeline["bins"] * timeline["bin_seconds"])
+def _span(timeline: RecentTimeline) -> str:
+    return format_seconds(timeline.bins * timeline.bin_seconds)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ipywidgets import HTML
 
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.widgets import lanes, render
 from sharedkernel.widgets.feed import feed
 
@@ -27,8 +28,6 @@ _FIRST_FIGURES_TIMEOUT = 1.0
 _IDLE_INTERVAL = 2.0
 #: points of a curve, about a minute of them
 _HISTORY_LENGTH = 150
-
-Document = Mapping[str, Any]
 
 
 class _LiveView(HTML):
@@ -48,11 +47,11 @@ class _LiveView(HTML):
             return
         self._first_figures.wait(_FIRST_FIGURES_TIMEOUT)
 
-    def render_text(self, status: Document, session_id: str) -> str:
+    def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return *status* as plain text (subclasses)."""
         raise NotImplementedError
 
-    def render_html(self, status: Document, session_id: str) -> str:
+    def render_html(self, status: StatusDocument, session_id: str) -> str:
         """Return *status* as HTML, with everything escaped (subclasses)."""
         raise NotImplementedError
 
@@ -68,9 +67,9 @@ class _LiveView(HTML):
             self._leave = None
         super().close()
 
-    def _take(self, status: dict[str, Any], session_id: str) -> None:
-        session = render.find(status["sessions"], "id", session_id)
-        state = None if session is None else session["state"]
+    def _take(self, status: StatusDocument, session_id: str) -> None:
+        session = status.session(session_id)
+        state = None if session is None else session.state
         now = time.monotonic()
         if state in ("idle", "offloaded") and state == self._state and now < self._shown_at + _IDLE_INTERVAL:
             return
@@ -100,16 +99,17 @@ class Usage(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.widgets import Usage
+        from sharedkernel.status.document import StatusDocument
+    from sharedkernel.widgets import Usage
 
         Usage()
     """
 
-    def render_text(self, status: Document, session_id: str) -> str:
+    def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return the memory figures."""
         return render.usage_text(status, session_id, self.history)
 
-    def render_html(self, status: Document, session_id: str) -> str:
+    def render_html(self, status: StatusDocument, session_id: str) -> str:
         """Return the memory figures with a bar and a curve."""
         return render.usage_html(status, session_id, self.history)
 
@@ -121,16 +121,17 @@ class Queue(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.widgets import Queue
+        from sharedkernel.status.document import StatusDocument
+    from sharedkernel.widgets import Queue
 
         Queue()
     """
 
-    def render_text(self, status: Document, session_id: str) -> str:
+    def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return this notebook's place and the lanes."""
         return render.queue_text(status, session_id)
 
-    def render_html(self, status: Document, session_id: str) -> str:
+    def render_html(self, status: StatusDocument, session_id: str) -> str:
         """Return this notebook's place and the lanes as a table."""
         return render.queue_html(status, session_id)
 
@@ -142,16 +143,17 @@ class Lanes(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.widgets import Lanes
+        from sharedkernel.status.document import StatusDocument
+    from sharedkernel.widgets import Lanes
 
         Lanes()
     """
 
-    def render_text(self, status: Document, session_id: str) -> str:
+    def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return each lane as a line of blocks."""
         return lanes.lanes_text(status, session_id)
 
-    def render_html(self, status: Document, session_id: str) -> str:
+    def render_html(self, status: StatusDocument, session_id: str) -> str:
         """Return the picture, and its figures as a table."""
         return lanes.lanes_html(status, session_id)
 
@@ -163,12 +165,13 @@ class Dashboard(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.widgets import Dashboard
+        from sharedkernel.status.document import StatusDocument
+    from sharedkernel.widgets import Dashboard
 
         Dashboard()
     """
 
-    def render_text(self, status: Document, session_id: str) -> str:
+    def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return all three as text."""
         parts = (
             render.queue_text(status, session_id),
@@ -177,7 +180,7 @@ class Dashboard(_LiveView):
         )
         return "\n\n".join(parts)
 
-    def render_html(self, status: Document, session_id: str) -> str:
+    def render_html(self, status: StatusDocument, session_id: str) -> str:
         """Return all three, one below the other."""
         parts = (
             render.queue_html(status, session_id),

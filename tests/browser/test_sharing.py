@@ -10,6 +10,7 @@ from playwright.sync_api import Locator, expect
 from sharedkernel.local_stack import LocalStack
 from tests.browser.conftest import OpenLab
 from tests.browser.lab import LabPage, keep_picture
+from tests.status.documents import to_json
 
 #: holds the device, in short iterations, until its file appears
 TRAIN = """\
@@ -134,7 +135,7 @@ def test_a_session_is_shut_down_from_the_panel(open_lab: OpenLab, stack: LocalSt
     expect(mine).to_contain_text("You have none")
     expect(ada.page.locator("#jp-bottom-panel")).to_contain_text("No Kernel")
     expect(ada.status_item).to_be_hidden()
-    assert stack.status()["sessions"] == []
+    assert to_json(stack.status())["sessions"] == []
 
 
 def test_an_admin_changes_a_quota(open_lab: OpenLab, stack: LocalStack) -> None:
@@ -169,7 +170,7 @@ def test_an_admin_changes_the_policy(open_lab: OpenLab, stack: LocalStack) -> No
         ada.section("Device").get_by_label("Policy").select_option("fair")
         for page in (ada, grace):
             expect(page.section("Device")).to_contain_text("Users take turns")
-        assert stack.status()["device"]["policy"] == "fair"
+        assert to_json(stack.status())["device"]["policy"] == "fair"
     finally:
         ada.section("Device").get_by_label("Policy").select_option("fifo")
         expect(grace.section("Device")).to_contain_text("Policy: fifo")

@@ -20,6 +20,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from sharedkernel.local_stack import LocalStack
 from tests.readiness import wait_until_ready
+from tests.status.documents import to_json
 
 COMMAND = [sys.executable, "-m", "sharedkernel"]
 #: seconds that anything in these tests may take, on a busy machine
@@ -54,7 +55,7 @@ def end_sessions(stack: LocalStack) -> None:
         for kernel in _ask(stack, user, "GET", "/api/kernels"):
             with contextlib.suppress(urllib.error.HTTPError):  # it has just ended
                 _ask(stack, user, "DELETE", f"/api/kernels/{kernel['id']}")
-    wait_until(lambda: stack.status()["sessions"] == [], "all sessions have ended")
+    wait_until(lambda: to_json(stack.status())["sessions"] == [], "all sessions have ended")
 
 
 def _ask(stack: LocalStack, user: str, method: str, path: str) -> Any:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from sharedkernel.demo.report import FairnessMeter, jain_index, make_report
 from sharedkernel.demo.runs import NotebookRuns
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.status.document import StatusDocument
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
 from tests.status.documents import document, session, user
 
@@ -34,9 +34,9 @@ def write_notebook(path: Path, *cells: str) -> Path:
     return path
 
 
-def served(status: dict[str, Any]) -> set[str]:
+def served(status: StatusDocument) -> set[str]:
     """Return who has had the device for something."""
-    return {entry["name"] for entry in status["users"] if entry["attained_service_seconds"] and entry["iterations"]}
+    return {entry.name for entry in status.users if entry.attained_service_seconds and entry.iterations}
 
 
 def test_notebooks_run_at_once_and_are_reported(stack: LocalStack, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_notebooks_run_at_once_and_are_reported(stack: LocalStack, tmp_path: Pat
     assert by_name["ada"]["device_seconds"] > 0
     assert by_name["grace"]["share"] == 2
     assert by_name["ada"]["peak_bytes"] > 0
-    wait_until(lambda: not stack.status()["sessions"], "the sessions' end")
+    wait_until(lambda: not stack.status().sessions, "the sessions' end")
 
 
 def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
@@ -89,7 +89,7 @@ def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
         demo.wait()
 
 
-def sample(ada: float, grace: float, *, state: str = "running", share: float = 1.0) -> dict[str, object]:
+def sample(ada: float, grace: float, *, state: str = "running", share: float = 1.0) -> StatusDocument:
     """Return a document with two users' service, Grace in *state*."""
     return document(
         users=[

@@ -129,13 +129,13 @@ def test_no_command_shows_the_help() -> None:
 
 
 def test_the_users_side_needs_no_torch() -> None:
-    """``sharedkernel status`` loads neither torch nor Jupyter's server nor msgspec."""
+    """``sharedkernel status`` loads neither torch nor Jupyter's server."""
     script = (
         "import sys\n"
         "import sharedkernel.cli.main\n"
         "from sharedkernel.cli import status, top\n"
         "from sharedkernel.cli.trace import app\n"
-        "print([name for name in ('torch', 'jupyter_server', 'msgspec', 'numpy', 'IPython') if name in sys.modules])"
+        "print([name for name in ('torch', 'jupyter_server', 'numpy', 'IPython') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -154,12 +154,12 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     hide = (
         "import importlib.util as util\n"
         "find = util.find_spec\n"
-        "util.find_spec = lambda name, package=None: None if name in ('torch', 'msgspec') else find(name, package)\n"
+        "util.find_spec = lambda name, package=None: None if name in ('torch', 'psutil') else find(name, package)\n"
     )
     done = run_where(tmp_path, hide, "executor")
     assert done.returncode == 1
     assert done.stderr == (
-        "sharedkernel: `sharedkernel executor` needs msgspec, torch; "
+        "sharedkernel: `sharedkernel executor` needs psutil, torch; "
         f"install the packages with {install_hint('host')}.\n"
     )
 

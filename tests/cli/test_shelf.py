@@ -12,6 +12,7 @@ import pytest
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import COMMAND, shared_kernel, wait_until
 from tests.command import run_here
+from tests.status.documents import to_json
 
 SHELVE = (
     "import torch; from sharedkernel import shelf; shelf['model'] = torch.ones(1 << 18); shelf['loss'] = torch.ones(1)"
@@ -78,7 +79,7 @@ def test_an_admin_empties_the_shelf_of_somebody_who_has_left(stack: LocalStack) 
     assert (done.returncode, done.stdout.splitlines()) == (
         0, ["removed loss (4.0 KiB) from the shelf of hedy", "removed model (1.0 MiB) from the shelf of hedy"]
     )  # fmt: skip
-    charged = {user["name"]: user["shelf_bytes"] for user in stack.status()["users"]}
+    charged = {user["name"]: user["shelf_bytes"] for user in to_json(stack.status())["users"]}
     assert charged.get("hedy", 0) == 0
     done = run_shelf(stack, "ada", "--user", "hedy", "--remove-all")
     assert (done.returncode, done.stderr) == (1, "sharedkernel: there is nothing on the shelf of 'hedy'.\n")

@@ -20,6 +20,7 @@ import pytest
 
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import COMMAND, PATIENCE, shared_kernel, wait_until
+from tests.status.documents import to_json
 
 
 def status(stack: LocalStack, user: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +33,7 @@ def status(stack: LocalStack, user: str, *arguments: str, **environment: str) ->
 
 def is_idle(stack: LocalStack, user: str) -> bool:
     """Whether the only session of *user* runs nothing."""
-    return [entry["state"] for entry in stack.status()["sessions"] if entry["user"] == user] == ["idle"]
+    return [entry["state"] for entry in to_json(stack.status())["sessions"] if entry["user"] == user] == ["idle"]
 
 
 def test_status_shows_sessions_as_their_user_may_see_them(stack: LocalStack) -> None:

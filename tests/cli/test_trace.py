@@ -24,6 +24,7 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict
 from sharedkernel.scheduling.spans import Activity, Span
+from sharedkernel.status.document import SessionStatus, StatusDocument
 from tests.cli.support import COMMAND, shared_kernel, wait_until
 from tests.command import run_here
 from tests.scheduling.desk import Desk
@@ -202,7 +203,7 @@ def test_a_live_recording_follows_documents() -> None:
     recorder = LiveRecorder()
     lanes = [{"id": 1, "size_bytes": 10, "holder": "a", "queue": ["b"]}]
 
-    def take(now: float, served: float, *more: dict[str, Any], state: str = "running") -> None:
+    def take(now: float, served: float, *more: SessionStatus, state: str = "running") -> None:
         ada = session("a", "ada", state, lane=1, notebook="deep.ipynb", attained_service_seconds=served)
         recorder.take(now, document(lanes=lanes, sessions=[ada, *more]))
 
@@ -250,7 +251,7 @@ def test_several_devices_are_recorded_live() -> None:
     away = {"cuda:2": away_entry("cuda:2", None, 0, "away.")}
     order = ["cuda:0", "cuda:1", "cuda:2"]
 
-    def fetch() -> dict[str, Any]:
+    def fetch() -> StatusDocument:
         return merge({"cuda:0": running, "cuda:1": document()}, away, order, "least-loaded")
 
     recordings = record_live(fetch, 0.05)
@@ -266,7 +267,7 @@ def test_several_devices_are_recorded_live() -> None:
 def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
     """Documents that cannot be had are left out; a gateway that never answers is an error."""
     away = GatewayUnreachable("no gateway answers.")
-    answers: Iterator[dict[str, Any] | BaseException] = iter([document(), away, document(), KeyboardInterrupt(), away])
+    answers: Iterator[StatusDocument | BaseException] = iter([document(), away, document(), KeyboardInterrupt(), away])
 
     def fetch() -> dict[str, Any]:
         answer = next(answers)
@@ -323,7 +324,7 @@ def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(stack: L
     live, flag = tmp_path / "live.json", tmp_path / "flag"
 
     def both_are_served() -> bool:
-        return sum(entry["attained_service_seconds"] > 0 for entry in stack.status()["sessions"]) == 2
+        return sum(entry.attained_service_seconds > 0 for entry in stack.status().sessions) == 2
 
     async def scenario() -> None:
         async with (

@@ -23,6 +23,7 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
 from tests.readiness import wait_until_ready
+from tests.status.documents import to_json
 from tests.warm import WarmPlace, give_back
 
 #: in the executor's environment, and nowhere else
@@ -240,5 +241,5 @@ class Executor:
         what a session said earlier; the next question is not.
         """
         await self.client.status()
-        status = await self.client.status()
+        status = to_json(await self.client.status())
         return next(entry for entry in status["sessions"] if entry["id"] == notebook.session)

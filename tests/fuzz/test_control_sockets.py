@@ -13,6 +13,7 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
 from tests.fuzz.conftest import Neighbour
 from tests.fuzz.fuzzing import fuzz, messages, streams
+from tests.status.documents import to_json
 
 _PATIENCE = 60.0
 #: carried out for whoever may ask for it, and so not asked for here
@@ -51,7 +52,7 @@ def test_the_executor_serves_on_whatever_is_sent_to_it(stack: LocalStack, neighb
     neighbour.works()
     check_control_socket(stack)
     neighbour.works()
-    assert {session["user"] for session in stack.status()["sessions"]} == {"grace"}
+    assert {session["user"] for session in to_json(stack.status())["sessions"]} == {"grace"}
 
 
 @fuzz(examples=8, request=messages(protocol.StartSession))
@@ -78,7 +79,7 @@ def test_a_session_starts_or_is_refused_whatever_is_asked_for(stack: LocalStack,
     """With any names, paths, variables and limits there is an answer, and no session that nobody knows of."""
     check_start(stack)
     neighbour.works()
-    assert {session["user"] for session in stack.status()["sessions"]} == {"grace"}
+    assert {session["user"] for session in to_json(stack.status())["sessions"]} == {"grace"}
 
 
 @fuzz(

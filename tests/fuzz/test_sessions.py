@@ -11,6 +11,7 @@ from sharedkernel.local_stack import LocalStack
 from tests.fuzz.conftest import Neighbour, attached
 from tests.fuzz.fuzzing import fuzz, messages, streams
 from tests.gateway.client import Client
+from tests.status.documents import to_json
 
 #: says *pieces* in the session's own name, over its own connection
 _LIE = """
@@ -48,5 +49,5 @@ def check_lies(client: Client, neighbour: Neighbour, honest: bool, pieces: list[
 def test_a_session_that_lies_disturbs_nobody(stack: LocalStack, neighbour: Neighbour) -> None:
     """The neighbour's cells run beside it and after it, and it can be ended."""
     check_lies(Client(stack.gateway_url, stack.token("ada")), neighbour)
-    assert {session["user"] for session in stack.status()["sessions"]} == {"grace"}
-    assert all(lane["holder"] is None for lane in stack.status()["lanes"])
+    assert {session["user"] for session in to_json(stack.status())["sessions"]} == {"grace"}
+    assert all(lane["holder"] is None for lane in to_json(stack.status())["lanes"])

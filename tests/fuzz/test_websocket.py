@@ -14,6 +14,7 @@ from sharedkernel.local_stack import LocalStack
 from tests.fuzz.conftest import Neighbour, attached
 from tests.fuzz.fuzzing import fuzz, integers, json_values, mangled, texts
 from tests.gateway.client import Client
+from tests.status.documents import to_json
 
 _kinds = st.sampled_from([
     "execute_request", "complete_request", "inspect_request", "history_request", "is_complete_request", "comm_open",
@@ -108,7 +109,7 @@ def check_requests(stack: LocalStack, client: Client, route: tuple[str, str], bo
                 await client.end(kernel["id"])
         return answer
 
-    neighbours = {session["kernel_id"] for session in stack.status()["sessions"]}
+    neighbours = {session["kernel_id"] for session in to_json(stack.status())["sessions"]}
     answer = asyncio.run(scenario())
     assert answer.status < 500 or answer.status == 501, answer  # Jupyter's answer about kernels that there are not
     assert "Traceback" not in str(answer.body)

@@ -9,8 +9,10 @@ from threading import Thread
 
 import pytest
 
-from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable, fetch_status
+from sharedkernel.errors import ProtocolError
+from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.local_stack import free_port
 
 
@@ -47,6 +49,7 @@ def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
     [
         (b"{}", "is not a gateway for shared devices; check the address."),
         (b"<html>", "is not a gateway for shared devices; check the address."),
+        (b'{"device": {"name": 1}}', "sent no status document that this version can read (Expected `str`, got `int`"),
         (None, "or an older one: it has no /sharedkernel/api/status."),
     ],
 )
@@ -69,9 +72,9 @@ def test_a_server_that_is_no_gateway_is_called_so(body: bytes | None, sentence: 
         credentials = Credentials(url=f"http://127.0.0.1:{server.server_port}", token="a-token")
         Thread(target=server.serve_forever).start()
         try:
-            with pytest.raises(GatewayRefused, match=re.escape(sentence)):
+            with pytest.raises((GatewayRefused, ProtocolError), match=re.escape(sentence)):
                 fetch_status(credentials)
-            with pytest.raises(GatewayRefused, match=re.escape(sentence)):
+            with pytest.raises((GatewayRefused, ProtocolError), match=re.escape(sentence)):
                 asyncio.run(inside())
         finally:
             server.shutdown()

@@ -11,6 +11,7 @@ import pytest
 from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.gpu.test_lanes import CAPACITY
+from tests.status.documents import to_json
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -49,7 +50,7 @@ def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
 
 async def code_that_lacks_half_of(executor: Executor, holder: Notebook) -> str:
     """Return a cell that fits only if half of what a notebook has goes away."""
-    device = (await executor.client.status())["device"]
+    device = to_json(await executor.client.status())["device"]
     session = await executor.session(holder)
     usable = device["capacity_bytes"] - device["reserve_bytes"]
     size = usable - 2 * session["framework_bytes"] - session["persistent_bytes"] // 2

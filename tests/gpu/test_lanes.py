@@ -11,6 +11,7 @@ import pytest
 from sharedkernel.protocol import Limits
 from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
+from tests.status.documents import to_json
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -196,7 +197,7 @@ def test_the_first_lane_is_as_large_as_what_was_measured(process: ExecutorProces
             async def watch() -> None:
                 nonlocal most
                 while True:
-                    status = await executor.client.status()
+                    status = to_json(await executor.client.status())
                     most = max(most, status["device"]["shared_units_bytes"])
                     await asyncio.sleep(0.02)
 
@@ -243,7 +244,7 @@ def test_a_cell_that_needs_more_than_is_free_gets_it_from_an_idle_notebook(proce
             code = "import torch; host = torch.randn(75 << 18); kept = host.cuda(); "
             assert (await idle.run(code + "more = torch.arange(50 << 17, device='cuda')")).status == "ok"
             # half of what the idle one has would have to go
-            device = (await executor.client.status())["device"]
+            device = to_json(await executor.client.status())["device"]
             session = await executor.session(idle)
             usable = device["capacity_bytes"] - device["reserve_bytes"]
             size = usable - 2 * session["framework_bytes"] - session["persistent_bytes"] // 2 >> 20

@@ -17,6 +17,7 @@ import pytest
 from sharedkernel.gateway.kernels.detached import _CELL_INTERVAL
 from sharedkernel.local_stack import LocalStack, Service
 from tests.relay.support import TIMEOUT, Notebook, wait_until
+from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
@@ -51,7 +52,7 @@ def notebook(stack: LocalStack) -> Iterator[Notebook]:
 
 def sessions(stack: LocalStack) -> set[str]:
     """Return the ids of ada's sessions."""
-    return {session["id"] for session in stack.status()["sessions"] if session["user"] == "ada"}
+    return {session["id"] for session in to_json(stack.status())["sessions"] if session["user"] == "ada"}
 
 
 def test_a_relay_that_was_killed_comes_back_to_its_tensors(stack: LocalStack, notebook: Notebook) -> None:
@@ -161,7 +162,7 @@ def test_one_session_too_many_is_refused_in_the_notebook(stack: LocalStack) -> N
     with second, refused:
         assert refused.run("1").error.startswith("SharedGPURefused: grace may have 1 session at a time")
         second.manager.shutdown_kernel()
-        wait_until(lambda: not any(session["user"] == "grace" for session in stack.status()["sessions"]))
+        wait_until(lambda: not any(session["user"] == "grace" for session in to_json(stack.status())["sessions"]))
         assert refused.run("print('mine now')").text().endswith("mine now\n")
 
 
@@ -220,7 +221,7 @@ def test_a_reboot_loses_sessions_and_says_so(stack: LocalStack, notebook: Notebo
         service.start()
     for service in (stack.executor, stack.gateway):
         service.wait_until_ready()
-    assert stack.status()["sessions"] == []
+    assert to_json(stack.status())["sessions"] == []
     assert notebook.wait(message_id).error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
     wait_until(lambda: not notebook.manager.is_alive())
     notebook.restart(now=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from sharedkernel.scheduling import SchedulerConfig, SessionId
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
 from sharedkernel.scheduling.model.events import CellOpened
+from sharedkernel.status.refusals import explain_shortage
 from tests.scheduling.desk import Desk
 
 
@@ -222,7 +223,7 @@ class Device:
         self._at(self._moving(self.desk.view(notebook.name).offloaded), restored)
 
     def _on_refuse(self, notebook: Notebook, refusal: Refuse) -> None:
-        assert self.may_refuse, refusal.message
+        assert self.may_refuse, explain_shortage(refusal.shortage)
         notebook.refusals.append(refusal)
         self._at(0.0, lambda: self._close(notebook, is_refused=True))
 

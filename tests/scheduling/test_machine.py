@@ -48,6 +48,7 @@ from sharedkernel.scheduling.model.events import (
 )
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.status.refusals import explain_shortage
 
 MIB = 1 << 20
 CAPACITY, RESERVE = 100 * MIB, 5 * MIB
@@ -157,8 +158,8 @@ class Machine(RuleBasedStateMachine):
                 assert self.scheduler.sessions[session].state is SessionState.RESTORING
                 assert session not in self.restoring
                 self.restoring.add(session)
-            case Refuse(message=message):
-                assert message.endswith(".")
+            case Refuse(shortage=shortage):
+                assert explain_shortage(shortage).endswith(".")
 
     # --- what may happen -----------------------------------
 

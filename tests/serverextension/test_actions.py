@@ -10,6 +10,7 @@ import pytest
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import wait_until
 from tests.serverextension.server import JupyterServer, is_connected
+from tests.status.documents import to_json
 
 ROOT = "/sharedkernel/api"
 
@@ -26,7 +27,7 @@ def new_session(stack: LocalStack, user: str) -> str:
 
 
 def sessions(stack: LocalStack) -> set[str]:
-    return {entry["id"] for entry in stack.status()["sessions"]}
+    return {entry["id"] for entry in to_json(stack.status())["sessions"]}
 
 
 def test_a_session_of_this_server_ends_with_its_kernel(stack: LocalStack, ada: JupyterServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sharedkernel.local_stack import LocalStack
 from tests.serverextension.conftest import StartServer
 from tests.serverextension.server import JupyterServer, is_connected
+from tests.status.documents import to_json
 
 
 def test_a_page_sees_the_session_behind_its_kernel(stack: LocalStack, ada: JupyterServer) -> None:
@@ -16,7 +17,7 @@ def test_a_page_sees_the_session_behind_its_kernel(stack: LocalStack, ada: Jupyt
         assert session != kernel
         (entry,) = (entry for entry in view["status"]["sessions"] if entry["id"] == session)
         assert entry["user"] == "ada"
-        assert session in {entry["id"] for entry in stack.status()["sessions"]}
+        assert session in {entry["id"] for entry in to_json(stack.status())["sessions"]}
 
 
 def test_a_page_knows_who_its_user_is(ada: JupyterServer, grace: JupyterServer) -> None:

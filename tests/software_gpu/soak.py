@@ -278,15 +278,15 @@ class Tenant:
         """Return what is known of a session that hangs."""
         assert self._notebook is not None
         status = await self._soak.executor.client.status()
-        session = next((entry for entry in status["sessions"] if entry["id"] == self._notebook.session), None)
+        session = next((entry for entry in status.sessions if entry.id == self._notebook.session), None)
         others = "\n".join(
-            " ".join(f"{name}={entry[name]}" for name in _FIGURES)
-            for entry in status["sessions"]
-            if entry["id"] != self._notebook.session
+            " ".join(f"{name}={getattr(entry, name)}" for name in _FIGURES)
+            for entry in status.sessions
+            if entry.id != self._notebook.session
         )
-        lanes = [(lane["id"], lane["size_bytes"]) for lane in status["lanes"]]
+        lanes = [(lane.id, lane.size_bytes) for lane in status.lanes]
         return (
-            f"{json.dumps(session)}\nothers:\n{others}\nlanes: {lanes}\ndevice: {json.dumps(status['device'])}\n"
+            f"{session}\nothers:\n{others}\nlanes: {lanes}\ndevice: {status.device}\n"
             f"by process: {used_by_process()}\nthreads: {', '.join(_threads(pid))}"
         )
 
@@ -344,9 +344,9 @@ class Soak:
     async def _left(self) -> list[str]:
         """Return what somebody still has, although no session is left."""
         status = await self.executor.client.status()
-        found = [f"session {session['id']}" for session in status["sessions"]]
-        found += [f"lane {lane['id']} of {lane['size_bytes']} bytes" for lane in status["lanes"]]
-        if units := status["device"]["shared_units_bytes"]:
+        found = [f"session {session.id}" for session in status.sessions]
+        found += [f"lane {lane.id} of {lane.size_bytes} bytes" for lane in status.lanes]
+        if units := status.device.shared_units_bytes:
             found.append(f"{units} bytes of units")
         if used := used_bytes():
             found.append(f"{used} bytes of the device, by process: {used_by_process()}")
@@ -403,7 +403,7 @@ async def _let_fail(executor: Executor, drawn: random.Random, fail_rate: float) 
             patch.setenv("SOFTWARE_GPU_FAIL_RATE", str(fail_rate))
             patch.setenv("SOFTWARE_GPU_FAIL_SEED", str(drawn.randrange(1 << 30)))
             await executor.replace()
-        has_lanes = (await executor.client.status())["device"]["lanes_shared"]
+        has_lanes = (await executor.client.status()).device.lanes_shared is True
 
 
 def _threads(pid: int) -> list[str]:

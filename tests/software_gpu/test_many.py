@@ -75,8 +75,8 @@ def test_all_notebooks_get_their_turns_and_keep_their_tensors(number: int, room:
                 outcomes = await asyncio.gather(*running)
                 assert {outcome.status for outcome in outcomes} == {"ok"}, outcomes
                 assert [int(outcome.text) for outcome in outcomes] == [each + more for each in sums]
-                sessions = (await executor.client.status())["sessions"]
-                assert sum(session["offloaded_bytes"] > 0 for session in sessions) >= least_away
+                sessions = (await executor.client.status()).sessions
+                assert sum(session.offloaded_bytes > 0 for session in sessions) >= least_away
 
     with executor_process(number, room) as process:
         asyncio.run(scenario(process))

@@ -17,6 +17,7 @@ from sharedkernel.protocol import Limits
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import Outcome, Verdict, table
 from sharedkernel.selftest.trust import Identity
+from sharedkernel.status.document import DeviceStatus
 from tests.executor.harness import Executor, ExecutorProcess
 from tests.software_gpu.support import MIB, device_bytes, settings
 
@@ -169,12 +170,12 @@ def executor_process() -> Iterator[ExecutorProcess]:
         process.close()
 
 
-async def notebooks_work(process: ExecutorProcess, mode: DeviceMemoryMode) -> dict[str, Any]:
+async def notebooks_work(process: ExecutorProcess, mode: DeviceMemoryMode) -> DeviceStatus:
     """Train in two notebooks by turns, go beyond a quota, and see the user's own peaks; return the device's status."""
     async with Executor(process) as executor:
-        device = (await executor.client.status())["device"]
-        assert device["memory_mode"] == mode, process.log()
-        assert device["lanes_shared"] is (mode is DeviceMemoryMode.SHARED)
+        device = (await executor.client.status()).device
+        assert device.memory_mode == mode, process.log()
+        assert device.lanes_shared is (mode is DeviceMemoryMode.SHARED)
         small = await executor.notebook("mary", limits=Limits(user="mary", quota_bytes=QUOTA))
         for _ in range(2):
             outcome = await small.run(TOO_MUCH)
@@ -202,20 +203,20 @@ def test_notebooks_share_lanes_where_everything_passes() -> None:
     """And the next executor trusts what its sessions were started with."""
     with executor_process() as process:
         device = asyncio.run(notebooks_work(process, DeviceMemoryMode.SHARED))
-        assert device["self_test"].startswith("the self-test found nothing wrong; ")
+        assert str(device.self_test).startswith("the self-test found nothing wrong; ")
         process.kill()
         process.start()
         device = asyncio.run(notebooks_work(process, DeviceMemoryMode.SHARED))
-        assert device["self_test"].endswith("steps tried: 0 in 0.0 s, trusted: 13."), device
+        assert str(device.self_test).endswith("steps tried: 0 in 0.0 s, trusted: 13."), device
 
 
 def test_notebooks_have_private_memory_where_none_can_be_mapped() -> None:
     """The log and status say so in one sentence."""
     with settings(FAIL_RATE=1, FAIL_CALLS="cuMemMap"), executor_process() as process:
         device = asyncio.run(notebooks_work(process, DeviceMemoryMode.PRIVATE))
-        assert device["self_test"].startswith("the self-test failed at shared-memory (")
-        assert device["lanes_shared_reason"] == device["self_test"]
-        assert process.log().count(device["self_test"]) == 1
+        assert str(device.self_test).startswith("the self-test failed at shared-memory (")
+        assert device.lanes_shared_reason == device.self_test
+        assert process.log().count(str(device.self_test)) == 1
 
 
 def test_notebooks_run_on_plain_torch_where_tensors_cannot_move(
@@ -225,7 +226,7 @@ def test_notebooks_run_on_plain_torch_where_tensors_cannot_move(
     patch_torch(monkeypatch, tmp_path, NO_RESIZE)
     with executor_process() as process:
         device = asyncio.run(notebooks_work(process, DeviceMemoryMode.PLAIN))
-        assert "tensors-moved (storages cannot be resized here)" in device["self_test"]
+        assert "tensors-moved (storages cannot be resized here)" in str(device.self_test)
         asyncio.run(_stays(process))
 
 

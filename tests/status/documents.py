@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from sharedkernel.status.document import SessionStatus, StatusDocument, UserStatus, read_status
+
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def session(id: str, user: str, state: str = "idle", **fields: Any) -> dict[str, Any]:
+def session(id: str, user: str, state: str = "idle", **fields: Any) -> SessionStatus:
     """Return a session's record."""
-    return {
+    known = {
         "id": id,
         "user": user,
         "state": state,
@@ -31,11 +35,12 @@ def session(id: str, user: str, state: str = "idle", **fields: Any) -> dict[str,
         "restores": 0,
         **fields,
     }
+    return msgspec.convert(known, SessionStatus)
 
 
-def user(name: str, **fields: Any) -> dict[str, Any]:
+def user(name: str, **fields: Any) -> UserStatus:
     """Return a user's record."""
-    return {
+    known = {
         "name": name,
         "share": 1.0,
         "quota_bytes": None,
@@ -45,9 +50,10 @@ def user(name: str, **fields: Any) -> dict[str, Any]:
         "attained_service_seconds": 0.0,
         **fields,
     }
+    return msgspec.convert(known, UserStatus)
 
 
-def document(**fields: Any) -> dict[str, Any]:
+def document(**fields: Any) -> StatusDocument:
     """Return a document of a quiet device, with *fields* instead of its parts."""
     device = {
         "name": "a processor",
@@ -58,10 +64,20 @@ def document(**fields: Any) -> dict[str, Any]:
         "policy": "fair",
         "quantum_seconds": 0.05,
     }
-    return {"device": device, "lanes": [], "users": [], "sessions": [], **fields}
+    return read_status(to_json({"device": device, **fields}), "a test")
 
 
-def busy_document() -> dict[str, Any]:
+def changed(status: StatusDocument, **fields: Any) -> StatusDocument:
+    """Return *status* with *fields* instead of its parts."""
+    return read_status(to_json(status) | to_json(fields), "a test")
+
+
+def to_json(value: Any) -> Any:
+    """Return what is read from the JSON of a document or a part of one."""
+    return msgspec.to_builtins(value)
+
+
+def busy_document() -> StatusDocument:
     """Return a document with a running, a queued and a waiting session, and long names."""
     long_name = "grace.with.a.rather.long.name@example.org"
     return document(

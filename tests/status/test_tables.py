@@ -22,7 +22,7 @@ from sharedkernel.status.text import (
     session_state,
     wait_outlook,
 )
-from tests.status.documents import GIB, MIB, busy_document, document, session, user
+from tests.status.documents import GIB, MIB, busy_document, changed, document, session, to_json, user
 
 
 def shown(status: dict[str, Any], width: int = 80, **options: Any) -> str:
@@ -60,8 +60,8 @@ def test_a_name_cannot_command_the_terminal(name: str) -> None:
     """Control characters and markup in other people's names arrive as harmless text."""
     status = document(
         users=[user(name)],
-        lanes=[{"id": "1", "size_bytes": 1, "holder": "x", "queue": ["x"]}],
-        sessions=[session("x", name, "running", notebook=name, lane="1")],
+        lanes=[{"id": 1, "size_bytes": 1, "holder": "x", "queue": ["x"]}],
+        sessions=[session("x", name, "running", notebook=name, lane=1)],
     )
     text = shown(status, width=200)
     assert not set(text) & set("\x1b\x07\u202e\udc80")
@@ -160,7 +160,7 @@ def test_a_low_terminal_shows_what_matters_and_says_what_it_leaves_out(height: i
 
 def test_a_table_shows_its_own_document_only() -> None:
     """What was shown before leaves nothing behind, as `top` shows one document after the other."""
-    assert "running" in shown(document(sessions=[session("a", "ada", "running", lane="1")]))
+    assert "running" in shown(document(sessions=[session("a", "ada", "running", lane=1)]))
     text = shown(document(sessions=[session("a", "ada", "offloaded")]))
     assert "running, lane 1" not in text
     assert "offloaded" in text
@@ -207,10 +207,10 @@ def test_ordinals(number: int, text: str) -> None:
 def test_a_wait_says_what_for_and_who_runs() -> None:
     """The sentence names the reason, the place and the users who run now."""
     status = busy_document()
-    assert queue_sentence(status["sessions"][2], status) == (
+    assert queue_sentence(status.sessions[2], status) == (
         "This notebook waits for memory, 2nd in line; running now: ada."
     )
-    assert queue_sentence(status["sessions"][0], status) == "This notebook has the device."
+    assert queue_sentence(status.sessions[0], status) == "This notebook has the device."
     assert session_state(session("x", "ada", "waiting", waiting_for="restore")) == "waits to be restored"
     away = {"offloaded_bytes": 512 * MIB}
     assert "512 MiB of it are moved away" in queue_sentence(session("x", "ada", "offloaded", **away), status)
@@ -229,12 +229,15 @@ def test_an_outlook_on_the_wait() -> None:
         ]
     )
     assert wait_outlook(queued, status) == "Expected wait: about 250 ms."
-    status["device"]["policy"] = "fifo"
+    status = changed(status, device={**to_json(status.device), "policy": "fifo"})
     assert wait_outlook(queued, status) == "Half of the waits until now took less than 3.0 s."
-    for seconds, other in zip((20.0, 40.0), status["sessions"], strict=False):
+    known = to_json(status.sessions)
+    for seconds, other in zip((20.0, 40.0), known, strict=False):
         other |= {"remaining_seconds": seconds, "remaining_from": "earlier"}
+    status = changed(status, sessions=known)
     assert wait_outlook(queued, status) == "Expected wait: about 1 m 0 s."
-    status["sessions"][0]["remaining_from"] = "residual"  # of cells of its age: too little to rely on
+    known[0]["remaining_from"] = "residual"  # of cells of its age: too little to rely on
+    status = changed(status, sessions=known)
     assert expected_wait(queued, status) is None
-    assert wait_outlook(status["sessions"][0], status) is None
+    assert wait_outlook(status.sessions[0], status) is None
     assert wait_outlook(session("x", "xavier", "waiting", waiting_for="memory"), status) is None

@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
 from tests.cli.support import wait_until
+from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
 NAMES = ["cnn_training", "interactive", "sweep"]
@@ -65,7 +66,7 @@ def test_examples_run_side_by_side_on_the_shared_kernel(tmp_path: Path) -> None:
         runs.start()
         try:
             wait_until(lambda: runs.ended, "the notebooks' end", 580)
-            served = {user["name"]: user["attained_service_seconds"] for user in stack.status()["users"]}
+            served = {user["name"]: user["attained_service_seconds"] for user in to_json(stack.status())["users"]}
         finally:
             runs.close()
     assert [(run.user, run.failure) for run in runs.runs] == [(user, None) for user in users]

@@ -10,6 +10,7 @@ import pytest
 from sharedkernel.executor.history.timeline import Timeline
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.spans import Activity
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.widgets import theme
 from sharedkernel.widgets.lanes import NOTHING_YET, lanes_html, lanes_text
 from tests.scheduling.desk import Desk
@@ -18,7 +19,7 @@ from tests.widgets.test_render import visible_text
 from tests.widgets.timelines import strip, timeline, track, wait
 
 
-def shared_document(**fields: Any) -> dict[str, Any]:
+def shared_document(**fields: Any) -> StatusDocument:
     """Return a document in which a and b are Ada's, c is Grace's; a and c took turns in lane 7, b ran before."""
     sessions = [session("a", "ada", "running", lane=7), session("b", "ada"), session("c", "grace", "queued", lane=7)]
     default = timeline(

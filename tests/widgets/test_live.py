@@ -14,6 +14,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import shared_kernel, wait_until
+from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
 SETUP = """
@@ -109,7 +110,9 @@ def test_queue_tells_a_waiting_cell_its_place(tmp_path: Path) -> None:
 
     async def scenario(stack: LocalStack) -> None:
         def ada_runs() -> bool:
-            return any(one["user"] == "ada" and one["state"] == "running" for one in stack.status()["sessions"])
+            return any(
+                one["user"] == "ada" and one["state"] == "running" for one in to_json(stack.status())["sessions"]
+            )
 
         async with shared_kernel(stack, "ada") as ada, shared_kernel(stack, "grace") as grace:
             for client in (ada, grace):

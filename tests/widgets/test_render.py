@@ -8,7 +8,7 @@ import pytest
 
 from sharedkernel.widgets import render
 from sharedkernel.widgets.lanes import lanes_html, lanes_text
-from tests.status.documents import GIB, MIB, busy_document, document, session, user
+from tests.status.documents import GIB, MIB, busy_document, changed, document, session, user
 from tests.widgets.timelines import strip, timeline, track, wait
 
 
@@ -136,9 +136,9 @@ def test_turns_are_told_as_a_share() -> None:
     assert render.queue_text(status, "a") == expected
     assert expected in visible_text(render.queue_html(status, "a"))
     for others in (strip("a", "ada", 40, 40, 0), strip("a", "ada", 0)):
-        status["timeline"] = timeline(track(1, others), track(2, b))
+        status = changed(status, timeline=timeline(track(1, others), track(2, b)))
         assert "1st in line; running now: bob. Expected wait" in render.queue_text(status, "a")
-    status["timeline"] = timeline(track(1, a))
+    status = changed(status, timeline=timeline(track(1, a)))
     assert "1st in line" in render.queue_text(status, "a")
 
 
@@ -149,10 +149,12 @@ def test_names_cannot_carry_markup(name: str) -> None:
     """Other people's names and notebooks arrive as text, never as HTML."""
     status = document(
         users=[user(name, quota_bytes=GIB)],
-        lanes=[{"id": "1", "size_bytes": 1, "holder": "x", "queue": ["y"]}],
+        lanes=[{"id": 1, "size_bytes": 1, "holder": "x", "queue": ["y"]}],
         sessions=[session("x", name, "running", notebook=name), session("y", name, "queued", queue_position=1)],
     )
-    status["timeline"] = timeline(track(1, strip("x", name, 100), strip("y", name, 50)), own=[wait("y", "queued", 5)])
+    status = changed(
+        status, timeline=timeline(track(1, strip("x", name, 100), strip("y", name, 50)), own=[wait("y", "queued", 5)])
+    )
     for own in ("x", "y"):
         for markup in (render.queue_html(status, own), render.usage_html(status, own), lanes_html(status, own)):
             visible_text(markup)

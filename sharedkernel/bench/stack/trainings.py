@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from sharedkernel.bench.stack.client import Notebook
 from sharedkernel.bench.stack.results import BenchmarkFailed
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.status.document import StatusDocument
 
 Model = Literal["mlp", "cnn"]
 
@@ -144,14 +145,14 @@ async def process_id(notebook: Notebook) -> int:
     return pid
 
 
-async def read_status(stack: LocalStack) -> dict[str, Any]:
+async def read_status(stack: LocalStack) -> StatusDocument:
     """Return the status document without holding the event loop up."""
     return await asyncio.to_thread(stack.status)
 
 
-def service_by_user(status: Mapping[str, Any]) -> dict[str, float]:
+def service_by_user(status: StatusDocument) -> dict[str, float]:
     """Return each user's attained service, in device-seconds."""
-    return {user["name"]: user["attained_service_seconds"] for user in status["users"]}
+    return {user.name: user.attained_service_seconds for user in status.users}
 
 
 async def until_under_way(stack: LocalStack, users: Iterable[str]) -> None:

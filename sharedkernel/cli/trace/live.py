@@ -7,14 +7,13 @@ device time that each session was served from one document to the next, which be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from sharedkernel.cli.trace.document import Recording
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.scheduling.model.types import LaneId
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
-from sharedkernel.status.document import only_device
+from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument
 from sharedkernel.status.text import session_name
 
 #: seconds between two documents
@@ -42,7 +41,7 @@ class LiveRecorder:
         self._served: dict[str, tuple[float, float]] = {}
         self._times: list[float] = []
 
-    def take(self, now: float, status: Mapping[str, Any]) -> None:
+    def take(self, now: float, status: StatusDocument) -> None:
         """Record one document.
 
         Parameters
@@ -53,28 +52,28 @@ class LiveRecorder:
             The status document of one device.
         """
         self._times.append(now)
-        self._memory.append((now, status["device"]["used_bytes"]))
-        lanes = {LaneId(lane["id"]) for lane in status["lanes"]}
-        for session in status["sessions"]:
-            name, activity = session["id"], activity_of(session)
-            self._names[name] = f"{session['user']} {session_name(session)}"
+        self._memory.append((now, status.device.used_bytes))
+        lanes = {LaneId(lane.id) for lane in status.lanes}
+        for session in status.sessions:
+            name, activity = session.id, activity_of(session)
+            self._names[name] = f"{session.user} {session_name(session)}"
             self._serve(now, session)
-            if activity is not self._tracker.activity(name) or session["lane"] != self._lanes.get(name):
-                self._lanes[name] = session["lane"]
+            if activity is not self._tracker.activity(name) or session.lane != self._lanes.get(name):
+                self._lanes[name] = session.lane
                 self._tracker.change(
                     now,
                     name,
-                    session["user"],
+                    session.user,
                     activity,
-                    lane=session["lane"],
-                    iterations=session["iterations"],
+                    lane=session.lane,
+                    iterations=session.iterations,
                     lanes=lanes,
                 )
-        for gone in set(self._tracker.sessions()) - {session["id"] for session in status["sessions"]}:
+        for gone in set(self._tracker.sessions()) - {session.id for session in status.sessions}:
             self._tracker.end(now, gone)
 
-    def _serve(self, now: float, session: Mapping[str, Any]) -> None:
-        name, served = session["id"], session["attained_service_seconds"]
+    def _serve(self, now: float, session: SessionStatus) -> None:
+        name, served = session.id, session.attained_service_seconds
         since, before = self._served.get(name, (now, served))
         self._served[name] = now, served
         shares = self._shares.setdefault(name, [])
@@ -101,14 +100,14 @@ class LiveRecorder:
         )
 
 
-def activity_of(session: Mapping[str, Any]) -> Activity | None:
+def activity_of(session: SessionStatus) -> Activity | None:
     """Return what a session of a status document does; None for what is not told."""
-    if session["state"] == "restoring":
-        return Activity.AWAITING_RESTORE if session["queue_position"] is not None else Activity.RESTORING
-    return _ACTIVITIES.get(session["state"])
+    if session.state == "restoring":
+        return Activity.AWAITING_RESTORE if session.queue_position is not None else Activity.RESTORING
+    return _ACTIVITIES.get(session.state)
 
 
-def record_live(fetch: Callable[[], dict[str, Any]], seconds: float, *, device: str = "") -> list[Recording]:
+def record_live(fetch: Callable[[], StatusDocument], seconds: float, *, device: str = "") -> list[Recording]:
     """Return what happens on each device in the next *seconds*; Ctrl-C ends it early.
 
     Parameters
@@ -128,10 +127,10 @@ def record_live(fetch: Callable[[], dict[str, Any]], seconds: float, *, device: 
     """
     recorders: dict[str, LiveRecorder] = {}
 
-    def take(status: dict[str, Any]) -> None:
+    def take(status: StatusDocument) -> None:
         now = time.monotonic()
-        for name, document in only_device(status, device).items():
-            if document["device"].get("available", True):
+        for name, document in status.only_device(device).items():
+            if not isinstance(document, DeviceEntry):
                 recorders.setdefault(name, LiveRecorder()).take(now, document)
 
     take(fetch())

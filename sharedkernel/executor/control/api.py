@@ -23,6 +23,7 @@ from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.shared_page import Word
+from sharedkernel.status.document import pack_status
 
 log = logging.getLogger(__name__)
 
@@ -139,9 +140,7 @@ class ControlApi:
             case protocol.StopExecutor(end_sessions=end_sessions):
                 await self._stop(end_sessions=end_sessions)
             case protocol.GetStatus():
-                status = self._status.document()
-                status["device"] |= self._isolation.status()
-                return protocol.Status(request=message.request, status=status)
+                return protocol.Status(request=message.request, status=pack_status(self._status.document()))
             case protocol.AwaitChange():
                 await self._controller.wait_for_change()
             case protocol.GetCounts():

@@ -22,6 +22,7 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota import most_of
 from sharedkernel.executor.processes.sanitize import believe
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.recovery import SessionAdoption
@@ -141,12 +142,9 @@ class MessageRouter:
 
     def _believe(self, process: SessionHandle, message: _M) -> _M:
         """Return what counts of what a session says."""
-        device = self._served.device
-        usable = device.capacity_bytes - device.reserve_bytes
-        quota = None if process.limits is None else process.limits.quota_bytes
         return believe(
             message,
-            quota=usable if quota is None else min(quota, usable),
+            quota=most_of(process.limits, self._served.device),
             before=process.memory,
             seen=lambda: self._served.seen_bytes(process),
         )

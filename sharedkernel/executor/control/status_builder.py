@@ -9,17 +9,33 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+
+import msgspec
 
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
+from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.ipc.shared_page import Word
+from sharedkernel.executor.processes.quota import quota_of
+from sharedkernel.executor.processes.sanitize import believe_page
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.scheduling.model.types import MemoryProfile
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
-from sharedkernel.status.document import visible_to
+from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
+
+#: how long the figures in sessions' pages count as new
+_FRESH_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    document: StatusDocument
+    revision: int
+    #: seconds, on `time.monotonic`'s axis
+    at: float
 
 
 class StatusBuilder:
@@ -27,127 +43,158 @@ class StatusBuilder:
 
     Parameters
     ----------
-    served, controller
-        What is shared, and who has it.
+    served, isolation, controller
+        What is shared, how users are kept apart, and who has it.
     """
 
-    def __init__(self, served: ServedDevice, controller: SessionController) -> None:
+    def __init__(self, served: ServedDevice, isolation: Isolation, controller: SessionController) -> None:
         self._served = served
+        self._isolation = isolation
         self._controller = controller
+        self._built: _Built | None = None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> StatusDocument:
         """Return the whole document, nothing hidden."""
         controller = self._controller
         users = controller.users.records
-        return build_status(self._served, controller.config, controller.snapshot(), controller.sessions, users)
+        device = _device(self._served, self._isolation, controller.config)
+        return build_status(self._served.device, device, controller.snapshot(), controller.sessions, users)
 
-    def view(self, user: str) -> dict[str, Any]:
+    def view(self, user: str) -> StatusDocument:
         """Return what *user*, who is no admin, may see, with the last minutes."""
-        return {**visible_to(self.document(), user), "timeline": self._controller.timeline(user)}
+        visible = self._recent_document().visible_to(user)
+        return msgspec.structs.replace(visible, timeline=self._controller.timeline(user))
+
+    def _recent_document(self) -> StatusDocument:
+        """Return the document of this revision; all who watch share it for as long as its figures are fresh."""
+        now, revision = time.monotonic(), self._controller.revision
+        if self._built is None or self._built.revision != revision or now > self._built.at + _FRESH_SECONDS:
+            self._built = _Built(self.document(), revision, now)
+        return self._built.document
 
 
 def build_status(
-    served: ServedDevice,
-    config: SchedulerConfig,
+    served: Device,
+    device: DeviceStatus,
     snapshot: Snapshot,
     processes: Mapping[str, SessionHandle],
     users: Mapping[str, UserRecord],
-) -> dict[str, Any]:
-    """Return the whole document, nothing hidden; bytes and seconds as the names say."""
-    device = served.device
+) -> StatusDocument:
+    """Return the whole document, nothing hidden.
+
+    Parameters
+    ----------
+    served, device
+        The device, and its entry, into which the memory in use is filled.
+    snapshot
+        What the core knows.
+    processes, users
+        What the executor remembers of sessions and users, by id and by name.
+    """
     sessions = [_session(view, processes[view.id]) for view in snapshot.sessions]
-    return {
-        "device": {
-            "name": device.name,
-            "kind": device.kind,
-            "capacity_bytes": device.capacity_bytes,
-            "reserve_bytes": device.reserve_bytes,
-            "used_bytes": sum(
-                entry["persistent_bytes"] + entry["framework_bytes"] + entry["live_bytes"] for entry in sessions
-            )
-            + snapshot.shelf,
-            "policy": config.policy,
-            "quantum_seconds": config.quantum,
-            **served.status(),
-        },
-        "lanes": [_lane(view) for view in snapshot.lanes],
-        "users": [
-            _user(view, users[view.id], device, [entry for entry in sessions if entry["user"] == view.id])
+    used = sum(entry.persistent_bytes + entry.framework_bytes + entry.live_bytes for entry in sessions)
+    return StatusDocument(
+        device=msgspec.structs.replace(device, used_bytes=min(used + snapshot.shelf, device.capacity_bytes)),
+        lanes=[_lane(view) for view in snapshot.lanes],
+        users=[
+            _user(view, users[view.id], served, [entry for entry in sessions if entry.user == view.id])
             for view in snapshot.users
             if view.id in users
         ],
-        "sessions": sessions,
-    }
+        sessions=sessions,
+    )
 
 
-def _lane(view: LaneView) -> dict[str, Any]:
-    return {"id": view.id, "size_bytes": view.size, "holder": view.holder, "queue": list(view.queue)}
+def _device(served: ServedDevice, isolation: Isolation, config: SchedulerConfig) -> DeviceStatus:
+    """Return what the device is and how it is scheduled, without the memory in use."""
+    device = served.device
+    return DeviceStatus(
+        name=device.name,
+        kind=device.kind,
+        capacity_bytes=device.capacity_bytes,
+        reserve_bytes=device.reserve_bytes,
+        policy=config.policy,
+        quantum_seconds=config.quantum,
+        **{
+            **msgspec.structs.asdict(served.details()),
+            "isolation": isolation.kind,
+            "isolation_note": isolation.sentence,
+        },
+    )
 
 
-def _session(view: SessionView, process: SessionHandle) -> dict[str, Any]:
+def _lane(view: LaneView) -> LaneStatus:
+    return LaneStatus(id=view.id, size_bytes=view.size, holder=view.holder, queue=list(view.queue))
+
+
+def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     now = time.monotonic()
-    return {
-        "id": view.id,
-        "user": view.user,
-        "state": str(view.state),
-        "kernel_id": process.kernel or view.id,
-        "lingering": process.lingers_until is not None,
-        "lingering_seconds": None if process.lingers_until is None else max(0.0, process.lingers_until - now),
-        "idle_seconds": 0.0 if process.used_at is None else now - process.used_at,
-        "notebook": process.notebook,
-        "client_key": process.client_key,
-        "lane": view.lane,
-        "lane_note": process.lane_note,
-        "persistent_bytes": process.shown(Word.PERSISTENT),
-        # Before the end of a session's first iteration no peak is known, but what lives now is no less of it.
-        "ephemeral_bytes": max(process.shown(Word.EPHEMERAL), process.shown(Word.LIVE)),
-        "framework_bytes": process.shown(Word.FRAMEWORK),
-        "live_bytes": process.shown(Word.LIVE),
-        "offloaded_bytes": process.offload.bytes,
-        "offload_note": process.offload.stayed or process.offload.declined,
-        "offloads": process.offload.num_offloads,
-        "restores": process.offload.num_restores,
-        "offload_seconds": process.offload.offload_seconds,
-        "restore_seconds": process.offload.restore_seconds,
-        "iterations": process.shown(Word.ITERATIONS),
-        "iteration_seconds": view.iteration_seconds,
-        "attained_service_seconds": view.attained,
-        "ungranted_service_seconds": process.ungranted,
-        "queue_position": view.queue_position,
-        "waiting_for": view.waiting_for,
-        "memory_wait_seconds": view.memory_wait_seconds,
-        "remaining_seconds": view.remaining_seconds,
-        "remaining_from": view.remaining_from,
-        "utilisation": view.utilisation,
-        "utilisation_predicted": view.utilisation_predicted,
-        "slowdown": view.slowdown,
-        "slowdown_predicted": view.slowdown_predicted,
-        **_percentiles(process.wait.past),
-    }
+    wait_p50, wait_p95 = _percentiles(process.wait.past)
+    charged = MemoryProfile(persistent=view.persistent, ephemeral=view.ephemeral, framework=view.framework)
+    said = believe_page(process.page, most=process.most_bytes, charged=charged, attained=view.attained)
+    return SessionStatus(
+        id=view.id,
+        user=view.user,
+        state=str(view.state),
+        kernel_id=process.kernel or view.id,
+        lingering=process.lingers_until is not None,
+        lingering_seconds=None if process.lingers_until is None else max(0.0, process.lingers_until - now),
+        idle_seconds=0.0 if process.used_at is None else now - process.used_at,
+        notebook=process.notebook,
+        client_key=process.client_key,
+        lane=view.lane,
+        lane_note=process.lane_note,
+        persistent_bytes=said.persistent,
+        ephemeral_bytes=said.ephemeral,
+        framework_bytes=said.framework,
+        live_bytes=said.live,
+        offloaded_bytes=process.offload.bytes,
+        offload_note=process.offload.stayed or process.offload.declined,
+        offloads=process.offload.num_offloads,
+        restores=process.offload.num_restores,
+        offload_seconds=process.offload.offload_seconds,
+        restore_seconds=process.offload.restore_seconds,
+        iterations=said.iterations,
+        iteration_seconds=view.iteration_seconds,
+        attained_service_seconds=view.attained,
+        ungranted_service_seconds=process.ungranted,
+        queue_position=view.queue_position,
+        waiting_for=view.waiting_for,
+        memory_wait_seconds=view.memory_wait_seconds,
+        remaining_seconds=view.remaining_seconds,
+        remaining_from=view.remaining_from,
+        utilisation=view.utilisation,
+        utilisation_predicted=view.utilisation_predicted,
+        slowdown=view.slowdown,
+        slowdown_predicted=view.slowdown_predicted,
+        wait_p50_seconds=wait_p50,
+        wait_p95_seconds=wait_p95,
+    )
 
 
-def _user(view: UserView, record: UserRecord, device: Device, sessions: list[dict[str, Any]]) -> dict[str, Any]:
-    usable = device.capacity_bytes - device.reserve_bytes
-    return {
-        "name": view.id,
-        "share": view.share,
-        "quota_bytes": usable if view.quota is None else view.quota,
-        "persistent_bytes": sum(entry["persistent_bytes"] for entry in sessions),
-        "ephemeral_bytes": sum(entry["ephemeral_bytes"] for entry in sessions),
-        "framework_bytes": sum(entry["framework_bytes"] for entry in sessions),
-        "shelf_bytes": view.shelf,
-        "offloaded_bytes": sum(entry["offloaded_bytes"] for entry in sessions),
-        "attained_service_seconds": record.attained_before + view.attained,
-        "iterations": record.iterations_before + sum(entry["iterations"] for entry in sessions),
-        "peak_bytes": record.peak_bytes,
-        **_percentiles(record.waits),
-    }
+def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:
+    wait_p50, wait_p95 = _percentiles(record.waits)
+    return UserStatus(
+        name=view.id,
+        share=view.share,
+        quota_bytes=quota_of(record.limits, device),
+        persistent_bytes=sum(entry.persistent_bytes for entry in sessions),
+        ephemeral_bytes=sum(entry.ephemeral_bytes or 0 for entry in sessions),
+        framework_bytes=sum(entry.framework_bytes for entry in sessions),
+        shelf_bytes=view.shelf,
+        offloaded_bytes=sum(entry.offloaded_bytes for entry in sessions),
+        attained_service_seconds=record.attained_before + view.attained,
+        iterations=record.iterations_before + sum(entry.iterations for entry in sessions),
+        peak_bytes=record.peak_bytes,
+        wait_p50_seconds=wait_p50,
+        wait_p95_seconds=wait_p95,
+    )
 
 
-def _percentiles(waits: Sequence[float]) -> dict[str, float | None]:
-    """Return how long grants were waited for; None before the first."""
+def _percentiles(waits: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the median and the 95th percentile of waits for grants; None before the first."""
     if not waits:
-        return {"wait_p50_seconds": None, "wait_p95_seconds": None}
+        return None, None
     # numpy's import would be waited for at every start; a single wait is all there is to tell, twice
     marks = statistics.quantiles(waits if len(waits) > 1 else 2 * list(waits), n=20, method="inclusive")
-    return {"wait_p50_seconds": marks[9], "wait_p95_seconds": marks[18]}
+    return marks[9], marks[18]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.status.document import StatusDocument, pack_status
 
 #: the shortest interval between two views, seconds
 _SHORTEST = 0.1
@@ -22,7 +22,7 @@ class StatusStream:
         Returns what a user may see now.
     """
 
-    def __init__(self, view: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, view: Callable[[str], StatusDocument]) -> None:
         self._view = view
         #: by process
         self._watching: dict[str, asyncio.Task[None]] = {}
@@ -48,5 +48,5 @@ class StatusStream:
     async def _send(self, process: SessionHandle, interval: float) -> None:
         while process.user is not None:
             if process.has_read_all:  # a view is worth nothing once there is a newer one
-                process.send(protocol.View(status=self._view(process.user)))
+                process.send(protocol.View(status=pack_status(self._view(process.user))))
             await asyncio.sleep(interval)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.status.text import expected_wait, usual_wait
 
 #: seconds until waiting sessions are first notified, and between looks at what has changed
@@ -30,7 +30,7 @@ class WaitNotifier:
         Returns the status document.
     """
 
-    def __init__(self, sessions: Mapping[str, SessionHandle], status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, sessions: Mapping[str, SessionHandle], status: Callable[[], StatusDocument]) -> None:
         self._sessions = sessions
         self._status = status
         self._due: asyncio.TimerHandle | None = None
@@ -51,14 +51,14 @@ class WaitNotifier:
             return
         now = asyncio.get_running_loop().time()
         status = self._status()
-        running = sorted({session["user"] for session in status["sessions"] if session["state"] == "running"})
-        for session in status["sessions"]:
-            process = self._sessions[session["id"]]
-            if process.wait.since is None or session["waiting_for"] is None:
+        running = sorted({session.user for session in status.sessions if session.state == "running"})
+        for session in status.sessions:
+            process = self._sessions[session.id]
+            if process.wait.since is None or session.waiting_for is None:
                 continue
             message = protocol.Waiting(
-                reason=session["waiting_for"],
-                position=session["queue_position"],
+                reason=session.waiting_for,
+                position=session.queue_position,
                 holder=", ".join(running) or None,
                 expected_seconds=expected_wait(session, status),
                 usual_seconds=usual_wait(session, status),

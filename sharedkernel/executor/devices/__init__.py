@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
+from sharedkernel.status.document import DeviceDetails
 
 
 class SessionControl(Protocol):
@@ -116,5 +117,5 @@ class ServedDevice(Protocol):
     async def resume(self, process: SessionHandle) -> None:
         """Bring back what :meth:`suspend` freed, before the session restores the rest; does nothing else."""
 
-    def status(self) -> dict[str, Any]:
+    def details(self) -> DeviceDetails:
         """Return more fields for `device` in the status document."""

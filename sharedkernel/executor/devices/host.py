@@ -13,7 +13,6 @@ import platform
 import resource
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -25,6 +24,7 @@ from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.lifted import LimitTampering
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Allowance, Device, Limits
+from sharedkernel.status.document import DeviceDetails
 from sharedkernel.units import format_bytes
 
 #: private memory allowed besides what the figures say: stacks of new threads, fragments of the heap, what is allocated
@@ -130,9 +130,11 @@ class HostLimits:
     async def resume(self, process: SessionHandle) -> None:
         """Bring nothing back."""
 
-    def status(self) -> dict[str, Any]:
-        """Say that lanes count bytes here and share none."""
-        return {"lanes_shared": False, "lanes_shared_reason": "on the host device every process has its own heap."}
+    def details(self) -> DeviceDetails:
+        """Return that lanes count bytes here and share none."""
+        return DeviceDetails(
+            lanes_shared=False, lanes_shared_reason="on the host device every process has its own heap."
+        )
 
     @staticmethod
     def _notify(session: SessionHandle, allowance: Allowance) -> None:

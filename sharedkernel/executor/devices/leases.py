@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota import quota_of, used_by
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 
@@ -25,12 +26,12 @@ NUM_HOLDERS = 3
 WORTH_TELLING_BYTES = 1 << 20
 
 
-def _holders(by_user: Mapping[str, list[SessionHandle]], shelves: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the users who hold most, one more than a session is told, each with the bytes of all their sessions."""
+def _held(by_user: Mapping[str, list[SessionHandle]], shelves: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes that each user has on the device."""
     held = dict(shelves)
     for user, own in by_user.items():
-        held[user] = held.get(user, 0) + sum(session.own_bytes + session.memory.framework for session in own)
-    return heapq.nlargest(NUM_HOLDERS + 1, held.items(), key=lambda holder: holder[1])
+        held[user] = held.get(user, 0) + used_by(own) + sum(session.memory.framework for session in own)
+    return held
 
 
 class Leases:
@@ -46,44 +47,39 @@ class Leases:
 
     def __init__(self, device: Device, notify: Callable[[SessionHandle, Allowance], None]) -> None:
         self._device = device
-        self._usable = device.capacity_bytes - device.reserve_bytes
         self._notify = notify
         self._warned: dict[str, int] = {}
 
     def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
         """Lease anew to all *sessions*, of which those named in *busy* have a cell open."""
-        all_sessions = list(sessions)
-        held = sum(session.own_bytes + session.memory.framework for session in all_sessions) + sum(shelves.values())
         by_user: dict[str, list[SessionHandle]] = {}
-        for session in all_sessions:
+        for session in sessions:
             by_user.setdefault(session.user or "", []).append(session)
-        free, holders = max(0, self._usable - held), _holders(by_user, shelves)
+        held = _held(by_user, shelves)
+        free = max(0, self._device.usable_bytes - sum(held.values()))
+        holders = heapq.nlargest(NUM_HOLDERS + 1, held.items(), key=lambda holder: holder[1])
         for user, own in by_user.items():
             others = tuple(holder for holder in holders if holder[0] != user)[:NUM_HOLDERS]
             self._update_user(own, busy, free=free, shelf=shelves.get(user, 0), holders=others)
 
-    def quota_of(self, limits: Limits | None) -> int:
-        """Return a user's quota in bytes: what was set, or all there is to have."""
-        return self._usable if limits is None or limits.quota_bytes is None else limits.quota_bytes
-
     def warn_of_quota(self, limits: Limits) -> None:
         """Warn in the log, once, that a user's quota is more than the device can ever give."""
-        quota = self.quota_of(limits)
-        if quota > self._usable and self._warned.get(limits.user) != quota:
+        quota = quota_of(limits, self._device)
+        if quota > self._device.usable_bytes and self._warned.get(limits.user) != quota:
             self._warned[limits.user] = quota
             log.warning(
                 "the quota of %s, %s, is more than this device can give (%s); name a smaller quota, or more with "
                 "--capacity.",
                 limits.user,
                 format_bytes(quota),
-                format_bytes(self._usable),
+                format_bytes(self._device.usable_bytes),
             )
 
     def _update_user(
         self, own: list[SessionHandle], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
     ) -> None:
-        quota = self.quota_of(own[0].limits)
-        used = shelf + sum(session.own_bytes for session in own)
+        quota = quota_of(own[0].limits, self._device)
+        used = shelf + used_by(own)
         remainder = max(0, min(quota - used, free))
         working = [session for session in own if session.session in busy] or own
         for session in own:
@@ -91,7 +87,7 @@ class Leases:
             allowance = Allowance(
                 limit_bytes=session.own_bytes + growth,
                 quota_bytes=quota,
-                others_bytes=used - session.own_bytes,
+                others_bytes=max(0, used - session.own_bytes),
                 capacity_bytes=self._device.capacity_bytes,
                 holders=holders,
             )

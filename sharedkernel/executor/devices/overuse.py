@@ -4,8 +4,7 @@ Torch's own memory is bounded where it is allocated. This is about the rest: lib
 the driver themselves. NVML says what each process holds; what is neither torch's nor a context's counts to its user's
 quota, too. Beyond that the session that holds most of it is warned in its notebook, then offloaded if it is idle, then
 ended, with `patience` seconds between these steps; who gets back below is forgiven. Where NVML cannot tell processes
-apart nobody is accused. What torch holds a session says itself; a lie about it gains no more than is there for a lie
-about anything else in its own process, and is bounded by what the device has.
+apart nobody is accused. What torch holds a session says itself; that counts up to what its user can have.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ from dataclasses import dataclass
 
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
-from sharedkernel.executor.devices.leases import Leases
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota import quota_of, used_by
+from sharedkernel.executor.processes.sanitize import within
 from sharedkernel.ipc.shared_page import Word
+from sharedkernel.protocol import Device
 from sharedkernel.units import format_bytes
 
 #: device memory that a process may hold besides torch's before it counts: its context, libraries' code
@@ -38,16 +39,16 @@ class Overuse:
 
     Parameters
     ----------
-    leases
-        Knows the quotas.
+    device
+        The device that is shared.
     control
         Carries the steps out.
     patience
         Seconds between them.
     """
 
-    def __init__(self, leases: Leases, control: SessionControl, patience: float) -> None:
-        self._leases = leases
+    def __init__(self, device: Device, control: SessionControl, patience: float) -> None:
+        self._device = device
         self._control = control
         self._escalation = Escalation(patience)
 
@@ -65,13 +66,13 @@ class Overuse:
         """Return the one session by which a user exceeds their quota outside torch, if they do."""
         outside = {process.process: _outside(process, used) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
-        total = sum(process.own_bytes for process in own) + sum(outside.values())
-        beyond = min(outside[worst.process], total - self._leases.quota_of(worst.limits))
+        total = used_by(own) + sum(outside.values())
+        beyond = min(outside[worst.process], total - quota_of(worst.limits, self._device))
         return _Excess(worst, outside[worst.process], beyond) if beyond > 0 else None
 
     def _take(self, step: EscalationStep, excess: _Excess) -> None:
         process = excess.process
-        quota = format_bytes(self._leases.quota_of(process.limits))
+        quota = format_bytes(quota_of(process.limits, self._device))
         what = (
             f"{format_bytes(excess.outside)} on the device outside PyTorch, {format_bytes(excess.beyond)} beyond what "
             f"your quota of {quota} leaves"
@@ -81,4 +82,5 @@ class Overuse:
 
 def _outside(process: SessionHandle, used: Mapping[int, int]) -> int:
     """Return what a session holds that is neither torch's nor its context's, in bytes."""
-    return max(0, used.get(process.pid, 0) - max(0, process.page.words[Word.RESERVED]) - CONTEXT_BYTES)
+    torchs = within(process.page.words[Word.RESERVED], process.most_bytes)
+    return max(0, used.get(process.pid, 0) - torchs - CONTEXT_BYTES)

@@ -27,6 +27,7 @@ from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import LaneId, SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
+from sharedkernel.status.refusals import explain_shortage
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -96,8 +97,8 @@ class SessionActions:
             case actions.Summon(session=session):
                 self._sessions[session].page.words[Word.SUMMONED] = 1
                 self._sessions[session].send_signal(FORCE_SIGNAL)
-            case actions.Refuse(session=session, reason=reason, message=message):
-                self._refuse(self._sessions[session], reason, message)
+            case actions.Refuse(session=session, shortage=shortage):
+                self._refuse(self._sessions[session], shortage.reason, explain_shortage(shortage))
             case actions.Offload(session=session):
                 return Effects(self._offload(self._sessions[session]))
             case actions.Restore(session=session):

@@ -18,6 +18,8 @@ from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
+from sharedkernel.executor.processes.quota import most_of
+from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
@@ -25,6 +27,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import Snapshot
+from sharedkernel.status.document import RecentTimeline
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -83,7 +86,7 @@ class SessionController:
         self.users.set_limits(limits)
         for process in self.sessions.values():
             if process.user == limits.user:
-                process.limits = limits
+                process.limits, process.most_bytes = limits, most_of(limits, self._served.device)
         self._driver.handle(configured)
 
     def totals(self) -> list[UserTotals]:
@@ -123,7 +126,8 @@ class SessionController:
 
     def remove(self, process: SessionHandle) -> None:
         """Release a process that ended."""
-        self.users.records[process.user or ""].iterations_before += process.shown(Word.ITERATIONS)
+        attained = self._driver.scheduler.sessions[id_of(process)].service.attained
+        self.users.records[process.user or ""].iterations_before += believe_iterations(process.page, attained)
         del self.sessions[process.session or ""]
         if self._served.lane_server is not None:
             self._served.lane_server.ended(process)
@@ -298,6 +302,11 @@ class SessionController:
         await self._driver.wait_for_change()
 
     @property
+    def revision(self) -> int:
+        """A number that changes with every event."""
+        return self._driver.revision
+
+    @property
     def config(self) -> SchedulerConfig:
         """How the device is scheduled now."""
         return self._driver.scheduler.config
@@ -306,7 +315,7 @@ class SessionController:
         """Return the views of all sessions, users and lanes as the core has them now."""
         return self._driver.scheduler.snapshot(self._driver.now())
 
-    def timeline(self, user: str) -> dict[str, Any]:
+    def timeline(self, user: str) -> RecentTimeline:
         """Return the last minutes as *user* may see them."""
         return self._driver.timeline.recent(self._driver.now(), user)
 

@@ -60,7 +60,7 @@ class Counters:
     def count(self, action: actions.Action) -> None:
         """Count *action*."""
         if isinstance(action, actions.Refuse):
-            self._refusals[action.reason] += 1
+            self._refusals[action.shortage.reason] += 1
         elif (name := _NAMES.get(type(action))) is not None:
             self._actions[name] += 1
 
@@ -137,6 +137,8 @@ class SchedulerDriver:
         self._target = target
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        #: number of events handled
+        self.revision = 0
         self._handling = False
         #: events that actions caused; their senders are not told of errors
         self._caused: deque[events.Event] = deque()
@@ -178,6 +180,7 @@ class SchedulerDriver:
     def _handle_one(self, event: events.Event) -> None:
         now = self._loop.time()
         decided = self.scheduler.handle(event, now=now)
+        self.revision += 1
         # Before the actions, so that a replay makes the same decisions even if one of them fails.
         try:
             self._log.record(now, event)

@@ -121,10 +121,10 @@ class Offloads:
 
     async def _suspend(self, process: SessionHandle) -> None:
         """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
-        freed = await self._served.suspend(process)
+        freed = min(await self._served.suspend(process), process.memory.framework)  # its page may say anything
         if not freed or process.ended.is_set() or self._state(process) is not SessionState.OFFLOADED:
             return
-        left = msgspec.structs.replace(process.memory, framework=max(0, process.memory.framework - freed))
+        left = msgspec.structs.replace(process.memory, framework=process.memory.framework - freed)
         self._driver.handle(
             events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offload.bytes + freed)
         )

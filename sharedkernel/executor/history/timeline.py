@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.spans import WAITS, Activity, Span, SpanTracker
+from sharedkernel.status.document import OwnActivity, RecentTimeline, TimelineTrack, TrackEntry
 
 #: seconds that one value stands for, and how many are kept
 BIN_SECONDS = 1.0
@@ -89,55 +89,40 @@ class Timeline:
         self._scheduler = scheduler
         self._tracker.follow(now, scheduler)
 
-    def recent(self, now: float, user: str) -> dict[str, Any]:
-        """Return the last minutes as a document for JSON, as *user* may see them.
-
-        Returns
-        -------
-        ``bin_seconds`` and ``bins``
-            What one value stands for, and how many there are in each list; the last one is the present second.
-        ``tracks``
-            A list of ``{"track", "lane", "sessions"}``: lane is the one that has the track now, or null; sessions are
-            ``{"session", "user", "seconds", "percent"}``, where percent lists how much of each second the session ran.
-            Those that ran least are one entry whose session and user are null.
-        ``more_tracks``
-            How many tracks are left out.
-        ``own``
-            What else *user*'s sessions did: ``{"session", "activity", "seconds", "percent"}``.
-        ``num_waiting``
-            How many sessions waited, on average over each second.
-        """
+    def recent(self, now: float, user: str) -> RecentTimeline:
+        """Return the last minutes, as *user* may see them: their own activities, the largest of the others' by name."""
         picture = self._picture
         if picture is None or not picture.taken_at <= now < picture.taken_at + _FRESH_SECONDS:
             picture = self._picture = self._take_picture(now)
         tracks = _tracks(picture, user)
         own = [strip for strip in picture.strips if strip.track is None and strip.user == user]
-        return {
-            "bin_seconds": BIN_SECONDS,
-            "bins": self._num_bins,
-            "tracks": [
-                {
-                    "track": track,
-                    "lane": picture.lanes.get(track),
-                    "sessions": [
-                        {name: getattr(strip, name) for name in ("session", "user", "seconds", "percent")}
+        return RecentTimeline(
+            bin_seconds=BIN_SECONDS,
+            bins=self._num_bins,
+            tracks=[
+                TimelineTrack(
+                    track=track,
+                    lane=picture.lanes.get(track),
+                    sessions=[
+                        TrackEntry(session=strip.session, user=strip.user, seconds=strip.seconds, percent=strip.percent)
                         for strip in _largest(strips, user)
                     ],
-                }
+                )
                 for track, strips in sorted(tracks[:_MOST_TRACKS])
             ],
-            "more_tracks": max(0, len(tracks) - _MOST_TRACKS),
-            "own": [
-                {
-                    "session": strip.session,
-                    "activity": str(strip.activity),
-                    "seconds": strip.seconds,
-                    "percent": strip.percent,
-                }
+            more_tracks=max(0, len(tracks) - _MOST_TRACKS),
+            own=[
+                OwnActivity(
+                    session=strip.session,
+                    activity=str(strip.activity),
+                    seconds=strip.seconds,
+                    percent=strip.percent,
+                )
                 for strip in sorted(own, key=lambda strip: -strip.seconds)[:_MOST_OWN]
+                if strip.session is not None
             ],
-            "num_waiting": picture.num_waiting,
-        }
+            num_waiting=picture.num_waiting,
+        )
 
     def _take_picture(self, now: float) -> _Picture:
         for span in self._tracker.under_way(now):

@@ -143,10 +143,6 @@ class Isolation:
         """Whether processes of the user id *uid* may ask for anything."""
         return uid in (0, os.getuid()) or (self.gateway is not None and uid == self.gateway.pw_uid)
 
-    def status(self) -> dict[str, str]:
-        """Return what the status document says of it."""
-        return {"isolation": self.kind, "isolation_note": self.sentence}
-
     def check_python(self, python: str, folders: Sequence[str]) -> None:
         """See that other accounts can use the interpreter *python* and import from *folders*.
 

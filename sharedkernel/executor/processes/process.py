@@ -15,7 +15,7 @@ import psutil
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, WaitProgress
-from sharedkernel.executor.processes.sanitize import MOST_BYTES
+from sharedkernel.executor.processes.sanitize import MOST_BYTES, within
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Limits, Memory, SessionIdentity, SessionRecord
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
@@ -85,6 +85,8 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     ungranted: float = 0.0
     #: why its iterations use no lane whose bytes others share, for people; None: they do, or nothing is known yet
     lane_note: str | None = None
+    #: most bytes that its user can have on this device; the controller sets it
+    most_bytes: int = MOST_BYTES
     #: somebody asked for its end, so it is no surprise
     end_asked: bool = False
     #: slug and sentence, where this executor ended it of its own accord
@@ -95,10 +97,6 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     sent_allowance: protocol.Allowance | None = None
     #: readable once it has ended
     pidfd: int | None = None
-
-    def shown(self, word: Word) -> int:
-        """Return what its page says, as far as that can be: the page is the session's to write."""
-        return min(max(0, self.page.words[word]), MOST_BYTES)
 
     @property
     def live_bytes(self) -> int:
@@ -111,8 +109,7 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
         return self._claimed(Word.PERSISTENT)
 
     def _claimed(self, word: Word) -> int:
-        quota = None if self.limits is None else self.limits.quota_bytes
-        return min(self.shown(word), MOST_BYTES if quota is None else max(quota, self.memory.persistent))
+        return within(self.page.words[word], max(self.most_bytes, self.memory.persistent))
 
     @property
     def own_bytes(self) -> int:

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from sharedkernel import protocol
+from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Memory
+from sharedkernel.scheduling.model.types import MemoryProfile
 
 _M = TypeVar("_M", bound=protocol.Message)
 
@@ -34,6 +37,9 @@ _TEXTS = {"message": 300, "kept": 300, "source": 100}
 _REASONS = ("busy", "threads", "tasks", "nothing", "disk", "unsafe")
 #: more bytes than any machine has; what is added to them still fits into the system's own numbers
 MOST_BYTES = 1 << 50
+#: device-seconds that an iteration takes at least; those of grants shorter than the clock can tell, or in flight, are
+#: none too many
+_SHORTEST_ITERATION, _UNSEEN_ITERATIONS = 1e-6, 10_000
 
 
 def believe(message: _M, *, quota: int, before: Memory, seen: Callable[[], int]) -> _M:
@@ -57,11 +63,11 @@ def believe(message: _M, *, quota: int, before: Memory, seen: Callable[[], int])
         if isinstance(value, Memory):
             changes[name] = _believe_memory(value, quota=quota, before=before, seen=seen)
         elif name in _BYTES:
-            changes[name] = _within(value, quota)
+            changes[name] = within(value, quota)
         elif name == "offloaded_bytes":
-            changes[name] = _within(value, quota if value <= quota else max(quota, seen()))
+            changes[name] = within(value, quota if value <= quota else max(quota, seen()))
         elif name == "data_bytes":
-            changes[name] = _within(value, MOST_BYTES)  # for its own limit only
+            changes[name] = within(value, MOST_BYTES)  # for its own limit only
         elif name in _NOT_NEGATIVE:
             changes[name] = max(type(value)(0), value) if value < math.inf else type(value)(0)
         elif name in _KNOWN_OR_NOT and value is not None:
@@ -75,14 +81,62 @@ def believe(message: _M, *, quota: int, before: Memory, seen: Callable[[], int])
     return msgspec.structs.replace(message, **changes) if changes else message
 
 
-def _believe_memory(memory: Memory, *, quota: int, before: Memory, seen: Callable[[], int]) -> Memory:
-    return Memory(
-        # More than the quota only what is really there: the quota may have been lowered since.
-        persistent=_within(memory.persistent, quota if memory.persistent <= quota else max(quota, seen())),
-        ephemeral=None if memory.ephemeral is None else _within(memory.ephemeral, quota),
-        framework=_within(memory.framework, before.framework if memory.framework <= before.framework else seen()),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFigures:
+    """What counts of the figures in a session's page; bytes, and iterations."""
+
+    persistent: int
+    #: the most that an iteration needed, and what is in use right now
+    ephemeral: int
+    live: int
+    framework: int
+    iterations: int
+
+
+def believe_page(page: Page, *, most: int, charged: MemoryProfile, attained: float) -> PageFigures:
+    """Return the figures of a session's page, as far as they can be true.
+
+    They are newer than what was measured last. The session can write anything there at any time, so they count between
+    what it is charged with and what its user can have.
+
+    Parameters
+    ----------
+    page
+        Written by the session.
+    most
+        Bytes that its user can have.
+    charged
+        What the core has it charged with.
+    attained
+        Device-seconds that it was served, by the executor's clock.
+    """
+    words = page.words
+    most = max(most, charged.persistent)
+    live = within(words[Word.LIVE], most)
+    return PageFigures(
+        persistent=max(charged.persistent, within(words[Word.PERSISTENT], most)),
+        # Before the end of a session's first iteration no peak is known, but what lives now is no less of it.
+        ephemeral=max(charged.ephemeral or 0, within(words[Word.EPHEMERAL], most), live),
+        live=live,
+        framework=charged.framework,
+        iterations=believe_iterations(page, attained),
     )
 
 
-def _within(value: int, most: int) -> int:
+def believe_iterations(page: Page, attained: float) -> int:
+    """Return how many iterations a session has done that was served *attained* device-seconds."""
+    return within(page.words[Word.ITERATIONS], _UNSEEN_ITERATIONS + int(attained / _SHORTEST_ITERATION))
+
+
+def _believe_memory(memory: Memory, *, quota: int, before: Memory, seen: Callable[[], int]) -> Memory:
+    return Memory(
+        # More than the quota only what is really there: the quota may have been lowered since.
+        persistent=within(memory.persistent, quota if memory.persistent <= quota else max(quota, seen())),
+        ephemeral=None if memory.ephemeral is None else within(memory.ephemeral, quota),
+        framework=within(memory.framework, before.framework if memory.framework <= before.framework else seen()),
+    )
+
+
+def within(value: int, most: int) -> int:
+    """Return *value*, but no less than 0 and no more than *most*."""
     return min(max(0, value), most)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota import quota_of, used_by
 from sharedkernel.protocol import Device
+from sharedkernel.status.refusals import explain_quota
 from sharedkernel.units import format_bytes
 
 
@@ -62,26 +64,29 @@ class Room:
                 reason="memory",
             )
         raise QuotaExceeded(
-            f"{needs}: your quota is {format_bytes(self.quota)}, your sessions use {format_bytes(self.sessions)}, your "
-            f"shelf {format_bytes(charged)}. Nothing was changed: {advice}."
+            explain_quota(
+                needs,
+                self.quota,
+                sessions=self.sessions,
+                shelf=charged,
+                outcome="Nothing was changed",
+                advice=advice,
+            )
         )
 
 
 def room_for(user: str, sessions: Collection[SessionHandle], device: Device) -> Room:
     """Return what the shelf of *user* has to fit into beside all *sessions* on *device*."""
     own = [process for process in sessions if process.user == user]
-    usable = device.capacity_bytes - device.reserve_bytes
-    quotas = [process.limits.quota_bytes for process in own if process.limits is not None]
-    resident = sum(_used_bytes(process) + process.memory.framework for process in sessions)
+    by_user: dict[str | None, list[SessionHandle]] = {}
+    for process in sessions:
+        by_user.setdefault(process.user, []).append(process)
+    resident = sum(used_by(each, by_page=True) for each in by_user.values())
+    resident += sum(process.memory.framework for process in sessions)
     # Shelves leave room for the largest iteration, or there would be sessions that could never run again.
     iteration = max((process.memory.ephemeral or 0 for process in sessions), default=0)
     return Room(
-        quota=usable if not quotas or quotas[0] is None else quotas[0],
-        sessions=sum(map(_used_bytes, own)),
-        device=usable - resident - iteration,
+        quota=quota_of(own[0].limits if own else None, device),
+        sessions=used_by(own, by_page=True),
+        device=device.usable_bytes - resident - iteration,
     )
-
-
-def _used_bytes(process: SessionHandle) -> int:
-    """Return what a session has and may keep: as it was leased, or as its own page says, which is newer."""
-    return max(process.own_bytes, process.persistent_bytes + process.live_bytes)

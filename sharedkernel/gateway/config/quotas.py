@@ -261,7 +261,6 @@ class Quotas:
             user=user,
             quota_bytes=None if memory is None else parse_bytes(memory, whole=capacity_bytes),
             share=values["share"],
-            sessions=values["sessions"],
             priority=values["priority"],
             group=next(iter(self._groups_of(user)), None),
             offload_after=None if values["offload_after"] == NEVER else values["offload_after"],

@@ -25,6 +25,7 @@ from sharedkernel.gateway.fleet.placement import NotebookHistory, choose, shelf_
 from sharedkernel.ipc.executor_client import ELSEWHERE, ExecutorClient
 from sharedkernel.paths import LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.protocol import SessionDied
+from sharedkernel.status.document import StatusDocument
 
 #: name of the only executor, where the configuration names none
 ONLY = ""
@@ -84,7 +85,7 @@ class Executors:
         #: names of users with entries on each device's shelf, at its last answer
         self._shelf_owners: dict[str, set[str]] = {}
         #: unanswered requests for the status by device, with the time of each
-        self._asked: dict[str, dict[asyncio.Task[dict[str, Any]], float]] = {name: {} for name in self._clients}
+        self._asked: dict[str, dict[asyncio.Task[StatusDocument], float]] = {name: {} for name in self._clients}
         #: tasks that end at the next change, by device
         self._changes: dict[str, asyncio.Task[None]] = {}
 
@@ -134,7 +135,7 @@ class Executors:
 
     # --- status -------------------------------------------------------------------------------------------------------
 
-    async def status(self, count_sessions: Callable[[str], int]) -> dict[str, Any]:
+    async def status(self, count_sessions: Callable[[str], int]) -> StatusDocument:
         """Return the status document of all devices, nothing hidden.
 
         Parameters
@@ -159,7 +160,7 @@ class Executors:
         }
         return merge(documents, away, list(self._clients), self.placement)
 
-    async def documents(self) -> dict[str, dict[str, Any]]:
+    async def documents(self) -> dict[str, StatusDocument]:
         """Return the status document of each executor that answers in time, by device, in the configuration's order."""
         # Callers never share an answer: a caller that has changed something must see the change.
         asked = {name: self._ask(name) for name in self.connected() if self._is_answering(name)}
@@ -167,7 +168,7 @@ class Executors:
             await asyncio.wait(asked.values(), timeout=_STATUS_TIMEOUT)
         return self._answers(asked)
 
-    def _answers(self, asked: Mapping[str, asyncio.Task[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    def _answers(self, asked: Mapping[str, asyncio.Task[StatusDocument]]) -> dict[str, StatusDocument]:
         documents = {name: asked[name].result() for name in self._clients if name in asked and _succeeded(asked[name])}
         for name, document in documents.items():
             self._history.observe(name, document)
@@ -193,13 +194,13 @@ class Executors:
             if name not in self._changes:
                 self._changes[name] = asyncio.create_task(self._clients[name].wait_for_change())
 
-    def _ask(self, name: str) -> asyncio.Task[dict[str, Any]]:
+    def _ask(self, name: str) -> asyncio.Task[StatusDocument]:
         task = asyncio.create_task(self._clients[name].status())
         self._asked[name][task] = asyncio.get_running_loop().time()
         task.add_done_callback(partial(self._answered, name))
         return task
 
-    def _answered(self, name: str, task: asyncio.Task[dict[str, Any]]) -> None:
+    def _answered(self, name: str, task: asyncio.Task[StatusDocument]) -> None:
         del self._asked[name][task]
         if not task.cancelled():
             task.exception()  # or asyncio would log it, if no caller waits any longer
@@ -262,10 +263,10 @@ class Executors:
         demand = self._history.demand(user, notebook, documents)
         return choose(self.placement, demand, documents, {name: count_in_use(name) for name in documents})
 
-    async def _wait_for_any(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    async def _wait_for_any(self, names: Collection[str]) -> dict[str, StatusDocument]:
         """Return the status documents of those of *names* that answer first; none after the timeout."""
         asked = {name: self._ask(name) for name in names}
-        pending: set[asyncio.Task[dict[str, Any]]] = set(asked.values())
+        pending: set[asyncio.Task[StatusDocument]] = set(asked.values())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PLACEMENT_TIMEOUT):
                 while pending and not any(map(_succeeded, asked.values())):

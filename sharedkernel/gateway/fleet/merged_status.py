@@ -11,37 +11,27 @@ answer, `users` have their sums over all of those, `lanes` and `sessions` are th
   its id at its own executor, and so in the notebooks there;
 - ``devices`` on each user: memory and quota by device, since quotas are by device. A sum can hide that one is full.
 
-Fields that cannot be summed: a user's waits and `peak_bytes` are the largest of any device; other fields are there only
-if the devices agree on them.
+Fields that cannot be summed: a user's waits and `peak_bytes` are the largest of any device, their share, which the
+gateway has sent to all, is the first one's; other fields are there only if the devices agree on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET
 
 from sharedkernel.protocol import Device
+from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
 
-Document = Mapping[str, Any]
-
-#: fields of `device` and of users that are summed
-_SUMMED = frozenset(
-    {
-        "capacity_bytes", "reserve_bytes", "used_bytes", "quota_bytes", "persistent_bytes", "ephemeral_bytes",
-        "framework_bytes", "shelf_bytes", "offloaded_bytes", "attained_service_seconds", "iterations",
-    }
-)  # fmt: skip
-#: fields that are the largest of any device
-_LARGEST = frozenset({"quantum_seconds", "peak_bytes", "wait_p50_seconds", "wait_p95_seconds"})
-#: fields that are joined as text
-_JOINED = frozenset({"kind", "policy"})
-#: fields of a user's entry for each device
-_BY_DEVICE = ("quota_bytes", "persistent_bytes", "ephemeral_bytes", "framework_bytes", "shelf_bytes")
+_Entry = TypeVar("_Entry", DeviceStatus, UserStatus)
 
 
 def merge(
-    documents: Mapping[str, Document], away: Mapping[str, Document], order: Sequence[str], placement: str
-) -> dict[str, Any]:
+    documents: Mapping[str, StatusDocument], away: Mapping[str, DeviceEntry], order: Sequence[str], placement: str
+) -> StatusDocument:
     """Return the document of all devices.
 
     Parameters
@@ -56,25 +46,25 @@ def merge(
         Rule that chooses the device of a new session.
     """
     answering = [name for name in order if name in documents]
-    entries = [_entry(name, documents[name]) if name in documents else away[name] for name in order]
-    device = _combine([documents[name]["device"] for name in answering])
+    device = _combine([documents[name].device for name in answering])
     places = {name: order.index(name) for name in answering}
-    return {
-        "device": {**device, "name": " + ".join(answering)},
-        "devices": entries,
-        "placement": placement,
-        "lanes": [
-            {**lane, "id": unique(lane["id"], places[name], len(order)), "number": lane["id"], "device": name}
+    replace = msgspec.structs.replace
+    return StatusDocument(
+        device=replace(device, name=" + ".join(answering)),
+        devices=[_entry(name, documents[name]) if name in documents else away[name] for name in order],
+        placement=placement,
+        lanes=[
+            replace(lane, id=unique(lane.id, places[name], len(order)), number=lane.id, device=name)
             for name in answering
-            for lane in documents[name]["lanes"]
+            for lane in documents[name].lanes
         ],
-        "users": _users({name: documents[name]["users"] for name in answering}),
-        "sessions": [
-            {**session, "lane": unique(session["lane"], places[name], len(order)), "device": name}
+        users=_users({name: documents[name].users for name in answering}),
+        sessions=[
+            replace(session, lane=unique(session.lane, places[name], len(order)), device=name)
             for name in answering
-            for session in documents[name]["sessions"]
+            for session in documents[name].sessions
         ],
-    }
+    )
 
 
 def unique(lane: int | None, place: int, num_devices: int) -> int | None:
@@ -92,7 +82,7 @@ def unique(lane: int | None, place: int, num_devices: int) -> int | None:
     return None if lane is None else lane * num_devices + place
 
 
-def away_entry(name: str, last_seen: Device | None, num_sessions: int, message: str) -> dict[str, Any]:
+def away_entry(name: str, last_seen: Device | None, num_sessions: int, message: str) -> DeviceEntry:
     """Return the entry of a device whose executor does not answer.
 
     Parameters
@@ -106,74 +96,84 @@ def away_entry(name: str, last_seen: Device | None, num_sessions: int, message: 
     message
         Why it does not answer, and what to do.
     """
-    return {
-        "name": name,
-        "description": None if last_seen is None else last_seen.name,
-        "kind": None if last_seen is None else last_seen.kind,
-        "capacity_bytes": None if last_seen is None else last_seen.capacity_bytes,
-        "reserve_bytes": None if last_seen is None else last_seen.reserve_bytes,
-        "used_bytes": None,
-        "policy": None,
-        "quantum_seconds": None,
-        "available": False,
-        "message": message,
-        "num_sessions": num_sessions,
-    }
+    return DeviceEntry(
+        name=name,
+        description=None if last_seen is None else last_seen.name,
+        kind=None if last_seen is None else last_seen.kind,
+        capacity_bytes=None if last_seen is None else last_seen.capacity_bytes,
+        reserve_bytes=None if last_seen is None else last_seen.reserve_bytes,
+        available=False,
+        message=message,
+        num_sessions=num_sessions,
+    )
 
 
-def _entry(name: str, document: Document) -> dict[str, Any]:
-    device = document["device"]
-    return {
-        **device,
-        "name": name,
-        "description": device["name"],
-        "available": True,
-        "message": None,
-        "num_sessions": len(document["sessions"]),
-    }
+def _entry(name: str, document: StatusDocument) -> DeviceEntry:
+    fields = msgspec.structs.asdict(document.device)
+    named = {"name": name, "description": document.device.name, "num_sessions": len(document.sessions)}
+    return DeviceEntry(**{**fields, **named})
 
 
-def _users(users: Mapping[str, Sequence[Document]]) -> list[dict[str, Any]]:
+def _users(users: Mapping[str, Sequence[UserStatus]]) -> list[UserStatus]:
     """Return all users' entries; a user without an entry on some device uses nothing there."""
-    found: dict[str, dict[str, Document]] = {}
+    found: dict[str, dict[str, UserStatus]] = {}
     for device, entries in users.items():
         for entry in entries:
-            found.setdefault(entry["name"], {})[device] = entry
+            found.setdefault(entry.name, {})[device] = entry
     return [
-        {
-            **_combine(list(by_device.values())),
-            "devices": [
-                {"device": device, **{key: entry[key] for key in _BY_DEVICE if key in entry}}
+        msgspec.structs.replace(
+            _combine(list(by_device.values())),
+            devices=[
+                UserOnDevice(
+                    device=device,
+                    quota_bytes=entry.quota_bytes,
+                    persistent_bytes=entry.persistent_bytes,
+                    ephemeral_bytes=entry.ephemeral_bytes,
+                    framework_bytes=entry.framework_bytes,
+                    shelf_bytes=entry.shelf_bytes,
+                )
                 for device, entry in by_device.items()
             ],
-        }
+        )
         for by_device in found.values()
     ]
 
 
-def _combine(entries: Sequence[Document]) -> dict[str, Any]:
+def _largest(values: Sequence[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    return sum(value for value in values if value is not None)
+
+
+def _join(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(words))
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return values[0]
+
+
+#: how a field of several devices or users becomes one; others are absent unless all agree
+_RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
+    **dict.fromkeys(("capacity_bytes", "reserve_bytes", "used_bytes", "quota_bytes", "persistent_bytes"), _sum),
+    **dict.fromkeys(("ephemeral_bytes", "framework_bytes", "shelf_bytes", "offloaded_bytes"), _sum),
+    **dict.fromkeys(("attained_service_seconds", "iterations"), _sum),
+    **dict.fromkeys(("quantum_seconds", "peak_bytes", "wait_p50_seconds", "wait_p95_seconds"), _largest),
+    **dict.fromkeys(("kind", "policy"), _join),
+    **dict.fromkeys(("name", "share"), _first),
+}
+
+
+def _combine(entries: Sequence[_Entry]) -> _Entry:
     """Return one entry for several of the same kind."""
     combined = {}
-    for key in entries[0]:
-        values = [entry[key] for entry in entries if key in entry]
-        if len(values) == len(entries) and (value := _one(key, values)) is not _DIFFERS:
-            combined[key] = value
-    return combined
+    for name in entries[0].__struct_fields__:
+        values = [getattr(entry, name) for entry in entries]
+        combined[name] = _RULES.get(name, _agreed)(values)
+    return type(entries[0])(**combined)
 
 
-_DIFFERS = object()
-
-
-def _one(key: str, values: Sequence[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    if key in _SUMMED:
-        return sum(known)
-    if key in _LARGEST:
-        return max(known, default=None)
-    if key in _JOINED:
-        return ", ".join(_distinct(str(value) for value in values))
-    return values[0] if all(value == values[0] for value in values) else _DIFFERS
-
-
-def _distinct(words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(words))
+def _agreed(values: Sequence[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else UNSET

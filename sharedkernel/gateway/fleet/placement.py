@@ -19,11 +19,11 @@ loaded device is taken, where cells wait for memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState
+from sharedkernel.status.document import SessionStatus, StatusDocument
 
 #: most notebooks remembered
 _MAX_NOTEBOOKS = 1000
@@ -47,7 +47,7 @@ class NotebookHistory:
     def __init__(self) -> None:
         self._notebooks: dict[tuple[str, str], _Observed] = {}
 
-    def observe(self, device: str, status: Mapping[str, Any]) -> None:
+    def observe(self, device: str, status: StatusDocument) -> None:
         """Record the sessions of a device.
 
         Parameters
@@ -57,22 +57,22 @@ class NotebookHistory:
         status
             Its status document, nothing hidden.
         """
-        for session in status["sessions"]:
-            if session["notebook"] is not None:
-                self._observe(device, session)
+        for session in status.sessions:
+            if session.notebook is not None:
+                self._observe(device, session.notebook, session)
         while len(self._notebooks) > _MAX_NOTEBOOKS:
             del self._notebooks[next(iter(self._notebooks))]
 
-    def _observe(self, device: str, session: Mapping[str, Any]) -> None:
-        key = session["user"], session["notebook"]
+    def _observe(self, device: str, notebook: str, session: SessionStatus) -> None:
+        key = session.user, notebook
         seen = self._notebooks[key] = self._notebooks.pop(key, _Observed())
-        seen.memory = max(seen.memory, memory_of(session) + (session["ephemeral_bytes"] or 0))
+        seen.memory = max(seen.memory, memory_of(session) + (session.ephemeral_bytes or 0))
         if (utilisation := utilisation_of(session)) is not None:
             seen.utilisation = utilisation
-        if session["iteration_seconds"]:
-            seen.seconds[device] = session["iteration_seconds"]
+        if session.iteration_seconds:
+            seen.seconds[device] = session.iteration_seconds
 
-    def demand(self, user: str, notebook: str | None, devices: Mapping[str, Any]) -> Demand:
+    def demand(self, user: str, notebook: str | None, devices: Collection[str]) -> Demand:
         """Return the demand of a new session.
 
         Parameters
@@ -92,7 +92,7 @@ class NotebookHistory:
         )
 
 
-def choose(rule: str, demand: Demand, documents: Mapping[str, Mapping[str, Any]], in_use: Mapping[str, int]) -> str:
+def choose(rule: str, demand: Demand, documents: Mapping[str, StatusDocument], in_use: Mapping[str, int]) -> str:
     """Return the device for a new session.
 
     Parameters
@@ -114,11 +114,11 @@ def choose(rule: str, demand: Demand, documents: Mapping[str, Mapping[str, Any]]
     return states[0].id
 
 
-def _state(name: str, document: Mapping[str, Any], in_use: int, demand: Demand) -> DeviceState:
-    device, sessions = document["device"], document["sessions"]
-    capacity = device["capacity_bytes"] - device["reserve_bytes"]
-    taken = sum(memory_of(session) for session in sessions) + sum(lane["size_bytes"] for lane in document["lanes"])
-    taken += sum(user.get("shelf_bytes", 0) for user in document["users"])
+def _state(name: str, document: StatusDocument, in_use: int, demand: Demand) -> DeviceState:
+    device, sessions = document.device, document.sessions
+    capacity = device.capacity_bytes - device.reserve_bytes
+    taken = sum(memory_of(session) for session in sessions) + sum(lane.size_bytes for lane in document.lanes)
+    taken += sum(user.shelf_bytes for user in document.users)
     known = [value for session in sessions if (value := utilisation_of(session)) is not None]
     typical = sum(known) / len(known) if known else 1.0
     seconds = demand.seconds.get(name, 1.0)
@@ -134,17 +134,16 @@ def _state(name: str, document: Mapping[str, Any], in_use: int, demand: Demand) 
     )
 
 
-def shelf_owners(document: Mapping[str, Any]) -> set[str]:
+def shelf_owners(document: StatusDocument) -> set[str]:
     """Return the names of users with entries on the shelf of a device, from its status document."""
-    return {entry["name"] for entry in document["users"] if entry.get("shelf_bytes")}
+    return {entry.name for entry in document.users if entry.shelf_bytes}
 
 
-def utilisation_of(session: Mapping[str, Any]) -> float | None:
+def utilisation_of(session: SessionStatus) -> float | None:
     """Return how busy (0 to 1) a session of a status document keeps its device alone, measured or else predicted."""
-    seen: float | None = session.get("utilisation")
-    return session.get("utilisation_predicted") if seen is None else seen
+    return session.utilisation_predicted if session.utilisation is None else session.utilisation
 
 
-def memory_of(session: Mapping[str, Any]) -> int:
+def memory_of(session: SessionStatus) -> int:
     """Return the bytes that a session of a status document holds between iterations."""
-    return int(session["persistent_bytes"] + session["framework_bytes"])
+    return session.persistent_bytes + session.framework_bytes

@@ -103,7 +103,7 @@ class FleetRules:
         documents = await self._executors.documents()
         if not documents:
             raise self._executors.unavailable()
-        return {name: document["device"]["policy"] for name, document in documents.items()}
+        return {name: document.device.policy for name, document in documents.items()}
 
     async def set_policy(self, policy: str) -> None:
         """Apply another policy on all connected executors, each until it ends.

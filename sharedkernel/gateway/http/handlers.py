@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
+import msgspec
 from jupyter_client.jsonutil import json_default
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler
@@ -29,7 +30,6 @@ from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.scheduling.policies.builtin import POLICIES
-from sharedkernel.status.document import visible_to
 from sharedkernel.units import parse_duration
 
 
@@ -172,7 +172,7 @@ class StatusHandler(GatewayHandler):
         """Return the status document, as this user may see it."""
         status = await kernel_manager_of(self).status()
         user = self.current_user
-        self.finish(json.dumps(status if user.admin else visible_to(status, user.username)))
+        self.finish(msgspec.json.encode(status if user.admin else status.visible_to(user.username)))
 
 
 class OffloadHandler(GatewayHandler):

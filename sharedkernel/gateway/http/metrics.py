@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sharedkernel.protocol import Counts
+from sharedkernel.status.document import StatusDocument
 
 #: seconds between measurements of the event loop's lag
 _LAG_INTERVAL = 0.5
@@ -67,7 +67,7 @@ class DeviceMetrics:
     """
 
     def __init__(
-        self, documents: Mapping[str, Mapping[str, Any]], counts: Mapping[str, Counts], devices: Iterable[str]
+        self, documents: Mapping[str, StatusDocument], counts: Mapping[str, Counts], devices: Iterable[str]
     ) -> None:
         self._documents = documents
         self._counts = counts
@@ -95,11 +95,11 @@ class DeviceMetrics:
         ):
             family = GaugeMetricFamily(f"sharedkernel_device_{field}", text, labels=["device"])
             for device, document in self._documents.items():
-                family.add_metric([device], document["device"][field])
+                family.add_metric([device], getattr(document.device, field))
             yield family
         lanes = GaugeMetricFamily("sharedkernel_lanes", "Lanes on the device.", labels=["device"])
         for device, document in self._documents.items():
-            lanes.add_metric([device], len(document["lanes"]))
+            lanes.add_metric([device], len(document.lanes))
         yield lanes
 
     def _collect_users(self) -> Iterable[Metric]:
@@ -111,19 +111,19 @@ class DeviceMetrics:
             "sharedkernel_user_service_seconds", "Device time of a user's sessions.", labels=["device", "user"]
         )
         for device, document in self._documents.items():
-            for user in document["users"]:
+            for user in document.users:
                 for field, kind in _KINDS.items():
-                    memory.add_metric([device, user["name"], kind], user.get(field, 0))
-                quota.add_metric([device, user["name"]], user["quota_bytes"])
-                service.add_metric([device, user["name"]], user["attained_service_seconds"])
+                    memory.add_metric([device, user.name, kind], getattr(user, field))
+                quota.add_metric([device, user.name], user.quota_bytes or 0)
+                service.add_metric([device, user.name], user.attained_service_seconds)
         yield from (memory, quota, service)
 
     def _collect_sessions(self) -> Metric:
         sessions = GaugeMetricFamily("sharedkernel_sessions", "Sessions, by state.", labels=["device", "user", "state"])
         for device, document in self._documents.items():
             numbers: dict[tuple[str, str], int] = {}
-            for session in document["sessions"]:
-                key = session["user"], session["state"]
+            for session in document.sessions:
+                key = session.user, session.state
                 numbers[key] = numbers.get(key, 0) + 1
             for (user, state), number in numbers.items():
                 sessions.add_metric([device, user, state], number)

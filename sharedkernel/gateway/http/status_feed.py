@@ -22,7 +22,7 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
-from sharedkernel.status.document import visible_to
+from sharedkernel.status.document import StatusDocument
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _INTERVALS = (0.2, 1.0)
 class StatusWatcher(Protocol):
     """A client of the status feed."""
 
-    def show(self, document: StatusDocument) -> None:
+    def show(self, document: FeedText) -> None:
         """Send *document*."""
 
     def close(self, code: int | None = None, reason: str | None = None) -> None:
@@ -55,13 +55,13 @@ class StatusFeed:
 
     def __init__(
         self,
-        ask: Callable[[], Awaitable[dict[str, Any]]],
+        ask: Callable[[], Awaitable[StatusDocument]],
         wait_for_change: Callable[[float], Awaitable[None]],
     ) -> None:
         self._ask = ask
         self._wait_for_change = wait_for_change
         #: the last document; None while there are no watchers
-        self._document: StatusDocument | None = None
+        self._document: FeedText | None = None
         self._watchers: set[StatusWatcher] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -82,10 +82,10 @@ class StatusFeed:
         shortest, longest = _INTERVALS
         while self._watchers:
             try:
-                status = await self._ask()
+                status: StatusDocument | FeedTrouble = await self._ask()
             except SharedKernelError as error:
-                status = {"message": str(error), "reason": error.reason}
-            self._document = StatusDocument(status)
+                status = FeedTrouble(message=str(error), reason=error.reason)
+            self._document = FeedText(status)
             for watcher in list(self._watchers):
                 watcher.show(self._document)
             await asyncio.sleep(shortest)
@@ -103,7 +103,14 @@ class StatusFeed:
             watcher.close(_CLOSE_CODE, "the gateway had an error, see its log")
 
 
-class StatusDocument:
+class FeedTrouble(msgspec.Struct, frozen=True, kw_only=True):
+    """An error in the place of a status document."""
+
+    message: str
+    reason: str
+
+
+class FeedText:
     """A status document, or an error in its place, serialized for those who see it.
 
     Parameters
@@ -112,16 +119,17 @@ class StatusDocument:
         The document, nothing hidden.
     """
 
-    def __init__(self, status: dict[str, Any]) -> None:
+    def __init__(self, status: StatusDocument | FeedTrouble) -> None:
         self._status = status
         self._texts: dict[str | None, bytes] = {}
 
     def text_for(self, user: GatewayUser) -> bytes:
         """Return the JSON that *user* may see."""
-        name = None if user.admin or "sessions" not in self._status else user.username
+        status = self._status
+        name = None if user.admin or isinstance(status, FeedTrouble) else user.username
         if name not in self._texts:
-            status = self._status if name is None else visible_to(self._status, name)
-            self._texts[name] = msgspec.json.encode(status)
+            visible = status.visible_to(name) if name is not None and isinstance(status, StatusDocument) else status
+            self._texts[name] = msgspec.json.encode(visible)
         return self._texts[name]
 
 
@@ -158,7 +166,7 @@ class StatusFeedHandler(ErrorResponseMixin, JupyterPingMixin, WebSocketMixin, We
         super().on_close()
         self.settings["status_feed"].remove(self)
 
-    def show(self, document: StatusDocument) -> None:
+    def show(self, document: FeedText) -> None:
         """Send *document*, unless the last one was the same or is still being sent."""
         if self._sending is not None and not self._sending.done():
             return

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.status.document import SessionStatus, StatusDocument
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class IdleCuller:
         self,
         registry: SessionRegistry,
         rules: FleetRules,
-        status: Callable[[], Awaitable[dict[str, Any]]],
+        status: Callable[[], Awaitable[StatusDocument]],
         shut_down: ShutDown,
         audit_log: AuditLog,
     ) -> None:
@@ -103,16 +104,16 @@ class IdleCuller:
             document = await self._status()
         except SharedKernelError:
             return
-        entries = {entry["id"]: entry for entry in document["sessions"]}
+        entries = {entry.id: entry for entry in document.sessions}
         for session in self._done.keys() - entries.keys():
             del self._done[session]
         for kernel in self._registry.all():
             if (entry := entries.get(kernel.session_id)) is not None and not kernel.is_changing:
                 self._check(kernel, entry)
 
-    def _check(self, kernel: SessionKernel, entry: dict[str, Any]) -> None:
+    def _check(self, kernel: SessionKernel, entry: SessionStatus) -> None:
         session, after = kernel.session_id, self._rules.quotas.cull_after(kernel.user)
-        idle = entry["idle_seconds"]
+        idle = entry.idle_seconds
         due, done = stage(idle, after), self._done.get(session, CullStage.NONE)
         if due <= done:
             if due is CullStage.NONE:

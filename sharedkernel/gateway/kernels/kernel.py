@@ -280,7 +280,7 @@ class SessionKernel(ServerKernelManager):
             When the executor is away; the next cell shows it then.
         """
         process = self.process
-        states = {session["id"]: session["state"] for session in (await self._executor.status())["sessions"]}
+        states = {session.id: session.state for session in (await self._executor.status()).sessions}
         if self.process == process and states.get(self.session_id) in IDLE_STATES:
             self.activity.mark_idle()
             self._publish_activity()

@@ -39,6 +39,7 @@ from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
 from sharedkernel.protocol import Limits
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.tasks import BackgroundTasks
 
 #: seconds after which a client that was refused while draining should ask again
@@ -201,7 +202,7 @@ class SessionKernels(AsyncMappingKernelManager):
             if user is None or user.may_see(kernel.user)
         ]
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> StatusDocument:
         """Return the status document of all devices, nothing hidden.
 
         Raises

@@ -133,7 +133,7 @@ class SessionRecovery:
             await self._rules.send_limits(device)
             if self._rules.policy:
                 await executor.set_policy(self._rules.policy)
-            states = {session["id"]: session["state"] for session in (await executor.status())["sessions"]}
+            states = {session.id: session.state for session in (await executor.status()).sessions}
             records = {record.session: record for record in await executor.sessions()}
         except SharedKernelError as error:
             log.warning("sessions could not be adopted: %s", error)

@@ -23,7 +23,8 @@ from sharedkernel.scheduling.memory.demand import MemoryDemand
 from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.memory.offloading import Offloading, can_give_way
-from sharedkernel.scheduling.memory.refusals import over_quota_by, refuse_restore, refuse_wait, refuse_want
+from sharedkernel.scheduling.memory.quota import is_over_quota, left_of_quota, over_quota_by
+from sharedkernel.scheduling.memory.refusals import refuse_restore, refuse_wait, refuse_want
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import MemoryTurns, late_at
 from sharedkernel.scheduling.model.actions import Refuse
@@ -333,15 +334,14 @@ class Admission:
         if session.is_measured:
             return session.need
         room = self.ledger.room(session.domain)
-        quota = session.user.quota
-        return room if quota is None else min(room, quota - session.user.persistent)
+        left = left_of_quota(session.user)
+        return room if left is None else min(room, left)
 
     # --- what keeps others from being admitted -----------------------------------
 
     def is_attainable(self, session: Session) -> bool:
         """Return whether *session* would fit if every lane were removed, idle lanes' live bytes being parked."""
-        is_over_quota = session.state is SessionState.RESTORING and over_quota_by(session) > 0
-        return not is_over_quota and self.demand.shortfall(session) <= 0
+        return not is_over_quota(session) and self.demand.shortfall(session) <= 0
 
     def is_due(self, session: Session, now: float) -> bool:
         """Return whether a session has waited long enough to go before others.

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
-from sharedkernel.scheduling.memory.refusals import over_quota_by
+from sharedkernel.scheduling.memory.quota import is_over_quota, over_quota_by
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, freeable, late_at, may_ask, offloadable_from
 from sharedkernel.scheduling.model.session import Session, User
@@ -144,10 +144,10 @@ class Offloading:
             self.demand.ledger.revision += 1
 
     def _choose(self, queue: list[Session], now: float) -> _Choice:
-        over = [session for session in queue if _is_over_quota(session)]
+        over = [session for session in queue if is_over_quota(session)]
         choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
         gone = self.turns.leaving.values()
-        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not _is_over_quota(session)]
+        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not is_over_quota(session)]
         if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
@@ -239,10 +239,6 @@ def can_give_way(session: Session) -> bool:
     """Return whether *session* waits and has memory that can be offloaded, now or after its cell."""
     may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.offload.is_asked
     return may_wait and session.user.offload_after is not None and freeable(session) >= LEAST_OFFLOAD
-
-
-def _is_over_quota(session: Session) -> bool:
-    return session.state is SessionState.RESTORING and over_quota_by(session) > 0
 
 
 def _first(sessions: list[Session], missing: int) -> list[Session]:

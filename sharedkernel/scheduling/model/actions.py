@@ -6,12 +6,9 @@ Actions about lanes come before the grants that use them. A refusal is an action
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from sharedkernel.errors import Shortage
 from sharedkernel.scheduling.model.types import LaneId, SessionId
-
-#: why a want cannot be met
-RefusalReason = Literal["quota", "no_lane_fits", "memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +80,7 @@ class Refuse(Action):
     """Refuse the session what it wants; its cell goes on with an error."""
 
     session: SessionId
-    reason: RefusalReason
-    #: one sentence for its user, with figures
-    message: str
+    shortage: Shortage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.ipc import current_session
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 #: seconds to wait for the device's answer
@@ -52,12 +51,12 @@ class SharedMagics(Magics):
         print("\n\n".join(texts[part](status, current_session.session_id()) for part in parts))  # noqa: T201
 
 
-def _newest_status() -> dict[str, Any] | None:
+def _newest_status() -> StatusDocument | None:
     """Return the status document of this moment; None when it does not come in time."""
     answered = InterruptSafeEvent()
-    documents: list[dict[str, Any]] = []
+    documents: list[StatusDocument] = []
 
-    def take(status: dict[str, Any]) -> None:
+    def take(status: StatusDocument) -> None:
         documents.append(status)
         answered.set()
 

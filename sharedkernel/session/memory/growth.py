@@ -26,7 +26,7 @@ from typing import Any
 from sharedkernel import protocol
 from sharedkernel.session.memory.host_meter import limit_headroom
 from sharedkernel.session.memory.meters import Meter
-from sharedkernel.session.memory.quota import Quota
+from sharedkernel.session.memory.quota import Quota, most_allowed
 from sharedkernel.units import format_bytes
 
 #: growth is asked for in multiples of this, in bytes
@@ -254,7 +254,7 @@ def _least_headroom(allowance: protocol.Allowance) -> int:
 
 def _room(allowance: protocol.Allowance, used: int) -> int:
     """Return the bytes that the quota and the device's size leave to a session that uses *used*."""
-    return min(allowance.quota_bytes - allowance.others_bytes, allowance.capacity_bytes) - used
+    return most_allowed(allowance) - used
 
 
 def _in_steps(size: int) -> int:

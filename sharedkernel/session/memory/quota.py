@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from sharedkernel import protocol
+from sharedkernel.status.refusals import explain_quota
 from sharedkernel.units import format_bytes, parse_bytes
 
 #: how torch's allocators say that they failed, on the host and on a GPU; what is raised here on purpose says neither
@@ -57,7 +58,7 @@ class Quota:
 
     def _is_too_much(self, size: int) -> bool:
         allowance = self.allowance
-        return allowance is not None and size > max(allowance.limit_bytes, _most(allowance))
+        return allowance is not None and size > max(allowance.limit_bytes, most_allowed(allowance))
 
     def is_lease_exceeded(self, memory: protocol.Memory) -> bool:
         """Whether *memory* is more than was leased, so that the executor has to lease more."""
@@ -79,16 +80,19 @@ class Quota:
         rest = max(0, allowance.capacity_bytes - allowance.limit_bytes - allowance.others_bytes)
         advice = (
             "run the cell again: it then waits until others have given that memory back. Or free what you no longer "
-            "need (`del name`) first."
+            "need (`del name`) first"
             if asks_again
             else "free what you no longer need (`del name`), or shut down another of your kernels, and run the cell "
-            "again."
+            "again"
         )
-        return (
-            f"{what}, and may use {format_bytes(allowance.limit_bytes)}: your quota is "
-            f"{format_bytes(allowance.quota_bytes)}, your other sessions use {format_bytes(allowance.others_bytes)}, "
-            f"the device has {format_bytes(allowance.capacity_bytes)}, of which the sessions of others and what every "
-            f"session's process needs take {format_bytes(rest)}{_held_by(allowance)}. Nothing was lost: {advice}"
+        return explain_quota(
+            f"{what}, and may use {format_bytes(allowance.limit_bytes)}",
+            allowance.quota_bytes,
+            sessions=allowance.others_bytes,
+            are_others=True,
+            more=f", the device has {format_bytes(allowance.capacity_bytes)}, of which the sessions of others and what "
+            f"every session's process needs take {format_bytes(rest)}{_held_by(allowance)}",
+            advice=advice,
         )
 
     @staticmethod
@@ -114,7 +118,7 @@ def _held_by(allowance: protocol.Allowance) -> str:
     return f" ({', '.join(holders)})" if holders else ""
 
 
-def _most(allowance: protocol.Allowance) -> int:
+def most_allowed(allowance: protocol.Allowance) -> int:
     """Return the most bytes that a session may have, whatever is leased to it now."""
     return min(allowance.quota_bytes - allowance.others_bytes, allowance.capacity_bytes)
 

@@ -16,6 +16,7 @@ from sharedkernel.errors import ExecutorUnavailable, ProtocolError
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.paths import EXECUTOR_SOCKET
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
+from tests.status.documents import to_json
 
 
 def say(process: ExecutorProcess, data: bytes) -> list[object]:
@@ -68,7 +69,7 @@ def test_without_a_greeting_nothing_is_done(process: ExecutorProcess) -> None:
     async def main() -> None:
         async with Executor(process) as executor:
             assert await asyncio.to_thread(say, process, request) == []
-            assert (await executor.client.status())["device"]["kind"] == "host"
+            assert to_json(await executor.client.status())["device"]["kind"] == "host"
 
     asyncio.run(main())
 
@@ -125,7 +126,7 @@ def test_one_executor_a_runtime_directory(process: ExecutorProcess) -> None:
             )
             assert done.returncode == 1
             assert f"another executor (process {process.process.pid}) serves" in done.stderr
-            assert (await executor.client.status())["device"]["kind"] == "host"
+            assert to_json(await executor.client.status())["device"]["kind"] == "host"
 
     asyncio.run(main())
 

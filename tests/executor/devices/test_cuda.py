@@ -29,6 +29,7 @@ from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeD
 from tests.executor.devices.support import GIB, Recorder, make_process
 from tests.executor.harness import until
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.status.documents import to_json
 
 FACTS = GpuFacts(name="NVIDIA H200", uuid="GPU-1", total_bytes=140 * GIB, driver_version="580.65.06")
 ADA, GRACE, ALAN = Limits(user="ada", group="lab"), Limits(user="grace", group="lab"), Limits(user="alan")
@@ -174,8 +175,8 @@ def test_where_no_bytes_are_shared_there_is_one_domain() -> None:
     """Lanes only count there, so any sessions may take turns in one."""
     device = make_device(lanes="cannot.")
     assert device.trust_domain(ADA) == device.trust_domain(ALAN)
-    assert device.status()["lanes_shared"] is False
-    assert device.status()["lanes_shared_reason"] == "cannot."
+    assert device.details().lanes_shared is False
+    assert device.details().lanes_shared_reason == "cannot."
 
 
 def test_a_session_sees_one_gpu_by_its_uuid() -> None:
@@ -208,7 +209,7 @@ def test_no_session_starts_on_a_gpu_that_is_gone(tmp_path: Path) -> None:
         assert await refused(device, ADA, recorder) is None
         fake.lost = True
         assert await until(lambda: refused(device, ADA, recorder), "the loss is seen") == "device_lost"
-        status = device.status()
+        status = to_json(device.details())
         assert status["nvml"] == "lost"
         assert "does not answer" in status["nvml_note"]
         fake.lost = False
@@ -217,7 +218,7 @@ def test_no_session_starts_on_a_gpu_that_is_gone(tmp_path: Path) -> None:
             return await refused(device, ADA, recorder) is None
 
         await until(is_back, "it is back")
-        assert device.status()["nvml"] == "ok"
+        assert device.details().nvml == "ok"
 
     asyncio.run(serving(device, recorder, tmp_path, body))
 
@@ -237,7 +238,7 @@ def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) -> None:
 
             assert await until(seen, "the GPU's use is seen") == pytest.approx(0.8)
             assert device.utilisation(idle) is None
-            status = device.status()
+            status = to_json(device.details())
             assert (status["utilisation"], status["physical_used_bytes"]) == (0.8, 3 * GIB)
 
         await serving(device, recorder, tmp_path, body)
@@ -298,7 +299,7 @@ def test_strangers_do_not_share_an_mps_server(mps_device: CudaDevice, tmp_path: 
             assert await refused(mps_device, GRACE, present) is None
             assert await refused(mps_device, ALAN, present) == "mps"
             assert await refused(mps_device, ALAN, Recorder()) is None
-            status = mps_device.status()
+            status = to_json(mps_device.details())
             assert status["mps"] == "on"
             assert "fatal fault" in status["mps_note"]
 
@@ -339,7 +340,7 @@ def test_processes_are_suspended_only_if_asked_for(tmp_path: Path) -> None:
         driver.processes[42] = driver.CUprocessState.CU_PROCESS_STATE_RUNNING
         off = make_device(lanes="no.", driver=driver)
         assert await off.suspend(process) == 0
-        assert "off" in off.status()["process_checkpoint"]
+        assert "off" in str(off.details().process_checkpoint)
         on = make_device(lanes="no.", driver=driver, process_checkpoint=True)
         assert await on.suspend(process) == GIB
         assert driver.processes[42].name.endswith("CHECKPOINTED")
@@ -347,7 +348,7 @@ def test_processes_are_suspended_only_if_asked_for(tmp_path: Path) -> None:
         assert driver.processes[42].name.endswith("RUNNING")
         sharing = make_device(driver=driver, process_checkpoint=True)
         assert await sharing.suspend(process) == 0
-        assert "not available because" in sharing.status()["process_checkpoint"]
+        assert "not available because" in str(sharing.details().process_checkpoint)
 
     asyncio.run(scenario())
 
@@ -391,7 +392,7 @@ def test_what_the_self_test_finds_broken_is_switched_off(
     with caplog.at_level("INFO"):
         device = asyncio.run(scenario())
     assert device.memory_mode is mode
-    status = device.status()
+    status = to_json(device.details())
     assert status["memory_mode"] == mode
     assert status["lanes_shared"] is (mode is DeviceMemoryMode.SHARED)
     assert caplog.text.count(status["self_test"]) == 1
@@ -419,7 +420,7 @@ def test_an_executor_that_is_to_end_does_not_wait_for_its_self_test(tmp_path: Pa
         await device.stop(end_sessions=True)
 
     asyncio.run(scenario())
-    assert device.status()["self_test"] == "the self-test was cut short."
+    assert device.details().self_test == "the self-test was cut short."
     assert not (tmp_path / "self-test.json").exists()
 
 
@@ -442,7 +443,7 @@ def test_lanes_are_not_tried_where_the_driver_has_none(tmp_path: Path) -> None:
             "trusts_own": False,
         }
     ]
-    assert device.status()["lanes_shared_reason"] == "the driver is too old."
+    assert device.details().lanes_shared_reason == "the driver is too old."
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from sharedkernel.errors import Refused
 from sharedkernel.ipc.executor_client import ExecutorClient
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+from tests.status.documents import to_json
 
 
 class FakeGpuProcess(ExecutorProcess):
@@ -46,7 +47,7 @@ def test_sessions_are_forked_for_a_gpu_and_watched(process: FakeGpuProcess) -> N
             session = await executor.session(notebook)
             assert session["attained_service_seconds"] == 0.0, "nothing of it was the device's"
             assert session["persistent_bytes"] == session["framework_bytes"] == 0
-            device = (await executor.client.status())["device"]
+            device = to_json(await executor.client.status())["device"]
             assert device["kind"] == "cuda"
             assert device["lanes_shared"] is False
             assert device["lanes_shared_reason"] == "it is not there."

@@ -9,7 +9,6 @@ import pytest
 
 from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
 from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
-from sharedkernel.executor.devices.leases import Leases
 from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Overuse
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device, Limits, Memory
@@ -90,7 +89,7 @@ def test_memory_outside_torch_counts_to_the_quota(beyond: bool) -> None:
         process.memory = Memory(persistent=3 * GIB)
         process.page.words[Word.RESERVED] = 4 * GIB
         recorder = Recorder(process, other)
-        overuse = Overuse(Leases(DEVICE, lambda session, allowance: None), recorder, 0.0)
+        overuse = Overuse(DEVICE, recorder, 0.0)
         outside = 5 * GIB + (1 if beyond else 0)
         used = {7: 4 * GIB + CONTEXT_BYTES + outside, 8: 60 * GIB, 9: 90 * GIB}
         for _ in range(5):
@@ -113,7 +112,7 @@ def test_of_a_users_sessions_the_one_that_holds_most_is_accused() -> None:
     async def body() -> list[tuple[str, str, object]]:
         limits = Limits(user="ada", quota_bytes=4 * GIB)
         recorder = Recorder(make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=limits))
-        overuse = Overuse(Leases(DEVICE, lambda session, allowance: None), recorder, 30.0)
+        overuse = Overuse(DEVICE, recorder, 30.0)
         for _ in range(2):
             overuse.look(recorder.sessions(), {7: 3 * GIB, 8: 4 * GIB})
         return recorder.done

@@ -15,6 +15,7 @@ import pytest
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.status.documents import to_json
 
 _HERE = Path(__file__).parents[1]
 _PATH = (_HERE.parents[1], _HERE / "lanes/site", _HERE.parent / "device_memory/stand_in")
@@ -114,7 +115,7 @@ def test_two_sessions_take_turns_in_the_same_bytes(process: LaneProcess) -> None
 
     async def scenario() -> None:
         async with Executor(process) as executor:
-            device = (await executor.client.status())["device"]
+            device = to_json(await executor.client.status())["device"]
             assert device["lanes_shared"] is True, device
             pair = [await prepared(executor) for _ in range(2)]
             for number, notebook in enumerate(pair):  # their needs are known from now on
@@ -135,7 +136,7 @@ def test_two_sessions_take_turns_in_the_same_bytes(process: LaneProcess) -> None
 async def units(executor: Executor) -> int:
     """Return the bytes that lanes and sessions have, with all that they let go before a cell's reply."""
     await executor.client.status()  # as in `Executor.session`
-    return int((await executor.client.status())["device"]["shared_units_bytes"])
+    return int(to_json(await executor.client.status())["device"]["shared_units_bytes"])
 
 
 async def settled_units(executor: Executor, *notebooks: Notebook) -> int:

@@ -16,6 +16,7 @@ from sharedkernel.scheduling.model.types import MemoryProfile, SessionState, Use
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook, endless
+from tests.status.documents import to_json
 
 
 class Watched:
@@ -37,9 +38,9 @@ class Watched:
         self.timeline.record(self.desk.now, self.desk.scheduler)
         self.tracker.follow(self.desk.now, self.desk.scheduler)
 
-    def recent(self, user: str) -> dict[str, Any]:
+    def recent(self, user: str) -> Any:
         self.look()
-        return self.timeline.recent(self.desk.now, user)
+        return to_json(self.timeline.recent(self.desk.now, user))
 
 
 def told(spans: list[Span]) -> list[tuple[str, str, float, float]]:
@@ -153,7 +154,7 @@ def test_one_track_and_one_session_do_one_thing_at_a_time() -> None:
                 (span for span in spans if group in (span.track, span.session)), key=lambda span: span.begin
             )
             assert all(before.end <= after.begin + 1e-9 for before, after in pairwise(members))
-    document = timeline.recent(now, "ada")
+    document = to_json(timeline.recent(now, "ada"))
     for name in ("ada1", "ada2", "bob", "cleo"):
         ran = sum(span.end - span.begin for span in runs if span.session == name)
         shown = [entry for track in document["tracks"] for entry in track["sessions"] if entry["session"] == name]

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor
 from tests.executor.sessions.test_packages import make_wheel
+from tests.status.documents import to_json
 
 
 def test_users_do_not_come_across_each_other_s_files(start_executor: StartExecutor, tmp_path: Path) -> None:
@@ -18,7 +19,7 @@ def test_users_do_not_come_across_each_other_s_files(start_executor: StartExecut
 
     async def main() -> None:
         async with Executor(process) as executor:
-            device = (await executor.client.status())["device"]
+            device = to_json(await executor.client.status())["device"]
             assert device["isolation"] == "homes"
             assert "end other users' sessions" in device["isolation_note"]
             ada, grace = await executor.notebook("ada"), await executor.notebook("grace")

@@ -18,6 +18,7 @@ from sharedkernel.protocol import Limits
 from tests.executor.harness import ExecutorProcess, until
 from tests.executor.isolation import ADA, FIRST_UID, GRACE, HEDY, ApartExecutor, Executor, needs_root
 from tests.executor.sessions.test_packages import make_wheel
+from tests.status.documents import to_json
 
 pytestmark = needs_root
 
@@ -183,11 +184,11 @@ def test_status_says_what_keeps_users_apart(apart: ApartExecutor, process: Execu
 
     async def main() -> None:
         async with Executor(apart) as executor:
-            device = (await executor.client.status())["device"]
+            device = to_json(await executor.client.status())["device"]
             assert device["isolation"] == "users"
             assert "an account of their own" in device["isolation_note"]
         async with Executor(process) as executor:
-            device = (await executor.client.status())["device"]
+            device = to_json(await executor.client.status())["device"]
             assert device["isolation"] == "none"
             assert "end other users' sessions" in device["isolation_note"]
             assert device["isolation_note"] in process.log()
@@ -200,7 +201,7 @@ def test_a_session_s_processes_are_in_its_group(apart: ApartExecutor) -> None:
 
     async def main() -> None:
         async with Executor(apart) as executor:
-            note = (await executor.client.status())["device"]["isolation_note"]
+            note = to_json(await executor.client.status())["device"]["isolation_note"]
             if "control group" in note and "no controller" not in note:
                 pytest.skip(note)
             notebook = await executor.notebook()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,9 +12,13 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import Refused
 from sharedkernel.executor.processes.sanitize import MOST_BYTES, believe
+from sharedkernel.gateway.fleet.placement import choose
 from sharedkernel.protocol import Limits, Memory
+from sharedkernel.scheduling.placement import Demand
+from sharedkernel.status.document import SessionStatus, StatusDocument
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.status.documents import to_json
 
 MIB = 1 << 20
 
@@ -117,7 +122,7 @@ def test_an_answer_may_be_longer_than_a_request(start_executor: StartExecutor) -
             users = [f"user-{number}-{'x' * 100}" for number in range(6000)]
             for part in (users[:3000], users[3000:]):
                 await executor.client.configure_users([Limits(user=user) for user in part])
-            status = await executor.client.status()
+            status = to_json(await executor.client.status())
             assert {user["name"] for user in status["users"]} >= set(users)
             assert len(msgspec.msgpack.encode(status)) > protocol.MAX_MESSAGE_BYTES
 
@@ -152,7 +157,7 @@ def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess, value: 
             assert outcome.text == "sealed\n" * 3, outcome
             train = "import torch; x = torch.ones(1 << 24); sum((x * 2).sum().item() for _ in range(20))"
             assert (await other.run(train)).text == f"{20 * 2.0 * (1 << 24)}"
-            status = await executor.client.status()
+            status = to_json(await executor.client.status())
             assert next(user for user in status["users"] if user["name"] == "grace")["attained_service_seconds"] > 0
             await liar.run("import torch; torch.ones(1 << 20).sum()")
             assert (await executor.session(liar))["attained_service_seconds"] > 0
@@ -201,3 +206,80 @@ def test_a_session_that_lifts_its_limit_is_warned_and_ended(start_executor: Star
             assert (await other.run("x.sum().item()")).text == f"{1 << 26}.0"
 
     asyncio.run(main())
+
+
+_CLAIM = """if True:
+    import mmap, os
+    links = {{name: os.readlink("/proc/self/fd/" + name) for name in map(str, range(300))
+             if os.path.islink("/proc/self/fd/" + name)}}
+    page = int(next(name for name, target in links.items() if "memfd:sharedkernel-" in target))
+    words = memoryview(mmap.mmap(page, 4096)).cast("q")
+    for place in (2, 4, 5, 6, 7, 8, 10):
+        words[place] = {value}
+    open({began!r}, "w").close()
+    import time
+    while not os.path.exists({end!r}):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, 1 << 40, -(1 << 63)])
+def test_absurd_figures_change_nobody_elses_placement_status_or_quota(
+    process: ExecutorProcess, tmp_path: Path, value: int
+) -> None:
+    """A session writes them into its page in the middle of a cell: each counts for what it can have at most."""
+    began, end = tmp_path / "began", tmp_path / "end"
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            limits = Limits(user="liar", quota_bytes=100 * MIB)
+            liars = [await executor.notebook("liar", limits=limits) for _ in range(2)]
+            grace = await executor.notebook("grace")
+            assert (await grace.run("import torch; x = torch.ones(1 << 24); x.sum().item()")).text == f"{1 << 24}.0"
+            before = await executor.client.status()
+            for liar in liars:
+                await liar.run("import torch; torch.ones(1 << 18).sum()")
+            began.unlink(missing_ok=True)
+            claim = asyncio.create_task(liars[0].run(_CLAIM.format(value=value, began=str(began), end=str(end))))
+
+            async def has_claimed() -> bool:
+                return began.exists()
+
+            await until(has_claimed, "the page is written")
+            status = await executor.client.status()
+            assert 0 <= status.device.used_bytes <= status.device.capacity_bytes
+            for session in status.sessions:
+                if session.user == "liar":
+                    for amount in (session.persistent_bytes, session.ephemeral_bytes, session.live_bytes):
+                        assert 0 <= (amount or 0) <= 100 * MIB
+                    assert 0 <= session.framework_bytes <= 1 << 30
+                    assert 0 <= session.iterations < 1 << 30
+            others = [_without_service(found.session(grace.session)) for found in (before, status)]
+            assert others[0] == others[1]
+            users = [found.user("grace") for found in (before, status)]
+            assert users[0] is not None
+            assert users[1] is not None
+            assert users[0].quota_bytes == users[1].quota_bytes
+            # Two devices, one of them with the liars: the next notebook of another user goes where its memory fits.
+            empty = msgspec.structs.replace(status, lanes=[], users=[], sessions=[])
+            demand = Demand(memory=before.device.capacity_bytes // 4)
+            documents, in_use = {"lies": status, "full": _full(empty)}, {"lies": 1, "full": 1}
+            assert choose("least-loaded", demand, documents, in_use) == "lies"
+            # Grace's next cell has as much as before.
+            assert (await grace.run("y = torch.ones(1 << 25); y.sum().item()")).text == f"{1 << 25}.0"
+            end.touch()
+            assert (await claim).status == "ok"
+
+    asyncio.run(main())
+
+
+def _without_service(session: SessionStatus | None) -> SessionStatus:
+    """Return a session's entry without what changes with time."""
+    assert session is not None
+    return msgspec.structs.replace(session, idle_seconds=0.0)
+
+
+def _full(status: StatusDocument) -> StatusDocument:
+    """Return *status* of a device on which nothing is free."""
+    full = SessionStatus(id="full", user="hopper", state="idle", persistent_bytes=status.device.capacity_bytes)
+    return msgspec.structs.replace(status, sessions=[full])

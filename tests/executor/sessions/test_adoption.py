@@ -24,6 +24,7 @@ from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOC
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.sessions.test_sessions import FOREVER, TRAIN
+from tests.status.documents import to_json
 
 
 async def kept_service(executor: Executor, notebook: Notebook) -> float:
@@ -336,6 +337,6 @@ def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> Non
                 assert after[figure] >= before[figure], figure
 
     async def user(executor: Executor) -> dict[str, Any]:
-        return dict(next(user for user in (await executor.client.status())["users"] if user["name"] == "ada"))
+        return dict(next(user for user in to_json(await executor.client.status())["users"] if user["name"] == "ada"))
 
     asyncio.run(main())

@@ -11,6 +11,7 @@ import pytest
 from sharedkernel.errors import Refused, SessionNotFound
 from sharedkernel.protocol import Limits
 from tests.executor.harness import PATIENCE, SECRET, Executor, ExecutorProcess, Notebook, until
+from tests.status.documents import to_json
 
 TRAIN = """
 import torch
@@ -69,7 +70,8 @@ def test_two_trainings_take_turns_and_compute_what_they_would_alone(process: Exe
             together = await asyncio.gather(ada.run("train(600)"), grace.run("train(600)"))
             assert [outcome.text for outcome in together] == [alone.text, alone.text]
             served = {
-                user["name"]: user["attained_service_seconds"] for user in (await executor.client.status())["users"]
+                user["name"]: user["attained_service_seconds"]
+                for user in to_json(await executor.client.status())["users"]
             }
             assert served["ada"] > 0
             assert served["grace"] > 0

@@ -17,6 +17,7 @@ from sharedkernel.paths import KEEPER_SOCKET
 from sharedkernel.protocol import Limits
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+from tests.status.documents import to_json
 
 IMPORT = "import torch; from sharedkernel import shelf\n"
 MODEL = IMPORT + (
@@ -124,7 +125,7 @@ def test_another_user_finds_nothing(process: ExecutorProcess) -> None:
             await other.run("shelf['x'] = torch.zeros(5)")
             assert (await owner.run("shelf['x'].tolist()")).text == "[1.0, 1.0, 1.0]"
             assert (await owner.run("shelf")).text.splitlines()[1].startswith("x     4.0 KiB  20")
-            users = {user["name"]: user["shelf_bytes"] for user in (await executor.client.status())["users"]}
+            users = {user["name"]: user["shelf_bytes"] for user in to_json(await executor.client.status())["users"]}
             assert (users["owner"], users["other"]) == (4096, 4096)
 
     asyncio.run(main())

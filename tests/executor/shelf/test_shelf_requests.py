@@ -13,6 +13,7 @@ from sharedkernel.protocol import UserShelf
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, until
 from tests.executor.supervision.test_upgrades import make_package, replaced
+from tests.status.documents import to_json
 
 IMPORT = "import torch; from sharedkernel import shelf\n"
 
@@ -75,7 +76,7 @@ def test_a_shelf_of_somebody_who_has_no_session_can_be_emptied(process: Executor
             assert ([entry.name for entry in taken.entries], taken.used_bytes) == (["b"], 0)
             assert [entry.name for entry in (await client.take_off_shelf("gone")).entries] == ["a"]
             assert await shelf_of(client, "gone") is None
-            charged = {user["name"]: user["shelf_bytes"] for user in (await client.status())["users"]}
+            charged = {user["name"]: user["shelf_bytes"] for user in to_json(await client.status())["users"]}
             assert charged.get("gone", 0) == 0
             assert (await here.run("shelf['a'].tolist(), shelf['b'].tolist()")).text == (
                 "([1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0])"

@@ -23,7 +23,7 @@ def test_the_most_specific_value_wins_key_by_key() -> None:
         {"class": ["ada", "grace"], "staff": ["ada"]},
     )
     limits = quotas.limits("ada", 8 * GIB)
-    assert (limits.quota_bytes, limits.share, limits.sessions, limits.priority) == (4 * GIB, 3.0, 2, 1)
+    assert (limits.quota_bytes, limits.share, quotas.max_sessions("ada"), limits.priority) == (4 * GIB, 3.0, 2, 1)
     assert limits.group == "class"
     sources = {key: entry["source"] for key, entry in quotas.explain("ada").items()}
     assert sources == {

@@ -7,6 +7,7 @@ import re
 
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import DEVICES, KEEP, STATUS, devices_of, execute, keep, start_on_each, status_of
+from tests.status.documents import to_json
 
 
 def test_sessions_go_where_there_is_least_to_do(devices: Stack) -> None:
@@ -210,7 +211,7 @@ def test_the_only_executor_is_found_whichever_device_it_serves() -> None:
             assert await execute(ada, await ada.start(), "1 + 1") == "2"
 
         run(scenario())
-        status = stack.status()
+        status = to_json(stack.status())
         assert status["device"]["name"].startswith("host:1 (")
         assert "devices" not in status
         assert "device" not in status["sessions"][0]

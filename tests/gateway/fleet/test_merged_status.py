@@ -6,6 +6,8 @@ from typing import Any
 
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.protocol import Device
+from sharedkernel.status.document import DeviceEntry, read_status
+from tests.status.documents import to_json
 
 
 def user(name: str, amount: int, **fields: Any) -> dict[str, Any]:
@@ -24,13 +26,17 @@ def document(name: str, *users: dict[str, Any], **device: Any) -> dict[str, Any]
         },
         "lanes": [{"id": number, "size_bytes": 10, "holder": None, "queue": []} for number in (1, 2)],
         "users": list(users),
-        "sessions": [{"id": f"{name}-s", "user": "ada", "lane": 2}, {"id": f"{name}-t", "user": "ada", "lane": None}],
+        "sessions": [
+            {"id": f"{name}-s", "user": "ada", "state": "queued", "lane": 2},
+            {"id": f"{name}-t", "user": "ada", "state": "idle", "lane": None},
+        ],
     }  # fmt: skip
 
 
-def merged(*documents: dict[str, Any], away: dict[str, Any] | None = None) -> dict[str, Any]:
-    by_name = {f"cuda:{number}": found for number, found in enumerate(documents)}
-    return merge(by_name, away or {}, [*by_name, *(away or {})], "allox")
+def merged(*documents: dict[str, Any], away: dict[str, DeviceEntry] | None = None) -> Any:
+    """Return the JSON of the merged document."""
+    by_name = {f"cuda:{number}": read_status(found, "a test") for number, found in enumerate(documents)}
+    return to_json(merge(by_name, away or {}, [*by_name, *(away or {})], "allox"))
 
 
 def test_the_device_sums_up_those_that_answer() -> None:

@@ -13,29 +13,30 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.settings import parse_placement
 from sharedkernel.gateway.fleet.placement import NotebookHistory, choose
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand
+from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
 
 GIB = 1 << 30
 
 
-def session(notebook: str | None = "a.ipynb", *, user: str = "ada", **fields: Any) -> dict[str, Any]:
-    return {
-        "user": user, "notebook": notebook, "persistent_bytes": 0, "ephemeral_bytes": 0, "framework_bytes": 0,
-        "iteration_seconds": None, **fields,
-    }  # fmt: skip
+def session(notebook: str | None = "a.ipynb", *, user: str = "ada", **fields: Any) -> SessionStatus:
+    return SessionStatus(id="a", user=user, state="idle", notebook=notebook, **fields)
 
 
-def status(*sessions: dict[str, Any], lanes: int = 0, shelf: int = 0) -> dict[str, Any]:
+def status(*sessions: SessionStatus, lanes: int = 0, shelf: int = 0) -> StatusDocument:
     """Return the status of a device of 8 GiB, one of which is reserved."""
-    return {
-        "device": {"capacity_bytes": 8 * GIB, "reserve_bytes": GIB},
-        "lanes": [{"size_bytes": lanes}] if lanes else [],
-        "users": [{"name": "ada", "shelf_bytes": shelf}],
-        "sessions": list(sessions),
-    }
+    return StatusDocument(
+        device=DeviceStatus(name="a", capacity_bytes=8 * GIB, reserve_bytes=GIB),
+        lanes=[LaneStatus(id=1, size_bytes=lanes)] if lanes else [],
+        users=[UserStatus(name="ada", shelf_bytes=shelf)],
+        sessions=list(sessions),
+    )
 
 
 def place(
-    rule: str, in_use: Mapping[str, int], documents: Mapping[str, Any] | None = None, demand: Demand | None = None
+    rule: str,
+    in_use: Mapping[str, int],
+    documents: Mapping[str, StatusDocument] | None = None,
+    demand: Demand | None = None,
 ) -> str:
     return choose(rule, demand or Demand(), documents or {name: status() for name in in_use}, in_use)
 

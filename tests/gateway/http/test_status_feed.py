@@ -12,9 +12,11 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.http.status_feed import StatusDocument, StatusFeed
+from sharedkernel.gateway.http.status_feed import FeedText, StatusFeed
+from sharedkernel.status.document import StatusDocument
 from tests.gateway.client import PATIENCE, Client
 from tests.gateway.conftest import Stack, run
+from tests.status.documents import document, session, to_json
 
 
 async def watch(client: Client) -> WebSocketClientConnection:
@@ -66,7 +68,7 @@ class Watcher:
     def __init__(self) -> None:
         self.shown: asyncio.Queue[Any] = asyncio.Queue()
 
-    def show(self, document: StatusDocument) -> None:
+    def show(self, document: FeedText) -> None:
         self.shown.put_nowait(json.loads(document.text_for(GatewayUser("ada", admin=True))))
 
     def close(self, code: int, reason: str) -> None:
@@ -81,18 +83,20 @@ def test_a_refused_question_does_not_end_the_feed() -> None:
     """Watchers are told what is wrong, and the next document when there is one again."""
 
     async def scenario() -> None:
-        answers: list[Any] = [{"sessions": [1]}, Refused("too long to be told.", reason="protocol"), {"sessions": [2]}]
+        one, other = document(sessions=[session("a", "ada")]), document(sessions=[session("b", "bob")])
+        answers: list[Any] = [one, Refused("too long to be told.", reason="protocol"), other]
 
-        async def ask() -> dict[str, Any]:
+        async def ask() -> StatusDocument:
             answer = answers.pop(0) if len(answers) > 1 else answers[0]
             if isinstance(answer, Exception):
                 raise answer
-            return dict(answer)
+            assert isinstance(answer, StatusDocument)
+            return answer
 
         feed, watcher = StatusFeed(ask, at_once), Watcher()
         feed.add(watcher)  # type: ignore[arg-type]
         assert [await watcher.shown.get() for _ in range(3)] == [
-            {"sessions": [1]}, {"message": "too long to be told.", "reason": "protocol"}, {"sessions": [2]},
+            to_json(one), {"message": "too long to be told.", "reason": "protocol"}, to_json(other),
         ]  # fmt: skip
         feed.remove(watcher)  # type: ignore[arg-type]
 
@@ -103,17 +107,17 @@ def test_a_feed_that_met_an_error_begins_anew(caplog: pytest.LogCaptureFixture) 
     """Its watchers are hung up on rather than left with what was true once; who connects again is told."""
 
     async def scenario() -> None:
-        answers: list[Any] = [{}, {"sessions": []}]
+        answers: list[dict[str, StatusDocument]] = [{}, {"status": document()}]
 
-        async def ask() -> dict[str, Any]:
-            document = answers.pop(0) if len(answers) > 1 else answers[0]
-            return {"sessions": document["sessions"]}
+        async def ask() -> StatusDocument:
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            return answer["status"]
 
         feed, first, second = StatusFeed(ask, at_once), Watcher(), Watcher()
         feed.add(first)  # type: ignore[arg-type]
         assert (await first.shown.get())[0] == 1011
         feed.add(second)  # type: ignore[arg-type]
-        assert await second.shown.get() == {"sessions": []}
+        assert await second.shown.get() == to_json(document())
         feed.remove(second)  # type: ignore[arg-type]
 
     run(scenario())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from sharedkernel.scheduling.model.actions import CreateLane, ForceYield, Grant, Refuse, RemoveLane, ResizeLane, Revoke
+from sharedkernel.status.refusals import explain_shortage
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Notebook, endless, run
 
@@ -26,8 +27,8 @@ def test_a_full_quota_refuses_with_figures(sched: Desk) -> None:
     sched.measure("ada1", persistent=500)
     sched.open("ada2")
     refusal = refused(sched.want("ada2"))
-    assert (refusal.session, refusal.reason) == ("ada2", "quota")
-    assert "500 B of user ada's quota of 500 B" in refusal.message
+    assert (refusal.session, refusal.shortage.reason) == ("ada2", "quota")
+    assert "your quota is 500 B, your sessions use 500 B" in explain_shortage(refusal.shortage)
     assert sched.state("ada2") == "ready"
     sched.measure("ada1", persistent=400)
     assert sched.want("ada2") == [CreateLane(lane=1, size=100, domain="all"), Grant(session="ada2", lane=1)]
@@ -39,8 +40,8 @@ def test_a_known_need_over_the_quota_is_refused(sched: Desk) -> None:
     sched.start("ada")
     sched.open("ada")
     refusal = refused(sched.want("ada", 300, persistent=201))
-    assert refusal.reason == "quota"
-    assert "300 B more while it runs" in refusal.message
+    assert refusal.shortage.reason == "quota"
+    assert "300 B more while it runs" in explain_shortage(refusal.shortage)
     assert sched.want("ada", 299) == [CreateLane(lane=1, size=299, domain="all"), Grant(session="ada", lane=1)]
 
 
@@ -50,9 +51,9 @@ def test_what_the_device_could_never_give_is_refused(make_sched: Callable[..., D
     sched.start("ada", framework=50)
     sched.open("ada")
     refusal = refused(sched.want("ada", 651, persistent=200))
-    assert refusal.reason == "no_lane_fits"
-    assert "651 B" in refusal.message
-    assert "650 B" in refusal.message
+    assert refusal.shortage.reason == "no_lane_fits"
+    assert "651 B" in explain_shortage(refusal.shortage)
+    assert "650 B" in explain_shortage(refusal.shortage)
     assert sched.want("ada", 650)[-1] == Grant(session="ada", lane=1)
 
 
@@ -63,7 +64,7 @@ def test_a_lowered_quota_holds_at_once(sched: Desk) -> None:
     refusal = refused(sched.user("ada", quota=200)[:1])
     assert (refusal.session, sched.state("ada2"), sched.state("ada1")) == ("ada2", "ready", "running")
     sched.release("ada1")
-    assert refused(sched.want("ada1")).reason == "quota"
+    assert refused(sched.want("ada1")).shortage.reason == "quota"
 
 
 def test_those_who_fit_pass_one_who_does_not(sched: Desk) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.actions import Action, Grant, Offload, Refuse, RemoveLane, Restore, Revoke
+from sharedkernel.status.refusals import explain_shortage
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook
 
@@ -161,8 +162,8 @@ def test_growth_is_refused_after_its_time_with_who_holds_what(sched: Desk) -> No
     sched.tick(29.9)
     assert sched.state("ada") == "waiting"
     refusal = refused(sched.tick(30.0))
-    assert (refusal.session, refusal.reason) == ("ada", "memory")
-    assert refusal.message == (
+    assert (refusal.session, refusal.shortage.reason) == ("ada", "memory")
+    assert explain_shortage(refusal.shortage) == (
         "this needs 300 MiB more than it has, but only 100 MiB of 1000 MiB are free after 30.0 s of waiting: user cleo "
         "keeps 200 MiB, 700 MiB are set aside for iterations; free tensors, use smaller batches, or try again when "
         "other notebooks have finished or were offloaded."
@@ -176,7 +177,7 @@ def test_growth_over_the_quota_is_refused_at_once(sched: Desk) -> None:
     """Waiting would not help."""
     sched.user("ada", quota=400 * MIB)
     sched.begin("ada", ephemeral=300 * MIB)
-    assert refused(sched.grow("ada", 101 * MIB, live=300 * MIB)).reason == "quota"
+    assert refused(sched.grow("ada", 101 * MIB, live=300 * MIB)).shortage.reason == "quota"
     assert sched.want("ada", growth=100 * MIB)[-1] == Grant(session="ada", lane=1)
 
 
@@ -184,8 +185,8 @@ def test_growth_beyond_the_device_is_refused_at_once(sched: Desk) -> None:
     """No lane could ever be that large."""
     sched.begin("ada", ephemeral=300 * MIB)
     refusal = refused(sched.grow("ada", 701 * MIB, live=300 * MIB))
-    assert refusal.reason == "no_lane_fits"
-    assert "1001 MiB" in refusal.message
+    assert refusal.shortage.reason == "no_lane_fits"
+    assert "1001 MiB" in explain_shortage(refusal.shortage)
 
 
 def test_the_latest_of_two_that_grow_is_refused_when_nothing_else_goes_on(make_sched: Callable[..., Desk]) -> None:
@@ -195,7 +196,7 @@ def test_the_latest_of_two_that_grow_is_refused_when_nothing_else_goes_on(make_s
     sched.begin("ada", "bob", ephemeral=450 * MIB)
     sched.grow("ada", 200 * MIB, live=450 * MIB)
     refusal = refused(sched.grow("bob", 300 * MIB, live=450 * MIB))
-    assert (refusal.session, refusal.reason) == ("bob", "memory")
+    assert (refusal.session, refusal.shortage.reason) == ("bob", "memory")
     assert sched.close("bob")[-1] == Grant(session="ada", lane=1)
 
 
@@ -236,8 +237,8 @@ def test_two_that_wait_for_what_the_other_keeps_do_not_wait_for_ever(sched: Desk
     assert sched.decline("bob") == []
     assert sched.now < 30.0
     refusal = refused(sched.tick_at_deadline())
-    assert (refusal.session, refusal.reason, sched.now) == ("bob", "memory", 30.0)
-    assert "user ada keeps 500 MiB, user bob keeps 480 MiB" in refusal.message
+    assert (refusal.session, refusal.shortage.reason, sched.now) == ("bob", "memory", 30.0)
+    assert "user ada keeps 500 MiB, user bob keeps 480 MiB" in explain_shortage(refusal.shortage)
     assert sched.close("bob") == [Offload(session="bob")]
     assert sched.offload("bob")[-1] == Grant(session="ada", lane=3)
 
@@ -374,4 +375,4 @@ def test_whoever_grows_nobody_is_stuck(
         )
     device = Device(config, notebooks, may_refuse=True, offload_after=offload_after, is_measured=is_measured)
     device.run(most_events=20_000)
-    assert {refusal.reason for notebook in notebooks for refusal in notebook.refusals} <= {"memory"}
+    assert {refusal.shortage.reason for notebook in notebooks for refusal in notebook.refusals} <= {"memory"}

@@ -16,6 +16,7 @@ from sharedkernel.scheduling.model.actions import (
     Restore,
     Revoke,
 )
+from sharedkernel.status.refusals import explain_shortage
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Notebook, run
 
@@ -351,7 +352,9 @@ def test_what_is_away_counts_to_no_quota_until_it_comes_back(sched: Desk) -> Non
     sched.release("ada2", "cell")
     sched.close("ada2", persistent=500 * MIB)
     assert sched.reopen("ada1") == [Offload(session="ada2")]
+    assert sched.view("ada1").waiting_for == "quota"
     assert sched.offload("ada2") == [Restore(session="ada1")]
+    assert sched.view("ada1").waiting_for == "restore"
 
 
 def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: Desk) -> None:
@@ -363,8 +366,8 @@ def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: D
     sched.measure("ada2", persistent=500 * MIB)
     (refusal,) = sched.reopen("ada1")
     assert isinstance(refusal, Refuse)
-    assert (refusal.session, refusal.reason) == ("ada1", "quota")
-    assert "takes 400 MiB, but 500 MiB of user ada's quota of 600 MiB" in refusal.message
+    assert (refusal.session, refusal.shortage.reason) == ("ada1", "quota")
+    assert "takes 400 MiB: your quota is 600 MiB, your sessions use 500 MiB" in explain_shortage(refusal.shortage)
     assert sched.view("ada1").queue_position is None
     sched.close("ada1")
     assert sched.state("ada1") == "offloaded"
@@ -379,8 +382,8 @@ def test_what_is_larger_than_the_device_is_not_brought_back(sched: Desk) -> None
     away(sched, "ada", 1001)
     (refusal,) = sched.reopen("ada")
     assert isinstance(refusal, Refuse)
-    assert refusal.reason == "no_lane_fits"
-    assert "takes 1001 MiB, but the device has 1000 MiB for it" in refusal.message
+    assert refusal.shortage.reason == "no_lane_fits"
+    assert "takes 1001 MiB, but the device has 1000 MiB for it" in explain_shortage(refusal.shortage)
 
 
 def test_a_shelf_is_charged_to_device_and_quota_and_outlives_sessions(sched: Desk) -> None:
@@ -391,9 +394,8 @@ def test_a_shelf_is_charged_to_device_and_quota_and_outlives_sessions(sched: Des
     sched.open("ada")
     (refusal,) = sched.want("ada", 201 * MIB)
     assert isinstance(refusal, Refuse)
-    assert "300 MiB of user ada's quota of 500 MiB are in use over all their notebooks and their shelf" in (
-        refusal.message
-    )
+    expected = "your quota is 500 MiB, your sessions use 0 B, your shelf 300 MiB"
+    assert expected in explain_shortage(refusal.shortage)
     sched.begin("bob", ephemeral=700 * MIB)
     assert sched.state("bob") == "running"
     sched.end("ada")

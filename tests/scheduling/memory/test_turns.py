@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
+from sharedkernel.status.refusals import explain_shortage
 from tests.scheduling.desk import Desk
 
 MIB = 1 << 20
@@ -346,7 +347,7 @@ def test_a_restore_for_which_there_will_never_be_room_is_refused_with_figures(sc
     while not refusals:
         refusals = only(Refuse, sched.tick_at_deadline())
     assert sched.now == 35.0
-    assert refusals[0].message == (
+    assert explain_shortage(refusals[0].shortage) == (
         "this needs 600 MiB for its offloaded memory, but only 400 MiB of 1000 MiB are free after 35.0 s of waiting: "
         "user bob keeps 500 MiB, 100 MiB are set aside for iterations; free tensors, use smaller batches, or try again "
         "when other notebooks have finished or were offloaded."

@@ -33,6 +33,7 @@ from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota import quota_of
 from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
@@ -40,6 +41,7 @@ from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import Verdict
+from sharedkernel.status.document import DeviceDetails
 from sharedkernel.system.nvml import Gpu, GpuFacts, GpuSample
 
 log = logging.getLogger(__name__)
@@ -161,7 +163,7 @@ class CudaDevice:
         """
         await self._try_out(runtime_directory)
         self._control = control
-        self._overuse = Overuse(self._leases, control, self._options.overuse_patience)
+        self._overuse = Overuse(self.device, control, self._options.overuse_patience)
         self._ungranted = Ungranted(control)
         await self._mps.start(runtime_directory)
         self._watch.start()
@@ -259,7 +261,7 @@ class CudaDevice:
         if self._options.parallel_lanes > 1:
             shares = {**self._shares, limits.user: limits.share}.values()
             part = limits.share * len(shares) / (sum(shares) or 1.0) / self._options.parallel_lanes
-        return {**visibility(self._gpu.facts), **self._mps.environment(self._leases.quota_of(limits), part)}
+        return {**visibility(self._gpu.facts), **self._mps.environment(quota_of(limits, self.device), part)}
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -325,7 +327,7 @@ class CudaDevice:
 
     # --- status -------------------------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
+    def details(self) -> DeviceDetails:
         """Return what is shared, what runs beside, and what NVML sees."""
         sample = self._watch.latest
         if self._watch.lost is not None:
@@ -337,22 +339,22 @@ class CudaDevice:
             note = "NVML tells no processes apart here; what they use outside PyTorch, or their turns, is not watched."
         else:
             nvml, note = "ok", None
-        return {
-            "uuid": self._gpu.facts.uuid,
-            "driver_version": self._gpu.facts.driver_version,
-            "memory_mode": str(self._mode),
-            "self_test": self._self_test_note,
-            "lanes_shared": self._mode is DeviceMemoryMode.SHARED,
-            "shared_units_bytes": 0 if self._desk is None else self._desk.used_bytes,
-            "lanes_shared_reason": self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
-            "mps": "on" if self._mps.is_on else "off",
-            "mps_note": self._mps.note,
-            "process_checkpoint": self._describe_checkpoint(),
-            "utilisation": None if sample is None else sample.utilisation,
-            "physical_used_bytes": None if sample is None else sample.used_bytes,
-            "nvml": nvml,
-            "nvml_note": note,
-        }
+        return DeviceDetails(
+            uuid=self._gpu.facts.uuid,
+            driver_version=self._gpu.facts.driver_version,
+            memory_mode=str(self._mode),
+            self_test=self._self_test_note,
+            lanes_shared=self._mode is DeviceMemoryMode.SHARED,
+            shared_units_bytes=0 if self._desk is None else self._desk.used_bytes,
+            lanes_shared_reason=self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
+            mps="on" if self._mps.is_on else "off",
+            mps_note=self._mps.note,
+            process_checkpoint=self._describe_checkpoint(),
+            utilisation=None if sample is None else sample.utilisation,
+            physical_used_bytes=None if sample is None else sample.used_bytes,
+            nvml=nvml,
+            nvml_note=note,
+        )
 
     def _describe_checkpoint(self) -> str:
         if not self._options.process_checkpoint:

@@ -1,0 +1,187 @@
+/**
+ * The status document as the gateway sends it, made from `statusschema.json` by `make schema`: do not edit it.
+ *
+ * A field with a question mark may be absent. An older gateway may leave out others too, and a newer one may send more.
+ */
+
+/** One of several devices; most of it is null while its executor does not answer. */
+export interface IDeviceEntry {
+  description?: string | null;
+  lanes_shared?: boolean;
+  lanes_shared_reason?: string;
+  isolation?: string;
+  isolation_note?: string;
+  uuid?: string;
+  driver_version?: string | null;
+  memory_mode?: string;
+  self_test?: string | null;
+  shared_units_bytes?: number;
+  mps?: string;
+  mps_note?: string | null;
+  process_checkpoint?: string;
+  utilisation?: number | null;
+  physical_used_bytes?: number | null;
+  nvml?: string;
+  nvml_note?: string | null;
+  name: string;
+  kind: string | null;
+  capacity_bytes: number | null;
+  reserve_bytes: number | null;
+  used_bytes: number | null;
+  policy: string | null;
+  quantum_seconds: number | null;
+  available: boolean;
+  message: string | null;
+  num_sessions: number;
+}
+
+/** A device, or the sum of several. */
+export interface IDeviceStatus {
+  description?: string | null;
+  lanes_shared?: boolean;
+  lanes_shared_reason?: string;
+  isolation?: string;
+  isolation_note?: string;
+  uuid?: string;
+  driver_version?: string | null;
+  memory_mode?: string;
+  self_test?: string | null;
+  shared_units_bytes?: number;
+  mps?: string;
+  mps_note?: string | null;
+  process_checkpoint?: string;
+  utilisation?: number | null;
+  physical_used_bytes?: number | null;
+  nvml?: string;
+  nvml_note?: string | null;
+  name: string;
+  kind: string;
+  capacity_bytes: number;
+  reserve_bytes: number;
+  used_bytes: number;
+  policy: string;
+  quantum_seconds: number;
+}
+
+/** A lane. */
+export interface ILaneStatus {
+  id: number;
+  size_bytes: number;
+  holder: string | null;
+  queue: string[];
+  number?: number;
+  device?: string;
+}
+
+/** What a session of the reader did besides running, such as ``queued`` or ``offloaded``. */
+export interface IOwnActivity {
+  session: string;
+  activity: string;
+  seconds: number;
+  percent: number[];
+}
+
+/** The last minutes of a device, as one user may see them. */
+export interface IRecentTimeline {
+  bin_seconds: number;
+  bins: number;
+  tracks: ITimelineTrack[];
+  more_tracks: number;
+  own: IOwnActivity[];
+  num_waiting: number[];
+}
+
+/** A session. */
+export interface ISessionStatus {
+  id: string;
+  user: string;
+  state: string;
+  kernel_id: string | null;
+  lingering: boolean;
+  lingering_seconds: number | null;
+  idle_seconds: number;
+  notebook: string | null;
+  client_key: string | null;
+  lane: number | null;
+  lane_note: string | null;
+  persistent_bytes: number;
+  ephemeral_bytes: number | null;
+  framework_bytes: number;
+  live_bytes: number;
+  offloaded_bytes: number;
+  offload_note: string | null;
+  offloads: number;
+  restores: number;
+  offload_seconds: number;
+  restore_seconds: number;
+  iterations: number;
+  iteration_seconds: number | null;
+  attained_service_seconds: number;
+  ungranted_service_seconds: number;
+  queue_position: number | null;
+  waiting_for: string | null;
+  memory_wait_seconds: number | null;
+  remaining_seconds: number | null;
+  remaining_from: string | null;
+  utilisation: number | null;
+  utilisation_predicted: number | null;
+  slowdown: number | null;
+  slowdown_predicted: number | null;
+  wait_p50_seconds: number | null;
+  wait_p95_seconds: number | null;
+  device?: string;
+}
+
+/** A status document. */
+export interface IStatusDocument {
+  device: IDeviceStatus;
+  lanes: ILaneStatus[];
+  users: IUserStatus[];
+  sessions: ISessionStatus[];
+  devices?: IDeviceEntry[];
+  placement?: string;
+  timeline?: IRecentTimeline | null;
+}
+
+/** What ran in one row of the timeline. */
+export interface ITimelineTrack {
+  track: number;
+  lane: number | null;
+  sessions: ITrackEntry[];
+}
+
+/** How much of each second a session ran in a track; the last second is the present one. */
+export interface ITrackEntry {
+  session: string | null;
+  user: string | null;
+  seconds: number;
+  percent: number[];
+}
+
+/** A user's memory and quota on one of several devices; quotas are by device. */
+export interface IUserOnDevice {
+  device: string;
+  quota_bytes: number | null;
+  persistent_bytes: number;
+  ephemeral_bytes: number;
+  framework_bytes: number;
+  shelf_bytes: number;
+}
+
+/** A user; memory is the sum over their sessions. */
+export interface IUserStatus {
+  name: string;
+  share: number;
+  quota_bytes: number | null;
+  persistent_bytes: number;
+  ephemeral_bytes: number;
+  framework_bytes: number;
+  shelf_bytes: number;
+  offloaded_bytes: number;
+  attained_service_seconds: number;
+  iterations: number;
+  peak_bytes: number | null;
+  wait_p50_seconds: number | null;
+  wait_p95_seconds: number | null;
+  devices?: IUserOnDevice[];
+}

@@ -1,0 +1,47 @@
+"""A user's quota on this device, and how much of it the user's sessions have: one place for all who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.protocol import Device, Limits
+
+
+def quota_of(limits: Limits | None, device: Device) -> int:
+    """Return a user's quota in bytes: what was set, or all that *device* can give.
+
+    Parameters
+    ----------
+    limits
+        The user's; None: not known yet.
+    device
+        The device that is shared.
+    """
+    return device.usable_bytes if limits is None or limits.quota_bytes is None else limits.quota_bytes
+
+
+def most_of(limits: Limits | None, device: Device) -> int:
+    """Return the most bytes that a user can have: their quota, but no more than *device* can give."""
+    return min(quota_of(limits, device), device.usable_bytes)
+
+
+def used_by(own: Collection[SessionHandle], *, by_page: bool = False) -> int:
+    """Return the bytes that all sessions of one user have of the quota, framework memory apart.
+
+    What is live in a session only its own page says, so several could claim more than their user can have. Beyond that
+    only counts what was measured.
+
+    Parameters
+    ----------
+    own
+        All sessions of the user.
+    by_page
+        Whether to count what their pages say that they keep, which is newer than what was measured.
+    """
+    claimed = sum(
+        max(process.own_bytes, process.persistent_bytes + process.live_bytes) if by_page else process.own_bytes
+        for process in own
+    )
+    measured = sum(process.memory.persistent for process in own)
+    return min(claimed, max(measured, max((process.most_bytes for process in own), default=0)))

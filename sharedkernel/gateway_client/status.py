@@ -1,0 +1,32 @@
+"""The gateway's status document, for commands; apart from `connection.py`, since relays need no msgspec."""
+
+from __future__ import annotations
+
+from sharedkernel.gateway_client.connection import STATUS_PATH, fetch, no_gateway
+from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.status.document import StatusDocument, read_status
+
+
+def fetch_status(credentials: Credentials, *, timeout: float = 5.0) -> StatusDocument:
+    """Return the status document as the token's user may see it; blocks until then.
+
+    Parameters
+    ----------
+    credentials
+        The gateway and the token.
+    timeout
+        Seconds to wait for the answer.
+
+    Raises
+    ------
+    GatewayRefused
+        When the gateway refuses, with its own sentence, or is none.
+    GatewayUnreachable
+        When it does not answer.
+    ProtocolError
+        When its document is one that this version cannot read.
+    """
+    status = fetch(credentials, STATUS_PATH, timeout=timeout)
+    if not isinstance(status.get("device"), dict):
+        raise no_gateway(credentials.url)
+    return read_status(status, f"the gateway at {credentials.url}")
