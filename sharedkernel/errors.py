@@ -103,7 +103,7 @@ class Shortage:
     #: over the user's quota; more than the device has for it; waited for in vain. A metric label
     reason: Literal["quota", "no_lane_fits", "memory"]
     #: what the memory was wanted for
-    purpose: Literal["iteration", "growth", "restore"]
+    purpose: Literal["iteration", "growth", "restore", "context"]
     #: None: not known
     wanted: int | None
     #: the user's quota (None: they have none), and what their sessions and their shelf have of it

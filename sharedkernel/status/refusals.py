@@ -59,6 +59,12 @@ def explain_shortage(shortage: Shortage) -> str:
             )
         case "no_lane_fits":
             return _explain_device(shortage)
+        case "memory" if shortage.purpose == "context":
+            return (
+                f"this notebook's first operation on the device takes {format_bytes(shortage.wanted or 0)} for a "
+                f"context, but only {_describe_free(shortage)}; each notebook that uses the device keeps one until it "
+                "is shut down or restarted. Try again after that."
+            )
         case "memory":
             return _explain_wait(shortage)
 
@@ -93,11 +99,16 @@ def _explain_wait(shortage: Shortage) -> str:
         wanted = f"{format_bytes(shortage.wanted or 0)} more than it has"
     else:
         wanted = "memory" if shortage.wanted is None else f"{format_bytes(shortage.wanted)} while it runs"
+    return (
+        f"this needs {wanted}, but only {_describe_free(shortage)}; "
+        "free tensors, use smaller batches, or try again when other notebooks have finished or were offloaded."
+    )
+
+
+def _describe_free(shortage: Shortage) -> str:
+    """Return what is free, and who keeps the rest."""
     parts = [f"user {name} keeps {format_bytes(size)}" for name, size in shortage.holders]
     parts.append(f"{format_bytes(shortage.lanes)} are set aside for iterations")
     free = f"{format_bytes(max(0, shortage.free))} of {format_bytes(shortage.capacity)}"
     after = f" after {format_seconds(shortage.waited)} of waiting" if shortage.waited else ""
-    return (
-        f"this needs {wanted}, but only {free} are free{after}: {', '.join(parts)}; "
-        "free tensors, use smaller batches, or try again when other notebooks have finished or were offloaded."
-    )
+    return f"{free} are free{after}: {', '.join(parts)}"

@@ -99,12 +99,14 @@ class Desk:
         *,
         persistent: int | None = None,
         growth: int = 0,
+        context: int = 0,
         remaining: int | None = None,
         iteration_seconds: float | None = None,
         utilisation: float | None = None,
     ) -> list[Action]:
         return self.send(
             DeviceWanted(
+                context=context,
                 session=SessionId(name),
                 memory=self.profile(name, ephemeral=ephemeral, persistent=persistent),
                 growth=growth,

@@ -231,11 +231,14 @@ class Machine(RuleBasedStateMachine):
         number=picks,
         memory=st.none() | memories,
         growth=st.just(0) | mebibytes(0, 40),
+        context=st.just(0) | mebibytes(0, 40),
         remaining=st.sampled_from([None, None, 0, 2, 50]),
     )
-    def want(self, number: int, memory: MemoryProfile | None, growth: int, remaining: int | None) -> None:
+    def want(self, number: int, memory: MemoryProfile | None, growth: int, context: int, remaining: int | None) -> None:
         session = self.pick(self.allowing(DeviceWanted), number)
-        self.send(DeviceWanted(session=session, memory=memory, growth=growth, remaining_iterations=remaining))
+        self.send(
+            DeviceWanted(session=session, memory=memory, growth=growth, context=context, remaining_iterations=remaining)
+        )
 
     @precondition(lambda self: self.allowing(DeviceWantWithdrawn))
     @rule(number=picks)

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -186,16 +186,11 @@ class SessionActions:
         return Effects(caused)
 
     def _expect_context(self, process: SessionHandle) -> Sequence[events.Event]:
-        """Charge a session that will make its context on a GPU now for as much as another's takes at least.
-
-        What a context takes is known only once it is made, and until then others would be given that memory.
-        """
-        if self._served.device.kind != "cuda" or process.memory.framework:
+        """Charge a session that will make its context on a GPU now: until it has, others would be given that memory."""
+        context = expected_context(process, self._sessions.values(), self._served)
+        if not context:
             return ()
-        known = [other.memory.framework for other in self._sessions.values() if other.memory.framework]
-        if not known:
-            return ()
-        process.memory = msgspec.structs.replace(process.memory, framework=min(known))
+        process.memory = msgspec.structs.replace(process.memory, framework=context)
         return (events.MemoryMeasured(session=id_of(process), memory=profile_of(process.memory)),)
 
     async def _grant_later(
@@ -232,6 +227,16 @@ class SessionActions:
             self._users.records[process.user or ""].waits.append(waited)
             self._counters.waited(waited)
             process.wait.since = None
+
+
+def expected_context(process: SessionHandle, others: Iterable[SessionHandle], served: ServedDevice) -> int:
+    """Return the bytes that a session's context will take on a GPU: the least that another's takes; 0: it has one.
+
+    What a context takes is known only once one is made.
+    """
+    if served.device.kind != "cuda" or process.memory.framework:
+        return 0
+    return min((other.memory.framework for other in others if other.memory.framework), default=0)
 
 
 def resume(process: SessionHandle) -> None:

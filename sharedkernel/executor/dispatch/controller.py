@@ -11,7 +11,7 @@ from typing import Any
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
-from sharedkernel.executor.dispatch.action_runner import SessionActions, resume
+from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.usage import Users, UserTotals
@@ -253,8 +253,11 @@ class SessionController:
     def _want(self, process: SessionHandle, growth: int = 0) -> None:
         self._wait_begins(process)
         process.growth = growth
+        context = expected_context(process, self.sessions.values(), self._served)
         self._driver.handle(
-            events.DeviceWanted(session=id_of(process), memory=profile_of(process.memory), growth=growth)
+            events.DeviceWanted(
+                session=id_of(process), memory=profile_of(process.memory), growth=growth, context=context
+            )
         )
 
     def _release(self, process: SessionHandle, message: protocol.GrantReleasedReport) -> None:

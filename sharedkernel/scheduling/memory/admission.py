@@ -273,6 +273,8 @@ class Admission:
             return self._restore(session)
         if session.iteration.growth:
             return self._grow(session)
+        if session.context and not session.is_measured and not self._charge_context(session):
+            return False
         need = self._need(session)
         if self.lanes.place(session, need):
             return True
@@ -280,6 +282,17 @@ class Admission:
             return False
         # All of its domain's memory cannot be had soon: other iterations are interrupted. Take what is free.
         return self.lanes.place(session, min(need, self.lanes.largest_now(session.domain)))
+
+    def _charge_context(self, session: Session) -> bool:
+        """Charge *session* for the context that it will make, if there is room beside all lanes."""
+        if not self.lanes.make_room(session.context):
+            return False
+        memory = session.memory
+        framework = memory.framework + session.context
+        charged = MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=framework)
+        self.ledger.set_memory(session, charged)
+        session.context = 0
+        return True
 
     def _restore(self, session: Session) -> bool:
         """Charge *session* for its offloaded memory, if there is room."""

@@ -217,8 +217,8 @@ def is_movable(session: Session) -> bool:
 
 
 def least(session: Session) -> int:
-    """Return the least lane size that *session* accepts, bytes; 1 if its need is not measured."""
-    return 1 if session.wanted is None else max(0, session.wanted - session.iteration.parked)
+    """Return the least lane size that *session* accepts, bytes; its context or 1 if its need is not measured."""
+    return max(1, session.context) if session.wanted is None else max(0, session.wanted - session.iteration.parked)
 
 
 def gain(lane: Lane) -> int:

@@ -26,7 +26,7 @@ def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
     need = session.wanted
     if exceeds_quota(session.user, need):
         return _refuse(session, ledger, "quota")
-    if (1 if need is None else need) > _room(session, ledger):
+    if (max(1, session.context) if need is None else need) > _room(session, ledger):
         return _refuse(session, ledger, "no_lane_fits")
     return None
 
@@ -78,13 +78,18 @@ def _refuse(
     holders: tuple[tuple[str, int], ...] = (),
 ) -> Refuse:
     user = session.user
-    is_restored = session.state is SessionState.RESTORING
-    purpose: Literal["iteration", "growth", "restore"] = "growth" if session.iteration.growth else "iteration"
-    grows_late = session.iteration.growth and reason == "memory"
+    purpose: Literal["iteration", "growth", "restore", "context"] = "iteration"
+    wanted = session.wanted
+    if session.state is SessionState.RESTORING:
+        purpose, wanted = "restore", session.offload.size
+    elif session.iteration.growth:
+        purpose, wanted = "growth", session.iteration.growth if reason == "memory" else wanted
+    elif session.context and wanted is None:
+        purpose, wanted = "context", session.context
     shortage = Shortage(
         reason=reason,
-        purpose="restore" if is_restored else purpose,
-        wanted=session.offload.size if is_restored else session.iteration.growth if grows_late else session.wanted,
+        purpose=purpose,
+        wanted=wanted,
         quota=user.quota,
         sessions=user.persistent - user.shelf,
         shelf=user.shelf,

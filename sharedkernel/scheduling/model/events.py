@@ -133,6 +133,8 @@ class DeviceWanted(SessionEvent):
     memory: MemoryProfile | None = None
     #: bytes that its interrupted iteration, or its cell, needs beyond what it has; the grant promises them
     growth: int = 0
+    #: framework memory, bytes, that its first operation takes and that is not charged yet: a context on the device
+    context: int = 0
     #: iterations that are left in its cell, as the notebook shows them; None: it says nothing new
     remaining_iterations: int | None = None
     #: what an iteration is predicted to take, seconds, until that is measured; None: nothing new
@@ -141,8 +143,8 @@ class DeviceWanted(SessionEvent):
     utilisation: float | None = None
 
     def __post_init__(self) -> None:
-        if self.growth < 0:
-            raise ValueError(f"session {self.session} wants to grow by {self.growth} bytes; it cannot be negative.")
+        if self.growth < 0 or self.context < 0:
+            raise ValueError(f"session {self.session} wants less than nothing: {self.growth}, {self.context} bytes.")
         _check_foreseen(self)
 
 

@@ -67,6 +67,8 @@ class Session:
     domain: str
     state: SessionState = SessionState.IDLE
     memory: MemoryProfile = field(default_factory=MemoryProfile)
+    #: framework memory, bytes, that its first grant adds: a context on the device
+    context: int = 0
     #: lane it belongs to while its cell is open, from its first admitted want; None: not admitted
     lane: Lane | None = None
 

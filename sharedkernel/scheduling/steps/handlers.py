@@ -187,7 +187,7 @@ class EventHandlers:
         _declare(session, event.remaining_iterations)
         session.forecast.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
-        session.iteration.growth = event.growth
+        session.iteration.growth, session.context = event.growth, event.context
         if session.residence.is_ending:
             if records.admission.waiting:
                 records.enqueue(session)

@@ -53,7 +53,7 @@ HELLO = protocol.SessionHello(
 
 @pytest.mark.parametrize(
     "report",
-    [HELLO, protocol.DeviceWantWithdrawn(), protocol.CellClosed(memory=MEMORY)],
+    [HELLO, protocol.DeviceWantWithdrawnReport(), protocol.CellClosed(memory=MEMORY)],
     ids=lambda report: type(report).__name__,
 )
 def test_who_was_stopped_and_holds_nothing_runs_again(
@@ -74,8 +74,8 @@ def test_who_was_stopped_and_holds_nothing_runs_again(
             )
             for process in (ada, grace):
                 controller.add(process)
-                controller.handle(process, protocol.CellOpened())
-                controller.handle(process, protocol.DeviceWanted(memory=MEMORY, data_bytes=0))
+                controller.handle(process, protocol.CellOpenedReport())
+                controller.handle(process, protocol.DeviceWantedReport(memory=MEMORY, data_bytes=0))
             await until(lambda: is_stopped(ada.pid), "the holder is stopped for the other")
             if isinstance(report, protocol.SessionHello):
                 controller.take_over(ada, report)

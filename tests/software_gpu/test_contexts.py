@@ -1,0 +1,45 @@
+"""Contexts as large as on a card: they are charged, and a notebook for whose context there is no room is told so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sharedkernel.protocol import Limits
+from tests.executor.harness import Executor, ExecutorProcess
+from tests.software_gpu.support import MIB, settings
+
+pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(600)]
+
+CONTEXT, CAPACITY, RESERVE = 300 * MIB, 1024 * MIB, 16 * MIB
+CELL = "import torch; x = torch.ones(1 << 20, device='cuda'); int(x.sum())"
+#: seconds that a cell may take, with its wait for others
+MOST_SECONDS = 200.0
+
+
+def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later() -> None:
+    """Three notebooks fill the device; the fourth runs once one of them was shut down."""
+
+    async def scenario(process: ExecutorProcess) -> None:
+        async with Executor(process) as executor:
+            users = [f"user{number}" for number in range(4)]
+            limits = [Limits(user=user, group="lab", offload_after=1.0) for user in users]
+            notebooks = [await executor.notebook(each.user, limits=each) for each in limits]
+            *first, last = notebooks
+            for notebook in first:
+                assert (await notebook.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
+            outcome = await last.run(CELL, timeout=MOST_SECONDS)
+            assert outcome.error == "OutOfMemoryError"
+            assert "takes 300 MiB for a context" in outcome.message
+            assert "user0 keeps" in outcome.message
+            assert not (await executor.session(last))["framework_bytes"], "it has made none in vain"
+            await executor.client.end_session(first[0].session)
+            assert (await last.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
+
+    with settings(CONTEXT=CONTEXT, CAPACITY=CAPACITY):
+        process = ExecutorProcess("--device", "cuda:0", "--reserve", str(RESERVE), capacity=str(CAPACITY))
+        try:
+            asyncio.run(scenario(process))
+        finally:
+            process.close()
