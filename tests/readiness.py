@@ -14,37 +14,40 @@ from typing import Any
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.blocking.client import BlockingKernelClient
 
-#: seconds after which the kernel is asked again, as it may not have been heard when it answered
+#: seconds after which the kernel is asked again, as it may not have been heard when it answered; twice as many each
+#: time, as one that is slow would never have answered the last question
 _AGAIN = 1.0
 
 
 async def wait_until_ready(client: AsyncKernelClient, timeout: float) -> None:
     """Return once the kernel answers *client* and is heard, and nothing that was asked before is left."""
-    deadline = time.monotonic() + timeout
+    deadline, patience = time.monotonic() + timeout, _AGAIN
     while time.monotonic() < deadline:
         request = client.kernel_info()
         with contextlib.suppress(Empty):
-            while not _is_idle(message := await client.get_iopub_msg(timeout=_AGAIN), request):
+            while not _is_idle(message := await client.get_iopub_msg(timeout=patience), request):
                 if message["msg_type"] == "iopub_welcome":  # it is heard from now on, and what it said before was not
                     request = client.kernel_info()
-            while not _answers(await client.get_shell_msg(timeout=_AGAIN), request):
+            while not _answers(await client.get_shell_msg(timeout=patience), request):
                 pass
             return
+        patience *= 2
     raise AssertionError(f"no kernel answered within {timeout:g} s")
 
 
 def wait_until_blocking_ready(client: BlockingKernelClient, timeout: float) -> None:
     """As :func:`wait_until_ready`."""
-    deadline = time.monotonic() + timeout
+    deadline, patience = time.monotonic() + timeout, _AGAIN
     while time.monotonic() < deadline:
         request = client.kernel_info()
         with contextlib.suppress(Empty):
-            while not _is_idle(message := client.get_iopub_msg(timeout=_AGAIN), request):
+            while not _is_idle(message := client.get_iopub_msg(timeout=patience), request):
                 if message["msg_type"] == "iopub_welcome":
                     request = client.kernel_info()
-            while not _answers(client.get_shell_msg(timeout=_AGAIN), request):
+            while not _answers(client.get_shell_msg(timeout=patience), request):
                 pass
             return
+        patience *= 2
     raise AssertionError(f"no kernel answered within {timeout:g} s")
 
 

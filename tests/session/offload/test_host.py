@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -149,12 +150,25 @@ def test_the_address_space_is_as_before(directory: Path) -> None:
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def open_files() -> dict[int, str]:
-    """Return the files that are open for good: an earlier test's may just be closed, by a thread or as garbage."""
+def open_files(*, away: int = 0) -> dict[int, str]:
+    """Return the files that are open for good, *away* of which have what is away.
+
+    An earlier one may just be closed, by a thread or as garbage.
+    """
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "sharedkernel-offload":
             thread.join()
+    deadline = time.monotonic() + 60
+    while True:
+        files = _listed_files()
+        if sum("/offload/" in name for name in files.values()) == away:
+            return files
+        assert time.monotonic() < deadline, files
+        time.sleep(0.001)
+
+
+def _listed_files() -> dict[int, str]:
     files = {}
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -169,7 +183,7 @@ def test_the_file_is_private_nameless_and_not_inherited(directory: Path) -> None
     tensor = torch.ones(MIB)
     before = set(open_files())
     away = send_away(directory)
-    (descriptor,) = set(open_files()) - before
+    (descriptor,) = set(open_files(away=1)) - before
     assert list(directory.iterdir()) == []
     assert os.stat(directory).st_mode & 0o777 == 0o700
     assert os.fstat(descriptor).st_mode & 0o777 == 0o600
