@@ -130,8 +130,7 @@ class Admission:
 
     def latest_growing(self) -> Session | None:
         """Return the latest session that waits to grow; None: there is none."""
-        growing = (session for session in self.waiting.values() if session.iteration.growth)
-        return max(growing, key=_arrival, default=None)
+        return max((each for each in self.waiting.values() if each.iteration.growth), key=_arrival, default=None)
 
     def latest_in_the_way(self) -> Session | None:
         """Return the latest queued session that holds memory other queued ones need; None: there is none."""
@@ -187,7 +186,7 @@ class Admission:
     def _is_refused_from(self, session: Session, excess: int) -> float:
         """Return when *session* has lacked *excess* bytes for good for long enough."""
         patience = self.config.overtake_patience
-        if session.state is SessionState.WAITING and session.is_measured:
+        if session.state is SessionState.WAITING and (session.is_measured or session.context):
             kept, since = self.demand.unmovable_of_others(session)
             if excess > kept:
                 # It may ask again for less: its present need may differ from the measured one.
@@ -273,8 +272,9 @@ class Admission:
             return self._restore(session)
         if session.iteration.growth:
             return self._grow(session)
-        if session.context and not session.is_measured and not self._charge_context(session):
+        if session.context and not session.is_measured and not self.lanes.make_room(session.context):
             return False
+        self.ledger.charge_context(session)
         need = self._need(session)
         if self.lanes.place(session, need):
             return True
@@ -282,17 +282,6 @@ class Admission:
             return False
         # All of its domain's memory cannot be had soon: other iterations are interrupted. Take what is free.
         return self.lanes.place(session, min(need, self.lanes.largest_now(session.domain)))
-
-    def _charge_context(self, session: Session) -> bool:
-        """Charge *session* for the context that it will make, if there is room beside all lanes."""
-        if not self.lanes.make_room(session.context):
-            return False
-        memory = session.memory
-        framework = memory.framework + session.context
-        charged = MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=framework)
-        self.ledger.set_memory(session, charged)
-        session.context = 0
-        return True
 
     def _restore(self, session: Session) -> bool:
         """Charge *session* for its offloaded memory, if there is room."""
@@ -371,8 +360,7 @@ class Admission:
     def _has_reservation(self, session: Session, now: float) -> bool:
         since = session.wait.overtaken_at
         overtaken = since is not None and now >= since + self.config.overtake_patience
-        is_first = session.wait.has_room_made or self.is_due(session, now)
-        return overtaken or is_first or not self.policy.may_overtake()
+        return overtaken or session.wait.has_room_made or self.is_due(session, now) or not self.policy.may_overtake()
 
     def _is_hopeless(self, session: Session) -> bool:
         """Return whether *session* would not fit even if all idle memory were offloaded."""

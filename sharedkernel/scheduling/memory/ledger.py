@@ -58,6 +58,17 @@ class Ledger:
         """Return the bytes that the only lane of the device could have; negative when there are none."""
         return self.free + self.lanes
 
+    def charge_context(self, session: Session) -> None:
+        """Charge *session* for the context, if any, that its first operation makes; there is room beside all lanes."""
+        if not session.context or session.is_measured:
+            return
+        memory = session.memory
+        framework = memory.framework + session.context
+        session.context = 0
+        self.set_memory(
+            session, MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=framework)
+        )
+
     def set_memory(self, session: Session, memory: MemoryProfile) -> None:
         """Charge a session for its measured memory. An unmeasured ephemeral need leaves the last known one.
 

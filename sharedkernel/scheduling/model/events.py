@@ -143,8 +143,10 @@ class DeviceWanted(SessionEvent):
     utilisation: float | None = None
 
     def __post_init__(self) -> None:
-        if self.growth < 0 or self.context < 0:
-            raise ValueError(f"session {self.session} wants less than nothing: {self.growth}, {self.context} bytes.")
+        if self.growth < 0:
+            raise ValueError(f"session {self.session} wants to grow by {self.growth} bytes; it cannot be negative.")
+        if self.context < 0:
+            raise ValueError(f"session {self.session} wants a context of {self.context} bytes; it cannot be negative.")
         _check_foreseen(self)
 
 

@@ -53,7 +53,7 @@ HELLO = protocol.SessionHello(
 
 @pytest.mark.parametrize(
     "report",
-    [HELLO, protocol.DeviceWantWithdrawnReport(), protocol.CellClosed(memory=MEMORY)],
+    [HELLO, protocol.DeviceWantWithdrawnReport(), protocol.CellClosedReport(memory=MEMORY)],
     ids=lambda report: type(report).__name__,
 )
 def test_who_was_stopped_and_holds_nothing_runs_again(

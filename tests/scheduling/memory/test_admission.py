@@ -240,3 +240,18 @@ def test_an_interrupt_leaves_the_line(sched: Desk) -> None:
     sched.begin("cleo", ephemeral=500)
     assert sched.withdraw("bob") == []
     assert (sched.state("bob"), sched.view("bob").waiting_for, sched.view("cleo").queue_position) == ("ready", None, 1)
+
+
+def test_a_context_is_charged_with_the_first_grant_or_refused_soon(sched: Desk) -> None:
+    """It stays on the device, so nobody waits long for one that others' contexts leave no room for."""
+    sched.start("ada", "bob", "cleo", framework=300)
+    sched.start("dan")
+    sched.open("dan")
+    assert sched.want("dan", context=300) == []
+    refusal = refused(sched.tick_at_deadline())
+    assert sched.now <= 6.0
+    assert "takes 300 B for a context" in explain_shortage(refusal.shortage)
+    assert sched.view("dan").framework == 0
+    sched.end("ada")
+    assert Grant(session="dan", lane=1) in sched.want("dan", context=300)
+    assert sched.view("dan").framework == 300

@@ -129,7 +129,7 @@ def test_what_an_interrupted_iteration_has_is_not_forgotten(session: SessionUnde
     """A refusal in its middle is the user's error, as what it needs is no guess."""
     before = session.mark
     session.run("float((torch.ones(10 << 20) + 1).sum())")
-    session.wait_for(protocol.CellClosed, before)  # and so its release, which the reply may overtake
+    session.wait_for(protocol.CellClosedReport, before)  # and so its release, which the reply may overtake
     since = session.mark
     # Of what is run from text no loop is known: it has no boundary where it would give the grant back by itself.
     request = session.client.execute(
