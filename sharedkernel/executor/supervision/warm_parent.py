@@ -2,8 +2,8 @@
 
 It is single-threaded, runs no event loop, has no zmq context and touches no device, so a fork of it is a clean kernel
 in tens of milliseconds. It outlives the executor: sessions are its children, so only it can tell how they ended, and
-it keeps each ending until an executor has taken note of it. An executor of other code has it retire: it then forks no
-more, and ends with its last session.
+it keeps each ending until an executor has recorded it. An executor of other code has it retire: it then forks no more,
+and ends with its last session. Without an executor and a session it ends after :data:`PATIENCE` seconds.
 
 Run as ``python -m sharedkernel.executor.supervision.warm_parent SOCKET EXECUTOR_SOCKET STAMP`` with a scrubbed
 environment; the stamp is for executors to read (`build_id.py`).
@@ -36,6 +36,8 @@ PRELOAD = (
     "ipykernel.ipkernel", "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "torch", "torch._dynamo",
     "torch.utils.data", "sharedkernel.session.kernel.app", "sharedkernel.widgets",
 )  # fmt: skip
+#: seconds for which it waits for an executor while there is nothing to keep for one
+PATIENCE = 600.0
 
 
 def preload() -> None:
@@ -76,9 +78,13 @@ class WarmParent:
     ----------
     path, executor_socket
         Where to listen, and where the sessions find their executor.
+    patience
+        Seconds to wait for an executor while there is neither a session nor an ending to report.
     """
 
-    def __init__(self, path: str, executor_socket: str) -> None:
+    def __init__(self, path: str, executor_socket: str, *, patience: float = PATIENCE) -> None:
+        self._path = path
+        self._patience = patience
         self._listener = listen(path)
         self._executor_socket = executor_socket
         self._executor: PacketSocket | None = None
@@ -97,7 +103,9 @@ class WarmParent:
             sources: list[Any] = [self._listener, self._child_ended]
             if self._executor is not None:
                 sources.append(self._executor)
-            readable, _, _ = select.select(sources, [], [])
+            readable, _, _ = select.select(sources, [], [], self._patience if self._is_idle() else None)
+            if not readable:  # its executor was killed, and no other came
+                return
             if self._child_ended in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._child_ended, 4096)
@@ -106,6 +114,11 @@ class WarmParent:
                 self._take_executor()
             elif self._executor in readable and not self._serve():
                 return
+
+    def _is_idle(self) -> bool:
+        """Whether it has nothing to keep; where its socket is gone, no executor can ask for endings any more."""
+        has_endings = bool(self._ended) and os.path.exists(self._path)
+        return self._executor is None and not self._children and not has_endings
 
     def end_children(self) -> None:
         """End what is left: sessions forked while the executor was already stopping."""

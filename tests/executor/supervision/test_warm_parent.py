@@ -90,3 +90,27 @@ def test_what_was_said_last_is_heard_of_one_that_did_not_read() -> None:
     assert isinstance(parent.receive()[0], protocol.Quit)
     assert parent.receive() == (None, [])
     parent.close()
+
+
+_LONELY = """
+import sys
+from sharedkernel.executor.supervision.warm_parent import WarmParent
+
+WarmParent(sys.argv[1], "", patience=0.5).run()
+"""
+
+
+def test_it_ends_once_no_executor_has_come_for_a_while(scratch: Path) -> None:
+    """Its executor was killed; while one is connected it waits for as long as that takes."""
+    path = scratch / "warm.sock"
+    with subprocess.Popen([sys.executable, "-c", _LONELY, str(path)]) as parent:
+        deadline = time.monotonic() + PATIENCE
+        executor = None
+        while executor is None:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(OSError):
+                executor = connect(str(path), protocol.FromWarmParent)
+        time.sleep(1.0)
+        assert parent.poll() is None
+        executor.close()
+        assert parent.wait(PATIENCE) == 0
