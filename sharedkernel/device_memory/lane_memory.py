@@ -14,8 +14,8 @@ The lane is handed over at a boundary (:meth:`LaneMemory.hand_over`): wait for t
 and make those pages private. From then on nothing of this session is in the lane, and no address of a live tensor
 shows it.
 
-Between hand-over and the next :meth:`LaneMemory.begin_turn` the lane is others'. What this module cannot see it is
-told: :meth:`LaneMemory.turn_off` keeps a session out of the lane, for example since its user's threads use the device.
+Between hand-over and the next :meth:`LaneMemory.begin_turn` the lane is others'. Callers report what this module cannot
+see: :meth:`LaneMemory.turn_off` keeps a session out of the lane, for example since its user's threads use the device.
 
 Calls come from the session's main thread, while no other thread of it allocates from the lane; torch's callbacks come
 from anywhere.

@@ -1,8 +1,8 @@
 """The descriptor socket: requests and answers between sessions and their executor that carry descriptors of memory.
 
 Descriptors do not pass the asyncio streams of the control socket, so there is a second socket beside it, for packets.
-Who asks is known by the process that connected, as the operating system tells it, and by nothing that is said: it must
-be the process of a live session of this executor. Processes that a session starts are not, and a descriptor of the
+The sender is identified by its process number from the operating system, never by what a message says: it must be the
+process of a live session of this executor. Processes that a session starts are not, and a descriptor of the
 connection that one of them inherited is closed there (`ipc/fd_client.py`).
 
 The server knows no message. Its owners name the types and their handlers: the shelf (`executor/shelf/store.py`) and

@@ -137,7 +137,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     user: str
     state: str
-    #: id under which clients know it; None as well where the reader may not know it, as `notebook` and `client_key`
+    #: id under which clients know it; None if unknown or hidden from the reader (as are `notebook` and `client_key`)
     kernel_id: str | None = None
     #: it was shut down and can be brought back, for how long still (None: it was not shut down)
     lingering: bool = False
@@ -171,7 +171,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     ungranted_service_seconds: float = 0.0
     #: from 1; None: not queued
     queue_position: int | None = None
-    #: ``memory``, ``lane``, ``restore``, or ``quota``: to be restored once others of its user make way; None: nothing
+    #: ``memory``, ``lane``, ``restore``, or ``quota``: its restore waits for other sessions of its user; None: nothing
     waiting_for: str | None = None
     memory_wait_seconds: float | None = None
     #: device time that its open cell still needs, and where that is known from

@@ -110,7 +110,7 @@ class LaneServer:
         self._store.drop_stock(lane)
 
     def granted(self, process: SessionHandle, lane: int, size: int | None) -> bool:
-        """Make a lane as the core has it, before a grant is told; return whether the session can take it.
+        """Create a lane, or resize it as the core decided, before its session is told; return whether it can be taken.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class LaneServer:
         return self._has_units(lane)
 
     def _has_units(self, lane: int) -> bool:
-        """Whether there is such a lane, and its last session has not kept its pages with no room for others since."""
+        """Whether the lane exists and has units; it has none if its last session kept them and others found no room."""
         return lane in self._lanes and bool(self._store.layout(lane).units)
 
     def _is_kept(self, lane: int, size: int) -> bool:

@@ -3,7 +3,8 @@
 It is single-threaded, runs no event loop, has no zmq context and touches no device, so a fork of it is a clean kernel
 in tens of milliseconds. It outlives the executor: sessions are its children, so only it can tell how they ended, and
 it keeps each ending until an executor has recorded it. An executor of other code has it retire: it then forks no more,
-and ends with its last session. Without an executor and a session it ends after :data:`PATIENCE` seconds.
+and ends with its last session. Otherwise it ends when its executor says so, or when there has been neither an executor
+nor a session for :data:`PATIENCE` seconds.
 
 Run as ``python -m sharedkernel.executor.supervision.warm_parent SOCKET EXECUTOR_SOCKET STAMP`` with a scrubbed
 environment; the stamp is for executors to read (`build_id.py`).
@@ -54,7 +55,7 @@ def why_unfit(descriptors: Path = Path("/proc/self/fd")) -> str | None:
     """Return why no working session could be forked from this process, in one sentence; None if it can.
 
     A CUDA context, or only an initialised driver, does not survive a fork, and nothing tells a child that it has one.
-    The driver opens the device that is asked about here when it is initialised; what merely looks at a GPU does not.
+    An initialised driver has `/dev/nvidia-uvm` open; code that only queries a GPU, as through NVML, does not open it.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ class WarmParent:
                 return
 
     def _is_idle(self) -> bool:
-        """Whether it has nothing to keep; where its socket is gone, no executor can ask for endings any more."""
+        """Whether it keeps nothing. Endings are kept for an executor, which finds this process by its socket's path."""
         has_endings = bool(self._ended) and os.path.exists(self._path)
         return self._executor is None and not self._children and not has_endings
 
@@ -223,7 +224,7 @@ class WarmParent:
     def _end_leftovers(self) -> None:
         """End children that were not forked here.
 
-        A session adopts what its programs leave behind, and this process what a session leaves behind when it ends.
+        Orphans of a session's programs become children of the session, and of this process when the session ends.
         """
         for child in psutil.Process().children():
             if child.pid not in self._children:

@@ -1,7 +1,7 @@
 """An executor's connections to its warm parents, one for each environment that was ever used.
 
-One that an executor of other code left, before an upgrade, forks no session any more, since it would mix that code with
-what is imported now. It gives up its place to another, and retires: it goes on to tell how its sessions end.
+A warm parent from before an upgrade has the old code imported, so it forks no more sessions: they would mix old and new
+code. Another one takes its place, and it retires: it only reports how its sessions end.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ that it is gone.
 
 If no idle session can help, queued ones may: a session that waits in the middle of its cell can be offloaded whole, and
 restored when there is room for all that it has and lacks. Sessions that each hold a part of what all of them need so
-take turns instead of waiting for each other. Only sessions within reach of others' `offload_after` are asked, idle ones
-first, then the latest arrival, and only if that lets an earlier one continue. Recently restored sessions are the
-earliest, so that one of them gets all it needs: no session keeps memory for a quantum without running.
+take turns instead of waiting for each other. Only sessions whose user has an `offload_after` are asked: idle ones
+first, then the latest arrivals, and only if an earlier session can continue then. A recently restored session counts as
+the earliest, so that it gets all it needs and runs.
 
 Sessions that neither can help share memory by turns with the running ones (`turns.py`).
 

@@ -1,7 +1,8 @@
 """The interface of a policy: which session is served before which, and for how long.
 
 A policy only ranks; the scheduler enforces, and may serve another session while the first one's memory or lane is not
-free. Ties end in arrival number, so that the same events always lead to the same order. `builtin.py` has the policies.
+free. Ties end in the number of the cell, or of its arrival in the memory queue, so that the same events always lead to
+the same order. `builtin.py` has the policies.
 """
 
 from __future__ import annotations

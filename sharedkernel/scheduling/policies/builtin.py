@@ -3,9 +3,9 @@
 Starvation, by policy, with cells that never end:
 
 fair
-    none starves: the one behind in service is served next. Of n users of equal shares who always want the one lane
-    that runs, none waits for longer than twice n - 1 turns of a quantum and an iteration: the others catch up, and
-    each may get as far ahead again.
+    none starves: the one behind in service is served next. Where n users of equal shares always want the one lane that
+    runs, each waits at most 2(n - 1) turns of a quantum and an iteration: the others catch up, and each may get as far
+    ahead again.
 fifo, pack
     one such cell keeps all others waiting, on as many lanes as may run. By design: nothing is revoked. Where cells end,
     fifo serves all in turn, and pack passes one over for `overtake_patience` at most.
@@ -84,8 +84,8 @@ class Fifo(Policy):
     def session_rank(self, session: Session) -> Rank:
         """See :meth:`Policy.session_rank`: cells that have begun, then the others, in the order of their opening.
 
-        A cell that has begun and then lost its lane ranks with the others: those that hold the memory it waits for must
-        be able to end.
+        A cell that has begun and waits for memory again ranks with the others: it must not go before the cells whose
+        memory it waits for.
         """
         has_begun = session.cell.started and session.state is not SessionState.WAITING
         return (not has_begun, session.cell.number)

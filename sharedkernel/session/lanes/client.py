@@ -192,7 +192,7 @@ class LaneClient:
     def _safely(self, what: str, step: Callable[[], Any]) -> Any:
         """Do one step; if it fails, leave lanes alone from now on, and go on with memory of the session's own.
 
-        A fault of the device itself the user's next operation will meet, and say it better.
+        If the device itself failed, the user's next operation raises a clearer error.
         """
         assert self._lanes is not None
         try:

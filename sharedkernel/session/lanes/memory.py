@@ -13,9 +13,9 @@ Where a lane cannot be had, iterations use memory of the session's own: never wr
 unused of it goes back when the grant does. Once the lane has failed this session, it stays off, with the reason in
 `off_reason`.
 
-The limit on a session holds by page, where torch's allocator asks for more of them: torch's own figures count what a
-lane's addresses show as often as there are pools over it. What has to be moved out of a lane is given in any case: it
-is the user's, and is told to them as too much right after. Not yet run on a GPU.
+The limit on a session is checked when torch's allocator asks for more pages: torch's own figures count a lane's memory
+once for each pool over it. What has to be moved out of a lane is always given, since it is the user's; they are told
+right after if it is too much. Not yet run on a GPU.
 """
 
 from __future__ import annotations

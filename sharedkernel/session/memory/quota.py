@@ -19,7 +19,7 @@ from sharedkernel.units import format_bytes, parse_bytes
 
 #: how torch's allocators say that they failed, on the host and on a GPU; what is raised here on purpose says neither
 _ALLOCATORS_SAY = ("can't allocate memory", "out of memory. Tried to allocate")
-#: bytes that a cell may add to what was too much before it, and still end well: it is for freeing some of that
+#: bytes by which a session over its limit may grow in a cell without an error, so that a cell can free memory
 _NOT_WORTH_TELLING = 1 << 20
 _ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 
