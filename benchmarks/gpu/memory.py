@@ -26,9 +26,9 @@ async def measure(bench: Bench) -> list[Result]:
                 bench.say(f"{copies} x {model} in sessions")
                 notebooks = await open_prepared(contexts, sessions(stack))
                 shared = await _most_used(bench, notebooks, model, rows) - before
-                told = (await asyncio.to_thread(stack.status))["sessions"]
-        expected = sum(entry["persistent_bytes"] + entry["framework_bytes"] for entry in told)
-        expected += max(entry["ephemeral_bytes"] for entry in told)
+                told = (await asyncio.to_thread(stack.status)).sessions
+        expected = sum(entry.persistent_bytes + entry.framework_bytes for entry in told)
+        expected += max(entry.ephemeral_bytes or 0 for entry in told)
         with StockServer() as server:
             async with AsyncExitStack() as contexts:
                 bench.say(f"{copies} x {model} in processes")

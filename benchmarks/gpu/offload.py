@@ -46,12 +46,15 @@ async def measure(bench: Bench) -> list[Result]:
                 if not same:
                     raise BenchmarkFailed("what came back is not what was offloaded.")
             status = await asyncio.to_thread(stack.status)
-    (session,) = status["sessions"]
-    if session["offloads"] < 3 or session["restores"] < 3:
-        raise BenchmarkFailed(f"the session was not offloaded: {session['offload_note']}")
+    (session,) = status.sessions
+    if session.offloads < 3 or session.restores < 3:
+        raise BenchmarkFailed(f"the session was not offloaded: {session.offload_note}")
     results = []
-    for metric, turns, limit in (("offload", session["offloads"], out), ("restore", session["restores"], back)):
-        seconds = session[f"{metric}_seconds"] / turns
+    for metric, turns, total, limit in (
+        ("offload", session.offloads, session.offload_seconds, out),
+        ("restore", session.restores, session.restore_seconds, back),
+    ):
+        seconds = total / turns
         results.append(
             Result(
                 metric=metric,

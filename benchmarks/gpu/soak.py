@@ -12,12 +12,12 @@ import os
 import signal
 import time
 from contextlib import AsyncExitStack
-from typing import Any
 
 from common import Bench, main, open_prepared, sessions
 
 from sharedkernel.bench.stack.client import Notebook
 from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target
+from sharedkernel.status.document import StatusDocument
 
 _SOAK = """
 import queue
@@ -67,7 +67,7 @@ async def measure(bench: Bench) -> list[Result]:
             outcomes = await asyncio.gather(*(notebook.value(code) for notebook in notebooks))
             notes = _lane_notes(await asyncio.to_thread(stack.status))
             bench.say("killing a session that trains")
-            shared = (await asyncio.to_thread(stack.status))["device"]["lanes_shared"]
+            shared = (await asyncio.to_thread(stack.status)).device.lanes_shared
             recovered = await _kill_one(*notebooks)
     wrong = sum(outcome[1] for outcome in outcomes)
     longest = max(outcome[2] for outcome in outcomes)
@@ -86,9 +86,9 @@ async def measure(bench: Bench) -> list[Result]:
     ]
 
 
-def _lane_notes(status: dict[str, Any]) -> str:
+def _lane_notes(status: StatusDocument) -> str:
     """Return why sessions do not use their lanes' bytes, in sentences: then the soak says nothing of lanes."""
-    notes = [(session["user"], session["lane_note"]) for session in status["sessions"]]
+    notes = [(session.user, session.lane_note) for session in status.sessions]
     return "".join(f" {user}: {note}" for user, note in notes if note)
 
 

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.status.document import StatusDocument
 
 #: seconds between two looks
 _INTERVAL = 0.25
-_MEMORY = ("persistent_bytes", "ephemeral_bytes", "framework_bytes")
 
 
 class Watch:
@@ -43,14 +42,14 @@ class Watch:
         since, reason = self._waiting[session]
         return f"{time.monotonic() - since:.0f} s for {reason}"
 
-    def note(self, status: dict[str, Any]) -> None:
+    def note(self, status: StatusDocument) -> None:
         """Take figures from a *status* document."""
         now = time.monotonic()
         before, self._waiting, self._waiting_users = self._waiting, {}, {}
-        for session in status["sessions"]:
-            name, user, reason = session["id"], session["user"], session["waiting_for"]
-            self._offloads[name] = session["offloads"]
-            memory = sum(session[kind] for kind in _MEMORY)
+        for session in status.sessions:
+            name, user, reason = session.id, session.user, session.waiting_for
+            self._offloads[name] = session.offloads
+            memory = session.persistent_bytes + (session.ephemeral_bytes or 0) + session.framework_bytes
             self.peaks[user] = max(self.peaks.get(user, 0), memory)
             if reason is not None:
                 since = before.get(name, (now, ""))[0]
