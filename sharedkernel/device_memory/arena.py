@@ -29,7 +29,7 @@ from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches, check_slots, pair
 from sharedkernel.device_memory.ranges import FreeRanges
-from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
+from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 
 #: addresses of an arena, in bytes; they cost nothing
 ADDRESSES = 1 << 42
@@ -284,7 +284,7 @@ class Arena:
 
         Within the body the slots are mapped, and their bytes are copied there. It may be interrupted.
         """
-        with signals_held(), self._reporting():
+        with signals_held_between_waits(), self._reporting():
             imported = self._import(given)
             try:
                 pairs = pair(slots, imported, SlotState.AWAY)
@@ -294,7 +294,7 @@ class Arena:
             is_back = False
             try:
                 self._mapper.remap([(slot, handle) for slot, (_, handle) in pairs])
-                with interrupts_let_through():
+                with interruptible_wait():
                     yield
                 self.driver.synchronize()
                 for slot, (unit, _) in pairs:

@@ -43,6 +43,8 @@ class _Held:
         #: the handler that they usually have, while they are only noted
         self.usual: Any = None
         self.was_interrupted = False
+        #: the outermost stretch lets interrupts through where it waits
+        self.is_open_in_waits = False
         #: what other signals have to do at the end
         self.due: list[Callable[[], None]] = []
 
@@ -127,6 +129,29 @@ class interrupts_let_through:
             _held.was_interrupted = True
             _set_handler(SIGINT, _held.note)
         _held.is_open = False
+
+
+@contextlib.contextmanager
+def signals_held_between_waits() -> Iterator[None]:
+    """Hold signals off as :func:`signals_held` does, but not where the stretch waits (:func:`interruptible_wait`).
+
+    A caller that holds signals off itself holds them off in these waits too.
+    """
+    if not _is_main():
+        yield
+        return
+    was_open_in_waits, is_open = _held.is_open_in_waits, _held.is_open
+    with signals_held():
+        _held.is_open_in_waits = was_open_in_waits or is_open
+        try:
+            yield
+        finally:
+            _held.is_open_in_waits = was_open_in_waits
+
+
+def interruptible_wait() -> contextlib.AbstractContextManager[None]:
+    """Let interrupts through for the body, a wait within :func:`signals_held_between_waits`."""
+    return interrupts_let_through() if _held.is_open_in_waits else contextlib.nullcontext()
 
 
 def holdable(act: Callable[[], None]) -> Callable[..., None]:

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.system.deferred_signals import holdable, interrupts_let_through, signals_held
+from sharedkernel.system.deferred_signals import (
+    holdable,
+    interruptible_wait,
+    interrupts_let_through,
+    signals_held,
+    signals_held_between_waits,
+)
 
 FORCE = signal.SIGURG
 
@@ -75,6 +81,35 @@ def test_a_wait_lets_interrupts_through() -> None:
         with pytest.raises(KeyboardInterrupt):
             work()
         assert done == lines
+
+
+def test_a_stretch_with_waits_lets_interrupts_through_unless_its_caller_holds_them() -> None:
+    """A caller that must not be cut short is not, however its callees wait."""
+    done: list[str] = []
+
+    def change() -> None:
+        with signals_held_between_waits():
+            signal.raise_signal(signal.SIGINT)
+            done.append("noted")
+            with signals_held_between_waits(), interruptible_wait():
+                done.append("waited")
+            done.append("changed")
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert done == ["noted"]
+    done.clear()
+
+    @signals_held()
+    def change_as_a_part() -> None:
+        change()
+        done.append("ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        change_as_a_part()
+    assert done == ["noted", "waited", "changed", "ended"]
+    with pytest.raises(KeyboardInterrupt):
+        change()
 
 
 def test_a_holdable_handler_waits_for_the_end_even_where_interrupts_do_not() -> None:

@@ -26,7 +26,7 @@ from sharedkernel.device_memory.pools.segments import Generation, Segments, Supp
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.system.deferred_signals import signals_held_between_waits
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class LaneGenerations:
 
     # --- boundaries -----------------------------------
 
-    @signals_held()
+    @signals_held_between_waits()
     def take_out_survivors(self, live: LiveRanges, *, is_parked: bool = False, may_keep: bool = False) -> HandOver:
         """Make every page of the lane private in which something lives.
 

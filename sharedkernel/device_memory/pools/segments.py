@@ -30,7 +30,7 @@ from sharedkernel.device_memory.layout import (
 from sharedkernel.device_memory.mapper import Area, Slot, SlotState
 from sharedkernel.device_memory.pools.torch_pool import Pool, TorchPools
 from sharedkernel.device_memory.ranges import FreeRanges, LiveRanges
-from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.system.deferred_signals import signals_held, signals_held_between_waits
 
 
 class Supplier(Protocol):
@@ -41,7 +41,7 @@ class Supplier(Protocol):
 
         Waits until the executor has room. Called at boundaries and, with `mid_iteration`, from torch's callbacks in any
         thread: then the wait has to leave Python's interpreter lock alone (a `threading.Event` does). Signals are held
-        in the main thread, so that no unit is lost; interrupts end the wait nevertheless.
+        in the main thread between waits (:func:`.signals_held_between_waits`), so that no unit is lost.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class Segments:
             What :meth:`Supplier.private_units` raises.
         """
         # an interrupt in between would leave units or the area to nobody
-        with signals_held():
+        with signals_held_between_waits():
             given = self._supplier.private_units(plan_private(size), mid_iteration=mid_iteration)
             with self.lock:
                 area = self._arena.add_private_area(given)

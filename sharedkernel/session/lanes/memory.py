@@ -36,7 +36,7 @@ from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.session.memory.cuda_meter import PageBytes
-from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
+from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 from sharedkernel.system.interrupt_safe_event import wait_for
 from sharedkernel.units import format_bytes
 
@@ -104,7 +104,7 @@ class ExecutorSupplier:
             except Refused as error:
                 if error.reason != OutOfDeviceMemory.reason or time.monotonic() > deadline:
                     raise
-            with interrupts_let_through():
+            with interruptible_wait():
                 time.sleep(_ROOM_INTERVAL)
 
     def _new_units(self, sizes: Sequence[int]) -> list[GivenUnit]:
@@ -153,14 +153,14 @@ class ExecutorSupplier:
             os.close(unit.descriptor)
         self.release_units([unit.unit for unit in given])
 
-    @signals_held()
+    @signals_held_between_waits()
     def _receive(self, message: Any, given: list[GivenUnit]) -> None:
         """Ask for units and add them to *given*; an interrupt ends the wait, wherever it comes, and loses none."""
         coming: Future[Any] | None = None
         is_over = False
         try:
             coming = self._channel.start(message)
-            with interrupts_let_through():
+            with interruptible_wait():
                 wait_for(coming)
             answer, descriptors = coming.result()
             given += [
@@ -263,7 +263,7 @@ class CudaMemory:
         SharedKernelError
             When there is no room, or the copy fails; everything is away as before.
         """
-        with signals_held():  # an interrupt in between would leave the units to nobody
+        with signals_held_between_waits():  # an interrupt in between would leave the units to nobody
             self._memory.restore(self._supplier.private_units(self._memory.sizes_away(), mid_iteration=False))
 
     # --- what the gate says ---------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class CudaMemory:
             layout = LaneLayout(taken.lane, taken.version, tuple(UnitInfo(unit, size) for unit, size in taken.units))
             has = self._memory.lane_units
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
-            with signals_held():
+            with signals_held_between_waits():
                 self._memory.set_lane(layout, self._supplier.lane_units(missing))
             self._layout = layout
             self._memory.begin_turn(must_scrub=taken.must_scrub)

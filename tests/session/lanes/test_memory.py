@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -27,6 +28,7 @@ from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.session.lanes.memory import CudaMemory, ExecutorSupplier
+from sharedkernel.system.deferred_signals import signals_held
 from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.support import Tenant
 from tests.executor.devices.support import make_process
@@ -279,6 +281,34 @@ def test_without_room_for_survivors_their_pages_are_kept(desk: Desk, tmp_path: P
     session.iterate(5)
     desk.release(session)
     session.tenant.check(kept)
+
+
+def test_an_interrupt_does_not_cut_a_hand_over_short_that_holds_signals(desk: Desk, tmp_path: Path) -> None:
+    """At the end of a cell nothing may be left half done, although the hand-over waits for room."""
+    session, other = Session(desk, tmp_path, "p"), Session(desk, tmp_path, "q")
+    desk.grant(session, 32 * MIB)
+    session.cuda.boundary_passed()
+    session.iterate(1, keep=True)
+    size = CAPACITY - desk.store.used - 4 * MIB
+    filled = desk.call(lambda: desk.store.give_private(other.process.process, [2 * MIB] * (size // (2 * MIB))))
+
+    def interrupt_and_make_room() -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.2)
+        desk.call(lambda: desk.store.take_back(other.process.process, [unit.unit for unit in filled]))
+
+    ended = []
+
+    @signals_held()
+    def end_cell() -> None:
+        threading.Timer(0.2, interrupt_and_make_room).start()
+        desk.release(session, "cell")
+        ended.append(session)
+
+    with pytest.raises(KeyboardInterrupt):
+        end_cell()
+    assert ended
+    session.tenant.check_all()
 
 
 def test_a_lane_that_cannot_be_made_is_done_without(desk: Desk, tmp_path: Path) -> None:
