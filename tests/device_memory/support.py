@@ -29,6 +29,8 @@ from sharedkernel.selftest.lane_process import LocalSupplier
 from tests.device_memory.pool_model import Block, ModelTorch
 from tests.device_memory.traces import Allocated, Boundary, Freed, Step
 
+#: iterations of a warm-up
+WARM_UP = 2
 ADDRESSES = 1 << 36
 #: bytes of a block between the places at which it is written and looked at
 _STRIDE = 64 << 10
@@ -181,3 +183,12 @@ class Replay:
 
 
 __all__ = ["LANE", "MIB", "Replay", "Session", "StoreSupplier", "offload", "open_descriptors", "tensor_at"]
+
+
+def warm_up(session: Session) -> None:
+    """Bring a session's lane pool into its steady state, with nothing in it."""
+    session.begin_turn()
+    session.memory.begin_iteration()
+    for _ in range(WARM_UP):
+        session.memory.next_iteration()
+    session.hand_over()

@@ -10,67 +10,10 @@ import pytest
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.errors import DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
 from sharedkernel.device_memory.mapper import SlotState
-from sharedkernel.device_memory.pools import generations
 from tests.device_memory import traces
 from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.pool_model import OutOfMemoryError
-from tests.device_memory.support import LANE, Replay, Session, tensor_at
-
-#: iterations of a warm-up
-WARM_UP = 2
-
-
-def _warm_up(session: Session) -> None:
-    """Bring a session's lane pool into its steady state, with nothing in it."""
-    session.begin_turn()
-    session.memory.begin_iteration()
-    for _ in range(WARM_UP):
-        session.memory.next_iteration()
-    session.hand_over()
-
-
-@pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
-@pytest.mark.parametrize("name", traces.STATIC)
-def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session, name, version):
-    """After the warm-up: one page at the first hand-over, none after it, and no callback of torch's."""
-    session = make_session("a", version=version)
-    replay = Replay(session, traces.record(name, 8))
-    session.begin_turn()
-    session.memory.begin_iteration()
-    assert replay.iterate()
-    session.memory.next_iteration()
-    assert replay.iterate()
-    assert session.memory.next_iteration().num_pages > 0, "nothing was born in the warm-up"
-    pages, callbacks = [], []
-    while replay.iterate():
-        pages.append(session.hand_over().num_pages)
-        callbacks.append(session.torch.num_callbacks)
-        session.begin_turn()
-        session.memory.begin_iteration()
-    assert len(pages) == 6
-    assert pages[0] <= 1
-    assert not any(pages[1:]), pages
-    assert len(set(callbacks)) == 1, callbacks
-
-
-@pytest.mark.parametrize("name", traces.VARYING)
-def test_varying_shapes_keep_little_of_the_lane(make_session, name):
-    """At most 6 MiB become private in 20 iterations."""
-    session = make_session("a")
-    replay = Replay(session, traces.record(name, 22))
-    session.begin_turn()
-    session.memory.begin_iteration()
-    for _ in range(WARM_UP):
-        assert replay.iterate()
-        session.memory.next_iteration()
-    kept = num = 0
-    while replay.iterate():
-        kept += session.hand_over().private_bytes
-        num += 1
-        session.begin_turn()
-        session.memory.begin_iteration()
-    assert num == 20
-    assert kept <= 6 * MIB
+from tests.device_memory.support import LANE, WARM_UP, Replay, tensor_at, warm_up
 
 
 def test_three_trainings_in_one_lane_keep_what_is_theirs(store, make_session):
@@ -98,7 +41,7 @@ def test_an_address_shows_the_same_bytes_before_and_after_a_hand_over(make_sessi
     """A survivor's page is private afterwards; the lane's own page is not."""
     a, b = make_session("a", "user"), make_session("b", "user")
     for session in (a, b):
-        _warm_up(session)
+        warm_up(session)
     a.begin_turn()
     a.memory.begin_iteration()
     survivor, dead = a.allocate(4096, 7), a.allocate(8 * MIB, 9)
@@ -117,7 +60,7 @@ def test_another_users_bytes_are_not_found(make_session):
     """A lane that passes to another user has nothing of what was written there."""
     a, b, c = (make_session(name) for name in "abc")
     for session in (a, b, c):
-        _warm_up(session)
+        warm_up(session)
     for session, other in ((a, b), (b, c)):
         session.begin_turn()
         session.memory.begin_iteration()
@@ -147,7 +90,7 @@ def test_another_users_bytes_are_not_found_behind_a_private_page(make_session):
     b.allocate(14 * MIB, 8)
     b.hand_over()
     for session in (a, b, c):
-        _warm_up(session)
+        warm_up(session)
     b.begin_turn()
     b.memory.begin_iteration()
     kept = [b.allocate(MIB, 7), b.allocate(40 * MIB, 7)]
@@ -184,7 +127,7 @@ def test_an_iteration_can_be_parked_in_its_middle(make_session):
     """Its pages are private until it ends, and then show the lane again."""
     a, b = make_session("a"), make_session("b")
     for session in (a, b):
-        _warm_up(session)
+        warm_up(session)
     a.begin_turn()
     a.memory.begin_iteration()
     activations = [a.allocate(size, 40 + number) for number, size in enumerate((512, MIB, 3 * MIB, 12 * MIB))]
@@ -204,64 +147,11 @@ def test_an_iteration_can_be_parked_in_its_middle(make_session):
     a.validate()
 
 
-@pytest.mark.parametrize("at", ["boundary", "yield", "cell"])
-def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_something_lives(store, make_session, at):
-    """What is there could be copied nowhere; the rest of the lane is free, and the next turns have one as before."""
-    a, b = make_session("a"), make_session("b")
-    for session in (a, b):
-        _warm_up(session)
-    a.begin_turn()
-    a.memory.begin_iteration()
-    kept = a.allocate(30 * MIB, 40)
-    a.allocate(1000, 50)
-    a.supplier.is_device_full = True
-    handed_over = a.hand_over(at)
-    assert handed_over.is_lane_kept
-    a.memory.leave_lane()
-    a.validate()
-    assert store.account().lanes == {LANE: 0}
-    b.memory.leave_lane()  # as soon as it has its turn
-    private = store.account().private
-    assert 30 * MIB <= private["a"] == store.account().total - private.get("b", 0) < 64 * MIB
-    a.supplier.is_device_full = False
-    store.resize_lane(LANE, 96 * MIB)
-    for session in (b, a, b):
-        session.set_lane()
-        session.begin_turn()
-        session.memory.begin_iteration()
-        session.allocate(20 * MIB, 60)
-        session.check_all()
-        session.hand_over()
-        session.check_all()
-    a.free(kept)
-    a.set_lane()
-    a.begin_turn()
-    a.hand_over()
-
-
-def test_a_page_is_not_kept_that_the_executor_refuses(store, make_session):
-    """Nothing has changed then, and the hand-over is tried again."""
-    session = make_session("a")
-    _warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
-    session.allocate(30 * MIB, 40)
-    session.supplier.is_device_full = True
-    store.end_turn(LANE, "a")
-    with pytest.raises(InvalidMapping, match="not of a lane of its own"):
-        session.memory.hand_over()
-    assert session.memory.has_turn
-    session.begin_turn()
-    session.check_all()
-    assert session.hand_over().is_lane_kept
-    session.memory.leave_lane()
-
-
 def test_a_hand_over_is_whole_or_has_not_happened_whatever_call_of_the_driver_fails(make_session):
     """Once what lives is out of the lane it is everybody's, though what nothing lives in could not be given back."""
     driver, outcomes = FaultyDriver(), set()
     session = make_session("a", driver=driver, check_lanes=True)
-    _warm_up(session)
+    warm_up(session)
     for fail_at in itertools.count():
         session.begin_turn()
         session.memory.begin_iteration()
@@ -297,7 +187,7 @@ def test_a_hand_over_is_whole_or_has_not_happened_whatever_call_of_the_driver_fa
 def test_a_parked_iteration_goes_on_in_a_lane_that_has_changed(store, make_session, size):
     """Its blocks are where they were; what it allocates from now on is in the new lane."""
     session = make_session("a")
-    _warm_up(session)
+    warm_up(session)
     session.begin_turn()
     session.memory.begin_iteration()
     block = session.allocate(12 * MIB, 5)
@@ -316,28 +206,10 @@ def test_a_parked_iteration_goes_on_in_a_lane_that_has_changed(store, make_sessi
     assert session.memory.figures().private <= 2 * MIB
 
 
-def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store):
-    """What lived once does not keep the lane's addresses private for good."""
-    store.resize_lane(LANE, 256 * MIB)
-    session = make_session("a")
-    _warm_up(session)
-    for size in (100 * MIB, 40 * MIB):
-        session.begin_turn()
-        session.memory.begin_iteration()
-        block = session.allocate(size, 3)
-        session.hand_over()
-        session.begin_turn()
-        session.memory.begin_iteration()
-        session.free(block)
-        session.hand_over()
-        assert session.memory.figures().sticky <= generations.STICKY
-        session.validate()
-
-
 def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
     """Only while it is empty; the blocks of a session stay where they are."""
     session = make_session("a")
-    _warm_up(session)
+    warm_up(session)
     blocks = []
     for size in (200 * MIB, 48 * MIB, 48 * MIB):
         session.begin_turn()
@@ -367,39 +239,6 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
     assert store.account().releasing > 0, "the session has not released the lane"
     session.memory.leave_lane()
     assert store.account().releasing == 0
-
-
-def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_session):
-    """The hand-over did not happen; it does once there is room."""
-    session = make_session("a")
-    _warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
-    block = session.allocate(3 * MIB, 5)
-    session.supplier.allowance = MIB
-    with pytest.raises(DeviceMemoryError, match="no room"):
-        session.memory.hand_over()
-    assert session.torch.under_way[1:], "the iteration does not go on in the lane"
-    session.check(block)
-    session.validate()
-    session.supplier.allowance = None
-    assert session.hand_over().num_pages == 2
-
-
-def test_a_warm_up_without_room_goes_on(make_session):
-    """Its survivors are taken out at a later boundary."""
-    session = make_session("a")
-    session.begin_turn()
-    session.memory.begin_iteration()
-    session.allocate(3 * MIB, 5)
-    session.supplier.allowance = 0
-    session.memory.next_iteration()
-    with pytest.raises(DeviceMemoryError, match="no room"):
-        session.memory.next_iteration()
-    session.allocate(4 * MIB, 6)
-    session.supplier.allowance = None
-    assert session.memory.next_iteration().num_pages > 0
-    session.hand_over()
 
 
 @pytest.mark.parametrize("cause", [DeviceMemoryError("held by others."), KeyboardInterrupt()])
@@ -441,7 +280,7 @@ def test_two_threads_grow_at_once(make_session):
 def test_what_does_not_fit_into_the_lane_is_private(make_session):
     """An iteration that needs more than its lane gets private memory, and loses nothing."""
     session = make_session("a")
-    _warm_up(session)
+    warm_up(session)
     session.begin_turn()
     session.memory.begin_iteration()
     block = session.allocate(200 * MIB, 8)
@@ -473,7 +312,7 @@ def test_emptying_the_cache_gives_back_what_is_dead(store, make_session):
 def test_a_block_that_a_side_stream_used_is_dead_after_a_hand_over(make_session, version):
     """The device is waited for, and the allocator looks at its events, also where it does not inside pools."""
     session = make_session("a", version=version)
-    _warm_up(session)
+    warm_up(session)
     session.begin_turn()
     session.memory.begin_iteration()
     block = session.allocate(8 * MIB, 1)
@@ -486,7 +325,7 @@ def test_a_block_that_a_side_stream_used_is_dead_after_a_hand_over(make_session,
 def test_a_graph_under_capture_postpones_the_hand_over(make_session):
     """Waiting for the device would break the capture."""
     session = make_session("a")
-    _warm_up(session)
+    warm_up(session)
     session.begin_turn()
     session.memory.begin_iteration()
     session.allocate(MIB, 1)
@@ -505,7 +344,7 @@ def test_a_pool_of_the_users_is_used_as_it_was_meant(make_session):
     """An iteration that begins within it stays out of the lane."""
     session = make_session("a")
     session.memory.watch_user_pools()
-    _warm_up(session)
+    warm_up(session)
     session.begin_turn()
     pool = session.torch.cuda.MemPool()
     with session.torch.cuda.use_mem_pool(pool):
@@ -539,6 +378,6 @@ def test_an_iteration_needs_a_turn(make_session):
     session = make_session("a")
     with pytest.raises(InvalidMapping):
         session.memory.begin_iteration()
-    _warm_up(session)
+    warm_up(session)
     with pytest.raises(InvalidMapping):
         session.memory.begin_iteration()

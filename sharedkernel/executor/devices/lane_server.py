@@ -254,7 +254,7 @@ class LaneServer:
         return self._give(process, message.request, units, units)
 
     def _give(self, process: SessionHandle, request: int, units: list[UnitInfo], new: list[UnitInfo]) -> FdReply:
-        """Return *units*; a session that cannot be given them does not hold those that are *new* to it."""
+        """Return *units* with their descriptors; if that fails, the session holds none of the *new* ones."""
         descriptors: list[int] = []
         try:
             for _, batch in self._store.exported(units):

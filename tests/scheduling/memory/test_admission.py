@@ -243,7 +243,7 @@ def test_an_interrupt_leaves_the_line(sched: Desk) -> None:
 
 
 def test_a_context_is_charged_with_the_first_grant_or_refused_soon(sched: Desk) -> None:
-    """It stays on the device, so nobody waits long for one that others' contexts leave no room for."""
+    """Others' contexts stay on the device, so a session waits only briefly if they leave no room for its own."""
     sched.start("ada", "bob", "cleo", framework=300)
     sched.start("dan")
     sched.open("dan")
