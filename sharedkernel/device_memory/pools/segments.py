@@ -133,12 +133,6 @@ class Segments:
         self._retired: list[Generation] = []
 
     @property
-    def headroom(self) -> int:
-        """Bytes that torch can take at once."""
-        with self.lock:
-            return self._headroom.total
-
-    @property
     def retired(self) -> Sequence[Generation]:
         """Generations from which nothing is allocated any more, but in which something may live."""
         return self._retired
