@@ -132,6 +132,15 @@ class RestoredReport(Message, frozen=True, kw_only=True, tag="Restored"):
     seconds: float = 0.0
 
 
+class NotRestoredReport(Message, frozen=True, kw_only=True, tag="NotRestored"):
+    """A cell's memory could not be brought back, although the executor said that there is room: all is still away.
+
+    The cell can neither go on nor end without its memory, so it waits for :class:`RestoreCommand` again.
+    """
+
+    memory: Memory
+
+
 class Interrupted(Message, frozen=True, kw_only=True):
     """The user interrupted a cell whose memory is away: it needs that back once more, to end."""
 
@@ -249,7 +258,8 @@ class View(Message, frozen=True, kw_only=True):
 
 FromSession = (
     SessionHello | Assigned | CellOpenedReport | CellClosedReport | DeviceWantedReport | DeviceWantWithdrawnReport
-    | GrantMeasuredReport | GrantReleasedReport | OffloadedReport | OffloadDeclinedReport | RestoredReport | Interrupted
+    | GrantMeasuredReport | GrantReleasedReport | OffloadedReport | OffloadDeclinedReport | RestoredReport
+    | NotRestoredReport | Interrupted
     | Watch | WantEarlier | Foreseen
 )  # fmt: skip
 ToSession = (

@@ -13,6 +13,7 @@ from sharedkernel.scheduling.model.events import (
     Event,
     GrantReleased,
     MemoryMeasured,
+    NotRestored,
     OffloadDeclined,
     Offloaded,
     OffloadRequested,
@@ -174,6 +175,10 @@ class Desk:
         """Report that what was moved away is back."""
         persistent = self._memory[name].persistent + self.view(name).offloaded
         return self.send(Restored(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
+
+    def not_restored(self, name: str) -> list[Action]:
+        """Report that there was no room for what was moved away."""
+        return self.send(NotRestored(session=SessionId(name), memory=self.profile(name)))
 
     def interrupt(self, name: str) -> list[Action]:
         """Interrupt a cell whose memory is away."""

@@ -32,6 +32,7 @@ from sharedkernel.scheduling.model.events import (
     Event,
     GrantReleased,
     MemoryMeasured,
+    NotRestored,
     OffloadDeclined,
     Offloaded,
     OffloadRequested,
@@ -117,7 +118,7 @@ class Machine(RuleBasedStateMachine):
             self.granted.pop(event.session, None)
         if isinstance(event, Offloaded | OffloadDeclined | SessionEnded):
             self.asked.discard(event.session)
-        if isinstance(event, Restored | CellClosed | SessionEnded):
+        if isinstance(event, Restored | NotRestored | CellClosed | SessionEnded):
             self.restoring.discard(event.session)
         if isinstance(event, DeviceWanted | ProcessStopped | CellClosed | SessionEnded):
             self.summoned.discard(event.session)
@@ -323,6 +324,16 @@ class Machine(RuleBasedStateMachine):
     @rule(number=picks, memory=memories)
     def restored(self, number: int, memory: MemoryProfile) -> None:
         self.send(Restored(session=SessionId(sorted(self.restoring)[number % len(self.restoring)]), memory=memory))
+
+    @precondition(lambda self: self.allowing(NotRestored))
+    @rule(number=picks)
+    def not_restored(self, number: int) -> None:
+        """Let a session find no room; some say so unasked, as one whose report crosses with an executor's restart."""
+        session = self.pick(self.allowing(NotRestored), number)
+        records = self.scheduler.sessions[session]
+        came = records.returning if records.offload.is_returning else 0
+        memory = dataclasses.replace(records.memory, persistent=records.memory.persistent - came)
+        self.send(NotRestored(session=session, memory=memory))
 
     @precondition(lambda self: self.allowing(CellInterrupted))
     @rule(number=picks)

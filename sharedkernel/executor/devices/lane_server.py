@@ -22,7 +22,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.errors import DeviceMemoryError
@@ -73,6 +73,8 @@ class LaneServer:
         self._removed: set[int] = set()
         #: processes that an executor before this one started
         self._adopted: set[str] = set()
+        #: private units that each process was sent and has not confirmed, by its request's number
+        self._unconfirmed: dict[str, dict[int, list[UnitInfo]]] = {}
         #: no session is given a lane; those of an executor before this one still get private units
         self.is_off = False
 
@@ -182,6 +184,7 @@ class LaneServer:
         self._granted.pop(process.process, None)
         self._turns.pop(process.process, None)
         self._adopted.discard(process.process)
+        self._unconfirmed.pop(process.process, None)
         self._store.session_gone(process.process)
         self._free_removed()
 
@@ -250,8 +253,12 @@ class LaneServer:
     def _give_private(self, process: SessionHandle, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:
         if len(message.sizes) > UNITS_PER_ANSWER:
             raise ProtocolError("a session asked for too many units at a time.")
-        units = self._store.give_private(process.process, message.sizes)
-        return self._give(process, message.request, units, units)
+        requests = self._unconfirmed.setdefault(process.process, {})
+        # A session repeats its request when its connection broke before the answer was there.
+        units = requests.pop(message.request, None) or self._store.give_private(process.process, message.sizes)
+        answer = self._give(process, message.request, units, units)
+        requests[message.request] = units
+        return answer
 
     def _give(self, process: SessionHandle, request: int, units: list[UnitInfo], new: list[UnitInfo]) -> FdReply:
         """Return *units* with their descriptors; if that fails, the session holds none of the *new* ones."""
@@ -267,9 +274,18 @@ class LaneServer:
         return FdReply(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
 
     def _imported(self, process: SessionHandle, message: protocol.UnitsImported, _: list[int]) -> FdReply:
+        self._forget_requests(process, message.units)
         self._store.confirm(process.process, message.units)
         return FdReply(protocol.Done(request=message.request))
 
     def _release_units(self, process: SessionHandle, message: protocol.UnitsLetGo, _: list[int]) -> FdReply:
+        self._forget_requests(process, message.units)
         self._store.take_back(process.process, message.units)
         return FdReply(protocol.Done(request=message.request))
+
+    def _forget_requests(self, process: SessionHandle, units: Collection[int]) -> None:
+        """Forget the requests for private units whose answer, as these units show, has come."""
+        requests = self._unconfirmed.get(process.process, {})
+        for number, given in list(requests.items()):
+            if not {unit.unit for unit in given}.isdisjoint(units):
+                del requests[number]

@@ -240,6 +240,9 @@ class SessionController:
                 self.update_limits()
             case protocol.OffloadedReport() | protocol.OffloadDeclinedReport() | protocol.RestoredReport():
                 self.offloads.handle(process, message)
+            case protocol.NotRestoredReport() if self._state(session) is SessionState.RESTORING:
+                self._wait_begins(process)
+                self.offloads.handle(process, message)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
 

@@ -88,7 +88,10 @@ class Offloads:
     def handle(
         self,
         process: SessionHandle,
-        message: protocol.OffloadedReport | protocol.OffloadDeclinedReport | protocol.RestoredReport,
+        message: protocol.OffloadedReport
+        | protocol.OffloadDeclinedReport
+        | protocol.RestoredReport
+        | protocol.NotRestoredReport,
     ) -> None:
         """Handle a report of a session about its memory."""
         match message:
@@ -102,6 +105,11 @@ class Offloads:
                 answer_requests(process, Refused(reason, reason=message.reason))
             case protocol.RestoredReport():
                 self._restored(process, message)
+            case protocol.NotRestoredReport(memory=memory):
+                log.warning("memory of session %s could not be restored; it waits again", process.session)
+                self._measured(process, memory)
+                self._driver.handle(events.NotRestored(session=id_of(process), memory=profile_of(memory)))
+                self._update_limits()
 
     def _offloaded(self, process: SessionHandle, message: protocol.OffloadedReport) -> None:
         offload = process.offload

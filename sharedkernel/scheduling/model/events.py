@@ -291,6 +291,13 @@ class Restored(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotRestored(SessionEvent):
+    """There was no room after all, or restoring failed: everything is away as before, and its cell waits on."""
+
+    memory: MemoryProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellInterrupted(SessionEvent):
     """The user interrupted a cell whose memory is away: it needs that back once more, to end."""
 
@@ -307,7 +314,7 @@ EVENTS: dict[str, type[Event]] = {
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
         SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured, UsedWithoutGrant,
-        CellInterrupted, ProcessStopped,
+        CellInterrupted, ProcessStopped, NotRestored,
     )
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from sharedkernel.scheduling.model.events import (
     GrantMeasured,
     GrantReleased,
     MemoryMeasured,
+    NotRestored,
     OffloadDeclined,
     Offloaded,
     OffloadRequested,
@@ -60,6 +61,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     # What is being restored is all back, or nothing of it.
     (_RESTORING, CellClosed): _OFFLOADED,
     (_RESTORING, Restored): _READY,
+    (_RESTORING, NotRestored): _RESTORING,
     (_RESTORING, CellInterrupted): _RESTORING,
     (_IDLE, OffloadRequested): _IDLE,
     (_OFFLOADED, OffloadRequested): _OFFLOADED,

@@ -22,6 +22,7 @@ from sharedkernel.scheduling.model.events import (
     GrantReleased,
     HistoryRecalled,
     MemoryMeasured,
+    NotRestored,
     OffloadDeclined,
     Offloaded,
     OffloadRequested,
@@ -76,6 +77,7 @@ class EventHandlers:
             Offloaded: self._on_offloaded,
             OffloadDeclined: self._on_offload_declined,
             Restored: self._on_restored,
+            NotRestored: self._on_not_restored,
             CellInterrupted: self._on_cell_interrupted,
             ShelfMeasured: self._on_shelf_measured,
             SessionEnded: self._on_session_ended,
@@ -320,6 +322,14 @@ class EventHandlers:
         records.ledger.set_parked(session, session.offload.shortfall_bytes)
         session.offload.shortfall_bytes = 0
         records.move(session, event)
+
+    def _on_not_restored(self, event: NotRestored) -> None:
+        records, session = self._records, self._records.sessions[event.session]
+        session.offload.is_returning = False  # what was charged for it is others' again
+        records.measure(session, event.memory)
+        records.record_event(session, event)
+        if session.id not in records.admission.waiting:
+            records.enqueue(session)
 
     def _on_cell_interrupted(self, event: CellInterrupted) -> None:
         session = self._records.sessions[event.session]

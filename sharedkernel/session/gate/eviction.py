@@ -140,6 +140,9 @@ class SessionEviction(GatePart):
             except (torch.OutOfMemoryError, RestoreFailed) as error:
                 log.warning("memory of a running cell is not back yet: %s", error)
                 time.sleep(_RESTORE_RETRY)
+                with self._link.lock:
+                    self._residency.answer.clear()
+                    self._link.send(protocol.NotRestoredReport(memory=self._meter.memory))
         if interrupt is not None:
             self._request.answered.set()  # there is nothing to withdraw
             raise interrupt

@@ -90,3 +90,31 @@ def test_a_lane_whose_pages_a_session_has_kept_is_nobodys_until_there_is_room_fo
         assert desk.used_bytes == 0
 
     asyncio.run(scenario())
+
+
+def test_a_request_for_memory_that_is_repeated_has_the_same_units() -> None:
+    """Its first answer was lost with the connection; two of them would leave memory that nobody uses."""
+
+    async def scenario() -> None:
+        driver = MemfdDriver()
+        desk = LaneServer(LaneStore(driver, capacity=64 * MIB))
+        handlers = desk.handlers()
+        process = make_process()
+
+        def ask(number: int) -> list[tuple[int, int]]:
+            message = protocol.WantPrivateUnits(request=number, sizes=[2 * MIB, 4 * MIB])
+            answer = handlers[protocol.WantPrivateUnits](process, message, [])
+            for descriptor in answer.descriptors:
+                os.close(descriptor)
+            return list(answer.message.units)
+
+        first = ask(1)
+        assert ask(1) == first
+        assert desk.used_bytes == driver.created == 6 * MIB
+        handlers[protocol.UnitsImported](process, protocol.UnitsImported(request=2, units=[u for u, _ in first]), [])
+        other = ask(3)
+        assert not set(other) & set(first)
+        handlers[protocol.UnitsLetGo](process, protocol.UnitsLetGo(request=4, units=[u for u, _ in first + other]), [])
+        assert desk.used_bytes == 0
+
+    asyncio.run(scenario())

@@ -376,3 +376,24 @@ def test_whoever_grows_nobody_is_stuck(
     device = Device(config, notebooks, may_refuse=True, offload_after=offload_after, is_measured=is_measured)
     device.run(most_events=20_000)
     assert {refusal.shortage.reason for notebook in notebooks for refusal in notebook.refusals} <= {"memory"}
+
+
+def test_what_finds_no_room_to_come_back_is_charged_for_nothing_and_waits_again(
+    make_sched: Callable[..., Desk],
+) -> None:
+    """Others have the room meanwhile; the next restore is decided like the first."""
+    sched = make_sched(capacity=1000 * MIB, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
+    sched.begin("ada", "bob", ephemeral=450 * MIB)
+    sched.grow("ada", 200 * MIB, live=450 * MIB)
+    sched.grow("bob", 300 * MIB, live=450 * MIB)
+    sched.offload("bob")
+    sched.release("ada", "cell", ephemeral=650 * MIB)
+    assert sched.close("ada")[-1] == Restore(session="bob")
+    assert sched.view("bob").persistent == 750 * MIB
+    sched.start("cleo")
+    sched.measure("cleo", persistent=600 * MIB)  # what the figures did not show
+    assert sched.not_restored("bob") == []
+    assert (sched.view("bob").persistent, sched.view("bob").offloaded) == (0, 450 * MIB)
+    assert sched.end("cleo")[-1] == Restore(session="bob")
+    sched.restored("bob")
+    assert (sched.state("bob"), sched.view("bob").parked) == ("ready", 300 * MIB)

@@ -204,6 +204,26 @@ def test_what_touches_no_objects_leaves_them_away(
     assert session.kinds(since) == []
 
 
+def test_what_gave_way_in_a_cell_asks_again_until_it_is_back(session: SessionUnderTest) -> None:
+    """It can neither go on nor end without its memory: each refusal of it is reported, and a new answer awaited."""
+    since, grant = session.mark, session.on_wanted
+    session.on_wanted = lambda wanted: None
+    request = session.client.execute("print(right())")
+    session.wait_for(protocol.DeviceWantedReport, since)
+    session.on_wanted = grant
+    session.say(protocol.OffloadCommand())
+    session.wait_for(protocol.OffloadedReport, since)
+    for _ in range(2):
+        since = session.mark
+        session.say(protocol.RefusedGrant(reason="memory", message="full"))
+        memory = session.wait_for(protocol.NotRestoredReport, since).memory
+        assert memory.persistent < 16 * MIB
+    since = session.mark
+    session.say(protocol.RestoreCommand())
+    assert session.reply(request)["text"] == f"{(4 << 20) - 1}\n"
+    assert session.kinds(since)[:2] == ["Restored", "DeviceWanted"]
+
+
 def test_a_new_executor_hears_what_is_away_and_restores_it(session: SessionUnderTest) -> None:
     """The executor goes while a cell waits: its successor is told, and the wait goes on."""
     report = session.offload()
