@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(600)]
 
 CONTEXT, CAPACITY, RESERVE = 300 * MIB, 1024 * MIB, 16 * MIB
 CELL = "import torch; x = torch.ones(1 << 20, device='cuda'); int(x.sum())"
+NAME = "import torch; torch.cuda.get_device_name(); print(torch.cuda.is_initialized(), end='')"
 #: seconds that a cell may take, with its wait for others
 MOST_SECONDS = 200.0
 
@@ -27,6 +28,8 @@ def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later() ->
             limits = [Limits(user=user, group="lab", offload_after=1.0) for user in users]
             notebooks = [await executor.notebook(each.user, limits=each) for each in limits]
             *first, last = notebooks
+            assert (await last.run(NAME, timeout=MOST_SECONDS)).text == "True"
+            assert not (await executor.session(last))["framework_bytes"], "only operations take a context"
             for notebook in first:
                 assert (await notebook.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
             outcome = await last.run(CELL, timeout=MOST_SECONDS)

@@ -116,6 +116,7 @@ class Acquisition(GatePart):
             if not growth and self._meter.forget_peak():
                 return self._acquire(spare=spare)
             raise torch.OutOfMemoryError(self.request.refusal.message)
+        self._meter.device_acquired()
         if threading.get_ident() == self._main:
             if self._grant.threads.is_due and self._growth.is_crowded:
                 self._grant.threads.make()

@@ -202,9 +202,12 @@ class CudaMeter:
 
     # --- grants -------------------------------------------------------------------------------------------------------
 
+    def device_acquired(self) -> None:
+        """Make the context, if there is none yet: the grant has room for it."""
+        self.cuda.begin_use()
+
     def grant_began(self) -> None:
         """Start a new peak, within the present allowance."""
-        self.cuda.begin_use()
         self._bind()
         now = self.cuda.take()
         self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])

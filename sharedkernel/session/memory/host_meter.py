@@ -218,6 +218,9 @@ class HostMeter:
         in_use = max(0, bytes_in_use() - self._away)
         return bytes_kept_apart(in_use) + min(in_use, self._baseline)
 
+    def device_acquired(self) -> None:
+        """Do nothing: the host needs no preparation."""
+
     def grant_began(self) -> None:
         """Start to look for the peak."""
         self._peak = used = self.used_bytes

@@ -43,6 +43,9 @@ class Meter(Protocol):
     def allow(self, allowance: Allowance) -> None:
         """Apply the limits of the session's memory (any thread)."""
 
+    def device_acquired(self) -> None:
+        """Prepare for an operation of the calling thread, which has acquired the device."""
+
     def grant_began(self) -> None:
         """Start to look for the peak."""
 

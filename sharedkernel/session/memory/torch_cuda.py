@@ -4,14 +4,14 @@ A session sees one GPU, as ``cuda:0``. Before its user's code first uses it ther
 are 0: asking must not make one. Peaks are taken again and again, each for one iteration, while `torch.cuda`'s own
 functions go on to show the user the peak since *their* last reset. Not yet run on a GPU.
 
-In plain mode only public functions of torch are called. Nothing there says when CUDA is first used, so that is looked
-at when a grant begins.
+In plain mode only public functions of torch are called.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +54,10 @@ class TorchCuda:
         else:
             self._stats = getattr(torch._C, "_cuda_memoryStats", lambda device: {})
             self._reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", lambda device: None)
-        #: in plain mode: called, once, when CUDA is first used
+        #: called, once, when CUDA is first used
         self._on_first_use: Callable[[], None] | None = None
+        #: that was called
+        self._is_in_use = False
         #: peaks taken since the user's last reset, as nested as torch has them
         self._kept: dict[str, Any] = {}
         #: peak that a reset of the user's would have hidden from us
@@ -63,7 +65,11 @@ class TorchCuda:
         self._limit_bytes: int | None = None
 
     def install(self, on_first_use: Callable[[], None]) -> None:
-        """Keep the user's view of peaks whole, and call *on_first_use* when CUDA is first used."""
+        """Keep the user's view of peaks whole, and call *on_first_use* when CUDA is first used.
+
+        That makes the context, so the main thread does it with a grant (:meth:`begin_use`), in which the context is
+        charged; that torch is initialized makes none. Threads that pass no gate have no grant to wait for.
+        """
         memory = self._cuda.memory
         for name, replace in (
             ("memory_stats_as_nested_dict", self._show_users_peaks),
@@ -72,21 +78,28 @@ class TorchCuda:
             replacement = replace(getattr(memory, name))
             for module in (memory, self._cuda):
                 setattr(module, name, replacement)
-        if self._public_only:
-            self._on_first_use = on_first_use
-        else:
-            self._cuda._lazy_call(on_first_use)
+        self._on_first_use = on_first_use
+        if not self._public_only:
+            self._cuda._lazy_call(self._initialized)
+
+    def _initialized(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.begin_use()
 
     def begin_use(self) -> None:
-        """Call what waits for CUDA's first use, in plain mode, where nothing else does: an operation comes next."""
-        if self._on_first_use is not None:
-            on_first_use, self._on_first_use = self._on_first_use, None
+        """Call what waits for CUDA's first use: an operation comes next."""
+        if self._on_first_use is None:
+            return
+        on_first_use, self._on_first_use = self._on_first_use, None
+        try:
             on_first_use()
+        finally:
+            self._is_in_use = True
 
     @property
     def is_used(self) -> bool:
-        """Whether this process uses CUDA already."""
-        return bool(self._cuda.is_initialized())
+        """Whether this process has a context, as far as its operations passed here."""
+        return self._is_in_use and bool(self._cuda.is_initialized())
 
     def look(self) -> AllocatorBytes:
         """Return the figures of now (tens of microseconds)."""
@@ -141,7 +154,7 @@ class TorchCuda:
         allowed_bytes
             None: any number, since where its memory comes from there is a limit already.
         is_first_use
-            Whether CUDA is being initialized, and the context is there.
+            Whether CUDA is used for the first time, and the context is there.
         """
         if not (self.is_used or is_first_use) or allowed_bytes == self._limit_bytes:
             return

@@ -50,7 +50,7 @@ class FakeTorch:
     # --- what user code does -----------------------------------
 
     def use(self) -> None:
-        """Use CUDA for the first time: what was put off until then is called, and the context is there."""
+        """Use CUDA for the first time, in this thread: what was put off until then is called."""
         self._initializing = True
         for callback in self._lazy:
             callback()
@@ -115,7 +115,8 @@ class FakeTorch:
         self.reserved = self.allocated
 
     def _mem_get_info(self, device: int) -> tuple[int, int]:
-        assert self._has_context(), "this would make a context before the user's code needs one"
+        if not self._has_context():
+            self.use()
         return self.total - self.context - self.reserved - self.others, self.total
 
     def _get_device_properties(self, device: int) -> Any:

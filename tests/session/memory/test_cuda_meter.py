@@ -39,6 +39,10 @@ class Session:
         self.ticked = threading.Event()
         self.meter.start(self.ticked.set)
 
+    def use(self) -> None:
+        """Run a first operation on the device."""
+        self.meter.device_acquired()
+
     def word(self, word: Word) -> int:
         return self.page.words[word]
 
@@ -58,7 +62,7 @@ class FakePages:
 @pytest.fixture
 def session() -> Session:
     session = Session()
-    session.torch.use()
+    session.use()
     return session
 
 
@@ -73,6 +77,26 @@ def test_before_cuda_is_used_nothing_is_asked_of_it() -> None:
     meter.measure_idle()
     assert meter.memory == Memory(persistent=0, ephemeral=0, framework=0)
     assert not session.nvml_is_asked
+
+
+def test_that_torch_is_initialized_makes_no_context() -> None:
+    """A notebook may ask for the device's name long before it needs the device, and does not wait for that."""
+    session = Session()
+    session.torch.use()
+    session.meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
+    session.meter.grant_began()
+    assert (session.meter.memory.framework, session.nvml_is_asked, session.torch.fraction) == (0, False, 1.0)
+    session.use()
+    assert session.meter.memory.framework == session.torch.context
+
+
+def test_a_thread_that_passes_no_gate_is_measured_from_its_first_use_on() -> None:
+    """It has no grant that it could wait for."""
+    session = Session()
+    thread = threading.Thread(target=session.torch.use)
+    thread.start()
+    thread.join()
+    assert session.meter.memory.framework == session.torch.context
 
 
 def test_what_stays_is_persistent_and_the_peak_beyond_it_ephemeral(session: Session) -> None:
@@ -127,7 +151,7 @@ def test_the_device_is_waited_for_before_the_grant_goes(session: Session) -> Non
 def test_where_lanes_are_shared_torch_keeps_what_it_has() -> None:
     """The lane's bytes are the others' as well, so there is nothing to give back."""
     session = Session(gives_back=False)
-    session.torch.use()
+    session.use()
     session.meter.grant_began()
     session.torch.allocate(GIB)
     session.torch.free(GIB)
@@ -268,7 +292,7 @@ def test_framework_memory_is_what_nvml_sees_beyond_torch() -> None:
     """The context, and whatever other libraries hold."""
     session = Session()
     session.gpu.processes = {os.getpid(): 700 * MIB, 1: 9 * GIB}
-    session.torch.use()
+    session.use()
     assert session.meter.memory.framework == 700 * MIB
     session.torch.allocate(GIB)
     session.gpu.processes[os.getpid()] = GIB + 2 * GIB
@@ -282,7 +306,7 @@ def test_where_processes_are_untold_the_context_is_what_the_device_lacks_since(p
     """Free bytes before and after the context was made, as long as that makes sense."""
     session = Session()
     session.gpu.processes = {os.getpid() if pid == "own" else pid: used for pid, used in processes.items()}
-    session.torch.use()
+    session.use()
     assert session.meter.memory.framework == session.torch.context
 
 
@@ -290,7 +314,7 @@ def test_foreign_process_numbers_are_not_believed() -> None:
     """In a container NVML numbers processes as the host does; ours may be somebody else's there."""
     session = Session(host_pids=False)
     session.gpu.processes = {os.getpid(): 50 * GIB}
-    session.torch.use()
+    session.use()
     assert session.meter.memory.framework == session.torch.context
 
 
@@ -299,14 +323,14 @@ def test_a_difference_that_is_no_contexts_is_not_believed(others: int) -> None:
     """Somebody else freed or took memory at that moment: a usual figure is better."""
     session = Session()
     session.torch.others = others
-    session.torch.use()
+    session.use()
     assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
 
 
 def test_without_nvml_a_usual_figure_is_taken() -> None:
     """And nothing fails: the user's first operation on the device is on its way."""
     session = Session(nvml=False)
-    session.torch.use()
+    session.use()
     assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
     session.meter.record_offload(0)
     assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
@@ -349,16 +373,11 @@ def _eventually(condition: Callable[[], bool], tick: threading.Event) -> bool:
 
 
 class PublicTorch(FakeTorch):
-    """Has public functions only; one that needs the context makes it."""
+    """Has public functions only."""
 
     def __init__(self) -> None:
         super().__init__()
         del self._C, self.cuda._lazy_call
-
-    def _mem_get_info(self, device: int) -> tuple[int, int]:
-        if not self.initialized:
-            self.use()
-        return super()._mem_get_info(device)
 
 
 def test_plain_mode_calls_public_functions_only() -> None:
@@ -369,6 +388,7 @@ def test_plain_mode_calls_public_functions_only() -> None:
     assert not torch.initialized
     meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
     meter.grant_began()
+    meter.device_acquired()
     assert torch.fraction == GIB / torch.total
     torch.allocate(GIB // 2)
     torch.free(GIB // 4)
@@ -383,6 +403,6 @@ def test_a_limit_holds_for_the_operation_that_makes_the_context() -> None:
     session = Session()
     session.meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
     session.meter.grant_began()
-    session.torch.use()
+    session.use()
     with pytest.raises(RuntimeError, match="out of memory"):
         session.torch.allocate(2 * GIB)
