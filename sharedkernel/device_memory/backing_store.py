@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -17,7 +19,7 @@ class BackingStoreFull(DeviceMemoryError):
 
 
 class BackingStore(Protocol):
-    """Keeps bytes by offset. Reading and writing may run in any thread, one call at a time."""
+    """Keeps bytes by offset. Several threads may read and write at a time, each other bytes."""
 
     def write(self, offset: int, data: memoryview) -> None:
         """Keep bytes; `BackingStoreFull` when there is no room."""
@@ -32,6 +34,9 @@ class BackingStore(Protocol):
 class HostBackingStore:
     """Host memory, taken as it is written.
 
+    Most of the time of a first write goes to page faults, so the pages are huge where the kernel has such. Other
+    threads run meanwhile: a slice of a memoryview would be copied with the interpreter's lock held.
+
     Parameters
     ----------
     size
@@ -40,17 +45,20 @@ class HostBackingStore:
 
     def __init__(self, size: int) -> None:
         try:
-            self._view = memoryview(mmap.mmap(-1, max(size, 1)))
+            memory = mmap.mmap(-1, max(size, 1))
         except OSError as error:
             raise BackingStoreFull(f"{size} bytes of host memory cannot be had: {error.strerror}.") from error
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._view = memoryview(memory)
 
     def write(self, offset: int, data: memoryview) -> None:
         """See :class:`BackingStore`."""
-        self._view[offset : offset + data.nbytes] = data
+        _copy(self._view[offset : offset + data.nbytes], data)
 
     def read(self, offset: int, into: memoryview) -> None:
         """See :class:`BackingStore`."""
-        into[:] = self._view[offset : offset + into.nbytes]
+        _copy(into, self._view[offset : offset + into.nbytes])
 
     def close(self) -> None:
         """See :class:`BackingStore`."""
@@ -100,3 +108,12 @@ class FileBackingStore:
     def close(self) -> None:
         """See :class:`BackingStore`."""
         os.close(self._descriptor)
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    """Copy the bytes of one writable memory to another of the same size, without the interpreter's lock."""
+    if target.nbytes != source.nbytes:
+        raise ValueError(f"{source.nbytes} bytes cannot be copied to {target.nbytes}.")
+    if source.nbytes:
+        first, second = ctypes.c_char.from_buffer(target), ctypes.c_char.from_buffer(source)
+        ctypes.memmove(ctypes.byref(first), ctypes.byref(second), source.nbytes)

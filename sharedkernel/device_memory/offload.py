@@ -1,9 +1,9 @@
 """Offload and restore page by page, at unchanged addresses: no tensor notices, and none has to be found.
 
-The bytes go through two staging buffers: while one is copied from the device, the other is written to the backing
-store, and the other way round. Offloading first copies everything and only then unmaps; restoring first maps and copies
-and only then counts as done. So what fails or is interrupted half-way leaves the memory as it was: on the device, or
-away.
+The bytes go through two staging buffers: while one is copied from the device, threads write the other to the backing
+store, and the other way round: one thread alone, which meets a page fault at every new page, is slower than the bus.
+Offloading first copies everything and only then unmaps; restoring first maps and copies and only then counts as done.
+So what fails or is interrupted half-way leaves the memory as it was: on the device, or away.
 
 Pages in which nothing lives are not copied; they come back as new, empty ones, since torch may use them again.
 """
@@ -11,6 +11,7 @@ Pages in which nothing lives are not copied; they come back as new, empty ones, 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -27,6 +28,9 @@ from sharedkernel.system.deferred_signals import signals_held
 
 #: bytes of each of the two staging buffers
 STAGING = 32 * MIB
+
+#: threads that copy between a staging buffer and the backing store, and bytes that are worth one more of them
+_COPIERS, _WORTH_A_THREAD = min(4, os.cpu_count() or 1), 2 * MIB
 
 #: a stretch of a slot: address, offset in the backing store, bytes
 _Piece = tuple[int, int, int]
@@ -73,19 +77,16 @@ def copy_out(
 
     pieces = list(_pieces(offsets.items()))
     with _staging(arena) as (helper, buffers):
-        writing: list[Future[None] | None] = [None, None]
+        writing: list[list[Future[None]]] = [[], []]
         for number, (address, offset, size) in enumerate(pieces):
             if is_stopped():
                 break
-            before = writing[number % 2]
-            if before is not None:
-                before.result()
+            _finish(writing[number % 2])
             buffer = buffers[number % 2][:size]
             arena.driver.read(buffer, address)
-            writing[number % 2] = helper.submit(backing.write, offset, buffer)
+            writing[number % 2] = _start(helper, backing.write, offset, buffer)
         for last in writing:
-            if last is not None:
-                last.result()
+            _finish(last)
     return offsets
 
 
@@ -121,13 +122,13 @@ def restore(arena: Arena, given: Sequence[GivenUnit], backing: BackingStore) -> 
         pieces = list(_pieces((slot, slot.offset) for slot in slots))
         with _staging(arena) as (helper, buffers):
 
-            def read(number: int) -> Future[None]:
+            def read(number: int) -> list[Future[None]]:
                 _, offset, size = pieces[number]
-                return helper.submit(backing.read, offset, buffers[number % 2][:size])
+                return _start(helper, backing.read, offset, buffers[number % 2][:size])
 
             reading = [read(number) for number in range(min(2, len(pieces)))]
             for number, (address, _, size) in enumerate(pieces):
-                reading[number % 2].result()
+                _finish(reading[number % 2])
                 arena.driver.write(address, buffers[number % 2][:size])
                 if number + 2 < len(pieces):
                     reading[number % 2] = read(number + 2)
@@ -222,9 +223,9 @@ class ArenaResidency:
 
 @contextlib.contextmanager
 def _staging(arena: Arena) -> Iterator[tuple[ThreadPoolExecutor, list[memoryview]]]:
-    """Give a helper thread for the backing store's side, and two buffers that both sides use in turn."""
+    """Give threads for the backing store's side, and two buffers that both sides use in turn."""
     buffers: list[HostBuffer] = []
-    helper = ThreadPoolExecutor(1, "sharedkernel-offload")
+    helper = ThreadPoolExecutor(_COPIERS, "sharedkernel-offload")
     try:
         buffers += [arena.driver.host_buffer(STAGING), arena.driver.host_buffer(STAGING)]
         yield helper, [buffer.view for buffer in buffers]
@@ -234,6 +235,23 @@ def _staging(arena: Arena) -> Iterator[tuple[ThreadPoolExecutor, list[memoryview
             helper.shutdown(cancel_futures=True)
             for buffer in buffers:
                 buffer.close()
+
+
+def _start(
+    helper: ThreadPoolExecutor, copy: Callable[[int, memoryview], None], offset: int, buffer: memoryview
+) -> list[Future[None]]:
+    """Let the helper's threads copy a buffer's bytes, each a part."""
+    num_parts = max(1, min(_COPIERS, buffer.nbytes // _WORTH_A_THREAD))
+    part = -(-buffer.nbytes // num_parts)
+    return [
+        helper.submit(copy, offset + start, buffer[start : start + part]) for start in range(0, buffer.nbytes, part)
+    ]
+
+
+def _finish(copies: list[Future[None]]) -> None:
+    """Wait for parts of a copy; raise what one of them failed with."""
+    for copy in copies:
+        copy.result()
 
 
 def _pieces(offsets: Iterable[tuple[Slot, int | None]]) -> Iterator[_Piece]:
