@@ -174,7 +174,7 @@ class Tenant:
             report.errors["session ended"] += 1
             # torch ends a process that destroys a pool, or something pinned, after a fault
             if cell.ending not in (Ending.KILL, Ending.CRASH, Ending.FAULT):
-                self._unexpected(cell, "its session ended")
+                self._unexpected(cell, await self._why_ended())
             await self._end()
             return
         except Hung as error:
@@ -194,6 +194,19 @@ class Tenant:
                 await self._end()
         if cell.ending is Ending.FAULT or (cell.kind == "first" and outcome.error):
             await self._end()
+
+    async def _why_ended(self) -> str:
+        """Return what the executor logs of the end of this session, whose process is gone."""
+        assert self._notebook is not None
+        log = self._soak.executor.process.directory / "executor.log"
+        about = f"session {self._notebook.session} of "
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            said = [line for line in log.read_text().splitlines() if about in line]
+            if said:
+                return said[-1]
+            await asyncio.sleep(_POLL)
+        return "its session ended"
 
     def _unexpected(self, cell: Cell, what: str) -> None:
         assert self._notebook is not None

@@ -7,6 +7,7 @@ this module is what the child does after that.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import random
@@ -267,6 +268,7 @@ def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     log_stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     launch = replace(launch, log_descriptor=log_stream.fileno())
     own_log.set_up(log_stream)
+    faulthandler.enable(log_stream)  # where each thread was, should a library end the process by a signal
     likeness.take_arguments(launch.connection_file)
     _reseed()
     set_up_heap()

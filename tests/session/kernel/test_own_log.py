@@ -63,3 +63,14 @@ def test_it_waits_for_no_lock_of_the_users(session: SessionUnderTest) -> None:
     )
     refuse(session, "not today")
     assert session.run("print(int(torch.ones(3).sum()))")["text"] == "3\n"
+
+
+def test_a_crash_in_a_library_leaves_the_stacks_there() -> None:
+    """All that is known of it otherwise is the signal's name."""
+    with SessionUnderTest() as session:
+        session.client.execute("import ctypes; ctypes.string_at(0)")
+        deadline = time.monotonic() + PATIENCE
+        while "in string_at" not in session.log():
+            assert time.monotonic() < deadline, session.log()
+            time.sleep(0.01)
+        assert "Fatal Python error: Segmentation fault" in session.log()
