@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota import quota_of, used_by
+from sharedkernel.executor.processes.quota_use import quota_of, used_by
 from sharedkernel.executor.processes.sanitize import within
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota import quota_of, used_by
+from sharedkernel.executor.processes.quota_use import quota_of, used_by
 from sharedkernel.protocol import Device
-from sharedkernel.status.refusals import explain_quota
+from sharedkernel.status.refusal_text import explain_quota
 from sharedkernel.units import format_bytes
 
 

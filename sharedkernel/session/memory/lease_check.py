@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.status.refusals import explain_quota
+from sharedkernel.status.refusal_text import explain_quota
 from sharedkernel.units import format_bytes, parse_bytes
 
 #: how torch's allocators say that they failed, on the host and on a GPU; what is raised here on purpose says neither
@@ -24,7 +24,7 @@ _NOT_WORTH_TELLING = 1 << 20
 _ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 
 
-class Quota:
+class LeaseCheck:
     """What this session may use, as the executor last said."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class ErrorTranslator:
 
     Parameters
     ----------
-    quota
+    lease
         The session's.
     on_failure
         Called with a failed allocation that ends a cell; returns whether that cell requests the memory when it runs
@@ -137,23 +137,23 @@ class ErrorTranslator:
 
     def __init__(
         self,
-        quota: Quota,
+        lease: LeaseCheck,
         *,
         on_failure: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
-        self._quota = quota
+        self._lease = lease
         self._on_failure = on_failure
 
     def translate(self, error: BaseException | None) -> BaseException | None:
         """Return *error*, or in its place the quota's if a failed allocation is what it is about."""
-        if error is None or self._quota.allowance is None or not self._quota.is_allocation_failure(error):
+        if error is None or self._lease.allowance is None or not self._lease.is_allocation_failure(error):
             return error
         # "…[enforce fail at …] . DefaultCPUAllocator: …: you tried to allocate N bytes. Error code …", or on a GPU
         # "CUDA out of memory. Tried to allocate N MiB. GPU 0 has …"
         first_line = str(error).split(" Error code")[0].split(". GPU ")[0].rpartition("] ")[2].rpartition(": ")[2]
         first_line = first_line.rpartition("out of memory. ")[2]
         asked = f"This session asked for more memory than is left to it ({first_line or 'out of memory'})"
-        translated = torch.OutOfMemoryError(self._quota.explain(asked, asks_again=self._on_failure(error)))
+        translated = torch.OutOfMemoryError(self._lease.explain(asked, asks_again=self._on_failure(error)))
         # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
         translated.__context__, translated.__suppress_context__ = error, True
         return translated.with_traceback(error.__traceback__)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from sharedkernel.errors import Shortage
-from sharedkernel.status.refusals import explain_quota, explain_shortage
+from sharedkernel.status.refusal_text import explain_quota, explain_shortage
 
 MIB = 1 << 20
 SHORTAGE = Shortage(
