@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
-from sharedkernel.scheduling.memory.quota import is_over_quota, over_quota_by
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, freeable, late_at, may_ask, offloadable_from
 from sharedkernel.scheduling.model.session import Session, User
@@ -144,10 +143,10 @@ class Offloading:
             self.demand.ledger.revision += 1
 
     def _choose(self, queue: list[Session], now: float) -> _Choice:
-        over = [session for session in queue if is_over_quota(session)]
+        over = [session for session in queue if session.is_over_quota]
         choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
         gone = self.turns.leaving.values()
-        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not is_over_quota(session)]
+        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not session.is_over_quota]
         if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
@@ -204,7 +203,7 @@ class Offloading:
     def _for_quota(self, session: Session) -> list[Session]:
         """Return the idle sessions to offload so that *session*'s user stays within the quota."""
         own = [other for other in self.idle.values() if other.user is session.user]
-        missing = over_quota_by(session) - _sum(other for other in own if other.offload.is_asked)
+        missing = session.over_quota_by - _sum(other for other in own if other.offload.is_asked)
         return _first([other for other in own if may_ask(other)], missing)
 
     def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:

@@ -21,6 +21,7 @@ from sharedkernel.session.gate.eviction import SessionEviction
 from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant, LaneAccess, ReleasePoint
 from sharedkernel.session.gate.grant_request import GrantRequest
 from sharedkernel.session.offload.idleness import is_pythons
+from sharedkernel.status.refusal_text import explain_no_pause
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
 
@@ -158,11 +159,7 @@ class Acquisition(GatePart):
         log.info("asks for %s more", format_bytes(growth))
         with signals_held(), self.one_at_a_time():
             if not self.release("yield"):
-                raise torch.OutOfMemoryError(
-                    f"{format_bytes(growth)} more device memory were needed in the middle of an iteration that cannot "
-                    "be interrupted now; nothing was lost: free what you no longer need (`del name`) and run the cell "
-                    "again."
-                )
+                raise torch.OutOfMemoryError(explain_no_pause(growth))
             self._acquire(growth, spare)
         if threading.get_ident() == self._main:
             self._grant.threads.keep()

@@ -33,12 +33,12 @@ from sharedkernel.device_memory.errors import ArenaBroken, DeviceFaulted, OutOfD
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.offload import ArenaOffload
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.session.memory.cuda_meter import PageBytes
+from sharedkernel.status.refusal_text import explain_private_memory
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 from sharedkernel.system.interrupt_safe_event import wait_for
-from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class ExecutorSupplier:
     channel
         To the executor.
     check_limit
-        Called with the bytes that torch is to get in the middle of a cell; raises Refused if they are too many.
+        Called with the bytes that torch is to get in the middle of a cell; raises QuotaExceeded if they are too many.
     """
 
     def __init__(self, channel: Channel, check_limit: Callable[[int], None] = lambda size: None) -> None:
@@ -238,15 +238,11 @@ class CudaMemory:
 
         Raises
         ------
-        Refused
+        QuotaExceeded
             With the figures.
         """
         if self.limit_bytes is not None and self.private_bytes + size > self.limit_bytes:
-            raise Refused(
-                f"{format_bytes(size)} more than {format_bytes(self.private_bytes)} are more than the "
-                f"{format_bytes(self.limit_bytes)} that this session may have.",
-                reason="quota",
-            )
+            raise QuotaExceeded(explain_private_memory(size, self.private_bytes, self.limit_bytes))
 
     # --- going away and coming back ---------------------------------------------------------------------------------
 
