@@ -319,7 +319,7 @@ class LaneMemory:
         """Whether the session's memory is offloaded."""
         return self._residency.is_away
 
-    def offload(self, make_backing: Callable[[int], BackingStore]) -> int:
+    def offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> int:
         """Move everything off the device; return the bytes that this freed.
 
         Parameters
@@ -340,7 +340,7 @@ class LaneMemory:
             raise
         return pending.commit()
 
-    def prepare_offload(self, make_backing: Callable[[int], BackingStore]) -> ArenaOffload:
+    def prepare_offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> ArenaOffload:
         """Begin to move everything off the device, in steps; the lane has to be set again in any case.
 
         Parameters

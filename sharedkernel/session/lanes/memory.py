@@ -28,7 +28,6 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.errors import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
@@ -249,7 +248,7 @@ class CudaMemory:
     def prepare_offload(self) -> ArenaOffload:
         """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
         self._leave()
-        return self._memory.prepare_offload(HostBackingStore)
+        return self._memory.prepare_offload()
 
     def restore(self) -> None:
         """Bring everything back.
