@@ -1,4 +1,4 @@
-"""What this GPU and its driver allow, and what each call costs: to be run before all else. Not yet run on a GPU.
+"""What this GPU and its driver allow, and what each call costs: to be run before all else.
 
     python benchmarks/gpu/probe.py --json benchmarks/gpu/results/probe.json
 

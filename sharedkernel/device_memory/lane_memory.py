@@ -1,7 +1,5 @@
 """A session's memory on the device: which pool torch allocates from, and what its addresses show.
 
-Not yet run on a GPU.
-
 All of torch's memory in a session comes from two kinds of pools over one arena:
 
 - the *persistent* pool, on private units: what is allocated outside iterations;

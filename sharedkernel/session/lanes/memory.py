@@ -15,7 +15,7 @@ unused of it goes back when the grant does. Once the lane has failed this sessio
 
 The limit on a session is checked when torch's allocator asks for more pages: torch's own figures count a lane's memory
 once for each pool over it. What has to be moved out of a lane is always given, since it is the user's; they are told
-right after if it is too much. Not yet run on a GPU.
+right after if it is too much.
 """
 
 from __future__ import annotations
