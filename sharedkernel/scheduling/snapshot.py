@@ -194,7 +194,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
 
 
 def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:
-    """Return what *session* waits for; one beyond its quota is restored once others of its user have made way."""
+    """Return what *session* waits for; one beyond its quota is restored once others of its user are offloaded."""
     return "quota" if is_queued and session.is_over_quota else _WAITING_FOR.get(session.state)
 
 

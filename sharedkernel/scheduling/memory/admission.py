@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from sharedkernel.scheduling.memory.demand import MemoryDemand
 from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.memory.offloading import Offloading, can_give_way
+from sharedkernel.scheduling.memory.offloading import Offloading, can_be_offloaded
 from sharedkernel.scheduling.memory.refusals import refuse_restore, refuse_wait, refuse_want
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import MemoryTurns, late_at
@@ -133,7 +133,7 @@ class Admission:
 
     def latest_in_the_way(self) -> Session | None:
         """Return the latest queued session that holds memory other queued ones need; None: there is none."""
-        keeping = (session for session in self.waiting.values() if can_give_way(session))
+        keeping = (session for session in self.waiting.values() if can_be_offloaded(session))
         latest = max(keeping, key=_arrival, default=None)
         others = (session for session in self.waiting.values() if session is not latest)
         return latest if any(self.demand.shortfall(session) > 0 for session in others) else None

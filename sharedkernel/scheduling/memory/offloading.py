@@ -1,4 +1,4 @@
-"""Choose the sessions to offload: idle ones give way to those in the memory queue.
+"""Choose the sessions to offload for those in the memory queue: idle ones first.
 
 An idle session can be asked if it has at least a mebibyte and has not declined since its last cell. It is asked only
 while a queued session lacks memory that no lane could give, or lacks it in the middle of an iteration; only after its
@@ -192,7 +192,7 @@ class Offloading:
         for position, session in enumerate(everybody):
             if session not in in_line:
                 continue
-            waiting = [other for other in everybody[position + 1 :] if can_give_way(other)]
+            waiting = [other for other in everybody[position + 1 :] if can_be_offloaded(other)]
             waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.wait.arrival), reverse=True)
             missing = self.demand.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.offload.is_declined)]
@@ -234,7 +234,7 @@ class Offloading:
         return most
 
 
-def can_give_way(session: Session) -> bool:
+def can_be_offloaded(session: Session) -> bool:
     """Return whether *session* waits and has memory that can be offloaded, now or after its cell."""
     may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.offload.is_asked
     return may_wait and session.user.offload_after is not None and freeable(session) >= LEAST_OFFLOAD

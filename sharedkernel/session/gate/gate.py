@@ -348,7 +348,7 @@ class Gate(GatePart):
         self._check_memory(self._meter.memory)
 
     def _come_if_summoned(self) -> None:
-        """Ask for the device although nothing needs it: meanwhile the memory can be moved out for others."""
+        """Ask for the device although nothing needs it: meanwhile the memory can be offloaded for others."""
         is_summoned, self._words[Word.SUMMONED] = self._words[Word.SUMMONED], 0
         if not is_summoned or not self.sections.num_open or self._acquisition.request.is_open:
             return
