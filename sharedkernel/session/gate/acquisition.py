@@ -165,7 +165,18 @@ class Acquisition(GatePart):
             self._grant.threads.keep()
 
     def release(self, at: ReleasePoint) -> bool:
-        """Release the grant and let the next operation acquire one again; return whether it is released."""
+        """Release the grant and let the next operation acquire one again.
+
+        Parameters
+        ----------
+        at
+            Where it is released: at a "boundary", at the end of a "cell", or in the middle of an iteration ("yield").
+
+        Returns
+        -------
+        bool
+            Whether it is released; not if the lane cannot be handed over.
+        """
         main = threading.get_ident() == self._main
         with signals_held():
             if self.lanes is not None and main and self._grant.is_held and not self.hand_over(self.lanes, at):
@@ -181,7 +192,20 @@ class Acquisition(GatePart):
         return True
 
     def hand_over(self, lanes: LaneAccess, at: ReleasePoint) -> bool:
-        """Hand the lane over; the executor stops nobody who does."""
+        """Hand the lane over; the executor stops nobody who does.
+
+        Parameters
+        ----------
+        lanes
+            The session's.
+        at
+            As in :meth:`release`.
+
+        Returns
+        -------
+        bool
+            Whether the grant may go.
+        """
         self._words[Word.HANDING_OVER] = 1
         try:
             return lanes.hand_over(at)

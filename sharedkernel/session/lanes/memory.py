@@ -63,13 +63,35 @@ class Channel(Protocol):
         """Return a number for a request."""
 
     def request(self, message: Any) -> tuple[Any, Sequence[OpenFile]]:
-        """Return the answer and what came with it; raises SharedKernelError."""
+        """Send a request and wait for its answer.
+
+        Parameters
+        ----------
+        message
+            The request.
+
+        Returns
+        -------
+        tuple
+            The answer, and the descriptors that came with it.
+
+        Raises
+        ------
+        SharedKernelError
+            When the executor refuses or cannot be reached.
+        """
 
     def start(self, message: Any) -> Future[Any]:
-        """Begin a request; the answer comes in time, heeded or not."""
+        """Begin a request; the answer comes in time, heeded or not.
+
+        Parameters
+        ----------
+        message
+            The request.
+        """
 
     def tell(self, message: Any) -> None:
-        """Send, and ignore the answer."""
+        """Send *message*, and ignore the answer."""
 
 
 class ExecutorSupplier:
@@ -122,7 +144,7 @@ class ExecutorSupplier:
         return given
 
     def lane_units(self, units: Sequence[int]) -> list[GivenUnit]:
-        """Return units of the lane that was taken."""
+        """Return *units* of the lane that was taken, by their numbers."""
         given: list[GivenUnit] = []
         try:
             for part in _parts(units):
@@ -142,7 +164,7 @@ class ExecutorSupplier:
             self._channel.request(protocol.KeepUnits(request=self._channel.number(), units=list(units)))
 
     def release_units(self, units: Sequence[int]) -> None:
-        """Notify the executor that this process has released these units."""
+        """Notify the executor that this process has released *units*, by their numbers."""
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
 

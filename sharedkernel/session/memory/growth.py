@@ -232,7 +232,7 @@ class Growth:
         return growth
 
     def after_failure(self, operation: Any, error: BaseException) -> int:
-        """Return how many bytes to ask for so that *operation* can be done again; 0: it cannot."""
+        """Return how many bytes to ask for so that *operation* can be done again after *error*; 0: it cannot."""
         schema = getattr(operation, "_schema", None)
         allowance = self._lease.allowance
         if allowance is None or schema is None or schema.is_mutable or not self._lease.is_allocation_failure(error):

@@ -85,7 +85,7 @@ class LeaseCheck:
 
 
 def most_allowed(allowance: protocol.Allowance) -> int:
-    """Return the most bytes that a session may have, whatever is leased to it now."""
+    """Return the most bytes that the session with this *allowance* may have, whatever is leased to it now."""
     return min(allowance.quota_bytes - allowance.others_bytes, allowance.capacity_bytes)
 
 
