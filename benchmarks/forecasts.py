@@ -178,7 +178,9 @@ def _events(stack: LocalStack) -> list[dict[str, Any]]:
 
 
 def _seen(events: Iterable[dict[str, Any]]) -> Iterable[Seen]:
-    opened = foreseen = came = None
+    opened: float | None = None
+    foreseen: tuple[float, int] | None = None
+    came = 0
     for event in events:
         now, kind = event["now"], event.get("event")
         if kind == "CellOpened":

@@ -98,7 +98,7 @@ class InvalidTransition(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Figures of memory that was refused, in bytes; `status/refusals.py` puts them into words."""
+    """Figures of memory that was refused, in bytes; `status/refusal_text.py` puts them into words."""
 
     #: over the user's quota; more than the device has for it; waited for in vain. A metric label
     reason: Literal["quota", "no_lane_fits", "memory"]

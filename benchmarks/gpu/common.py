@@ -11,7 +11,7 @@ import asyncio
 import datetime
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def processes(server: StockServer, count: int) -> list[Route]:
     return [server.stock] * count
 
 
-def main(name: str, measure: Callable[[Bench], Awaitable[list[Result]]]) -> None:
+def main(name: str, measure: Callable[[Bench], Coroutine[Any, Any, list[Result]]]) -> None:
     """Run one benchmark and write its result.
 
     Parameters

@@ -1,4 +1,4 @@
-"""What this GPU and its driver allow, and what each call costs: to be run before all else. Not yet run on a GPU.
+"""What this GPU and its driver allow, and what each call costs: to be run before all else.
 
     python benchmarks/gpu/probe.py --json benchmarks/gpu/results/probe.json
 
@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB
@@ -39,6 +39,7 @@ LANE = 1
 #: each call is timed so many times
 REPEATS = 64
 _ADDRESSES = 1 << 40
+_T = TypeVar("_T")
 
 
 class Clock:
@@ -47,10 +48,10 @@ class Clock:
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = {}
 
-    def time(self, name: str, call: Callable[[], Any]) -> Any:
-        """Call once and note how long it took."""
+    def time(self, name: str, call: Callable[..., _T], *arguments: Any) -> _T:
+        """Call once with *arguments* and note how long it took."""
         start = time.perf_counter()
-        result = call()
+        result = call(*arguments)
         self._seconds.setdefault(name, []).append(time.perf_counter() - start)
         return result
 
@@ -234,23 +235,23 @@ def probe(device: int, lane_bytes: int) -> dict[str, Any]:
 
 def time_calls(driver: CudaDriver, clock: Clock) -> None:
     """Time each call of the driver for one unit."""
-    address = clock.time("reserve 1 GiB", lambda: driver.reserve(1 << 30))
+    address = clock.time("reserve 1 GiB", driver.reserve, 1 << 30)
     for _ in range(REPEATS):
-        handle = clock.time("create", lambda: driver.create(UNIT))
-        descriptor = clock.time("export", lambda handle=handle: driver.export(handle))
-        imported = clock.time("import", lambda fd=descriptor: driver.import_(fd, UNIT))
+        handle = clock.time("create", driver.create, UNIT)
+        descriptor = clock.time("export", driver.export, handle)
+        imported = clock.time("import", driver.import_, descriptor, UNIT)
         os.close(descriptor)
-        clock.time("map", lambda handle=imported: driver.map(address, UNIT, handle))
-        clock.time("set access", lambda: driver.set_access(address, UNIT))
+        clock.time("map", driver.map, address, UNIT, imported)
+        clock.time("set access", driver.set_access, address, UNIT)
         driver.synchronize()
-        clock.time("unmap", lambda: driver.unmap(address, UNIT))
-        clock.time("release an import", lambda handle=imported: driver.release(handle))
-        clock.time("release the memory", lambda handle=handle: driver.release(handle))
+        clock.time("unmap", driver.unmap, address, UNIT)
+        clock.time("release an import", driver.release, imported)
+        clock.time("release the memory", driver.release, handle)
     handles = [driver.create(UNIT) for _ in range(REPEATS)]
     for number, handle in enumerate(handles):
         driver.map(address + number * UNIT, UNIT, handle)
-    clock.time(f"set access of {REPEATS} units at once", lambda: driver.set_access(address, REPEATS * UNIT))
-    clock.time(f"unmap {REPEATS} units at once", lambda: driver.unmap(address, REPEATS * UNIT))
+    clock.time(f"set access of {REPEATS} units at once", driver.set_access, address, REPEATS * UNIT)
+    clock.time(f"unmap {REPEATS} units at once", driver.unmap, address, REPEATS * UNIT)
     for handle in handles:
         driver.release(handle)
     driver.free(address, 1 << 30)
@@ -321,8 +322,8 @@ def time_copies(driver: CudaDriver, address: int, size: int, clock: Clock) -> No
     """Time copies between the device and pinned memory."""
     buffer = driver.host_buffer(size)
     for _ in range(4):
-        clock.time("copy half of the lane to pinned memory", lambda: driver.read(buffer.view, address))
-        clock.time("copy half of the lane from pinned memory", lambda: driver.write(address, buffer.view))
+        clock.time("copy half of the lane to pinned memory", driver.read, buffer.view, address)
+        clock.time("copy half of the lane from pinned memory", driver.write, address, buffer.view)
     buffer.close()
 
 

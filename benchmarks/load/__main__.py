@@ -20,7 +20,7 @@ from benchmarks.load import lag
 from benchmarks.load.crowd import Crowd, gather
 from benchmarks.load.footprint import Growth, median_pss_bytes, services
 from sharedkernel.bench.stack.client import Route
-from sharedkernel.bench.stack.results import Result, Target, brief, percentile
+from sharedkernel.bench.stack.results import Result, Target, Unit, brief, percentile
 from sharedkernel.bench.stack.servers import StockServer, gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.local_stack import LocalStack
@@ -242,7 +242,7 @@ def _growth(growth: Growth) -> list[Result]:
         ]
         over = f"Slope over {brief(last.at - first.at)} with {len(samples)} samples; "
         memory = Target("<=", _MOST_GROWTH)
-        for what, value, unit, target, how in (
+        figures: list[tuple[str, float, Unit, Target, str]] = [
             (
                 "bytes",
                 growth.bytes_per_hour(name),
@@ -266,10 +266,11 @@ def _growth(growth: Growth) -> list[Result]:
                 Target("<", 1.0),
                 f"{first.num_descriptors} at first, {last.num_descriptors} at last.",
             ),
-        ):
-            results.append(
-                Result(metric=f"{name}_{what}_per_hour", value=value, unit=unit, target=target, how=over + how)
-            )
+        ]
+        results += [
+            Result(metric=f"{name}_{what}_per_hour", value=value, unit=unit, target=target, how=over + how)
+            for what, value, unit, target, how in figures
+        ]
     return results
 
 

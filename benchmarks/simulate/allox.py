@@ -90,7 +90,9 @@ def online() -> None:
         ]
         names = ("avg_jct_seconds", "worst_user_jct_seconds", "worst_user_slowdown", "p95_jct_seconds")
         name = f"allox, alpha {alpha:g}" if policy == "allox" else policy
-        rows.append([name, *(statistics.median(figures[figure] for figures in found) for figure in names)])
+        rows.append(
+            [name, *(statistics.median(tables.number(figures, figure) for figures in found) for figure in names)]
+        )
     columns = ["", "mean, s", "worst user's mean, s", "worst user's slowdown", "p95, s"]
     tables.table(f"300 jobs of ten users online, load 1.1, medians over {len(_SEEDS)} seeds", columns, rows)
 

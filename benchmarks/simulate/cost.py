@@ -82,7 +82,7 @@ def main() -> None:
         check_plot(asked.plot)
         plot(growth(), asked.plot)
         return
-    rows = []
+    rows: list[list[object]] = []
     for sessions in (100, 300, 1000, 3000, 10_000) if asked.full else (100, 300, 1000):
         seconds, events, iterations = run(sessions, 100_000, 0.05)
         rows.append([sessions, iterations, events, seconds, 1e6 * seconds / events, 1e6 * seconds / iterations])

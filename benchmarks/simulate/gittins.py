@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from typing import Any
 
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
@@ -38,7 +39,7 @@ def main() -> None:
         "a minute or an hour, 4 devices": (bimodal, 4),
         "all alike, 4 devices": (lambda seed: alike(jobs=600, devices=4, seed=seed), 4),
     }
-    policies = {
+    policies: dict[str, tuple[str, dict[str, Any]]] = {
         "fifo with backfill": ("fifo", {"backfill": True}),
         "las, Tiresias's": ("las", {"las_thresholds": TIRESIAS_THRESHOLDS}),
         "las, learned": ("las", {"from_trace": True}),
@@ -54,7 +55,7 @@ def main() -> None:
                 simulate_cluster(make(seed), policy, ClusterOptions(devices=devices, **options)).figures()
                 for seed in _SEEDS
             ]
-            row.append(statistics.median(figures["avg_jct_seconds"] for figures in means))
+            row.append(statistics.median(tables.number(figures, "avg_jct_seconds") for figures in means))
         rows.append(row)
     tables.table(f"mean completion time, s, medians over {len(_SEEDS)} seeds", ["", *policies], rows)
 

@@ -43,7 +43,7 @@ def main() -> None:
         ]
         names = ("makespan_seconds", "avg_jct_seconds", "worst_slowdown", "p95_slowdown", "avg_slowdown")
         name = f"horus, tolerance {tolerance:g}" if rule == "horus" else rule
-        rows.append([name, *(statistics.median(figure[key] for figure in figures) for key in names)])
+        rows.append([name, *(statistics.median(tables.number(each, key) for each in figures) for key in names)])
     columns = ["", "makespan, s", "mean completion, s", "worst slowdown", "p95", "mean"]
     tables.table(f"400 jobs on 16 devices, at most two each, medians over {len(_SEEDS)} seeds", columns, rows)
 

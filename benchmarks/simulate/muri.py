@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
@@ -12,7 +14,7 @@ def main() -> None:
     """Print the table, and how LAS compares with knowing all."""
     jobs = read_trace(tables.trace("muri", "cluster_trace.csv"), time_unit="ms").jobs
     yarn = tuple(read_samples(tables.trace("tiresias", "yarn-gput1000.csv")))
-    runs = [
+    runs: list[tuple[str, str, dict[str, Any], object]] = [
         ("fifo", "fifo", {}, 747_485),
         ("fifo with backfill", "fifo", {"backfill": True}, 428_066),
         ("srtf", "srtf", {}, 219_557),
@@ -25,10 +27,11 @@ def main() -> None:
         ("gittins, the trace's distribution", "gittins", {"from_trace": True}, "-"),
         ("gittins, learned in the run", "gittins", {}, "-"),
     ]
-    rows, means = [], {}
+    rows: list[list[object]] = []
+    means: dict[str, float] = {}
     for name, policy, options, published in runs:
         ours = simulate_cluster(jobs, policy, ClusterOptions(devices=64, **options)).figures()
-        means[name] = ours["avg_jct_seconds"]
+        means[name] = tables.number(ours, "avg_jct_seconds")
         rows.append([name, published, *(ours[figure] for figure in _FIGURES)])
     tables.table("400 jobs on 64 devices, seconds", ["", "mean, published", *_FIGURES.values()], rows)
     for name in ("las, Tiresias's thresholds", "las, the first two of them", "las, thresholds of the trace"):

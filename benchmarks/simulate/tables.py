@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+
+from sharedkernel.simulator.report import Figure
 
 _console = Console(highlight=False, width=110 if not sys.stdout.isatty() else None)
 
@@ -39,6 +41,13 @@ def has_traces() -> bool:
 def say(sentence: str) -> None:
     """Print one sentence."""
     _console.print(sentence)
+
+
+def number(figures: Mapping[str, Figure], name: str) -> float:
+    """Return a figure of a run in which jobs finished, which is then a number."""
+    value = figures[name]
+    assert isinstance(value, int | float), f"{name} is {value!r}"
+    return value
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

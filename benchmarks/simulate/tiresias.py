@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.traces import read_samples, read_trace
 
 #: by devices: name, policy, options, published (mean, makespan, preemptions); Tiresias's simulator, measured
-_PUBLISHED = {
+_PUBLISHED: dict[int, list[tuple[str, str, dict[str, Any], tuple[float, ...] | None]]] = {
     8: [
         ("fifo", "fifo", {}, (1556.5, 5747, 0)),
         ("fifo with backfill", "fifo", {"backfill": True}, (715.3, 4806, 0)),

@@ -7,8 +7,7 @@ travel as descriptors over a unix socket.
 Who does what, from below:
 
 ========================  ============================================================================================
-`drivers`                 the calls that everything is built from, and two drivers: memory files with CUDA's refusals,
-                          and CUDA
+`drivers`                 the calls that everything is built from, and CUDA's; the tests have a driver of memory files
 `layout`                  how a lane and private memory are cut into units
 `store`                   the executor's side: creates and counts units, every one in exactly one account;
                           `stored_units`: its records

@@ -1,13 +1,10 @@
-"""Where the bytes of offloaded memory stay meanwhile: host memory, or a file in a private directory."""
+"""Where the bytes of offloaded memory stay meanwhile: host memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import mmap
-import os
-from typing import Protocol
 
 from sharedkernel.device_memory.errors import DeviceMemoryError
 
@@ -18,21 +15,8 @@ class BackingStoreFull(DeviceMemoryError):
     reason = "shelter_full"
 
 
-class BackingStore(Protocol):
-    """Keeps bytes by offset. Several threads may read and write at a time, each other bytes."""
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Keep bytes; `BackingStoreFull` when there is no room."""
-
-    def read(self, offset: int, into: memoryview) -> None:
-        """Return bytes that were kept."""
-
-    def close(self) -> None:
-        """Forget them."""
-
-
-class HostBackingStore:
-    """Host memory, taken as it is written.
+class BackingStore:
+    """Host memory, taken as it is written; several threads may use it at a time, each for other bytes.
 
     Most of the time of a first write goes to page faults, so the pages are huge where the kernel has such. Other
     threads run meanwhile: a slice of a memoryview would be copied with the interpreter's lock held.
@@ -53,61 +37,16 @@ class HostBackingStore:
         self._view = memoryview(memory)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """See :class:`BackingStore`."""
+        """Keep bytes."""
         _copy(self._view[offset : offset + data.nbytes], data)
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See :class:`BackingStore`."""
+        """Return bytes that were kept."""
         _copy(into, self._view[offset : offset + into.nbytes])
 
     def close(self) -> None:
-        """See :class:`BackingStore`."""
+        """Forget them."""
         self._view.release()
-
-
-class FileBackingStore:
-    """A file without a name, in a directory: it is gone with the process, whatever ends it.
-
-    Parameters
-    ----------
-    directory
-        Private to the session's user.
-    size
-        Bytes it is to hold; the room is taken at once.
-    """
-
-    def __init__(self, directory: str, size: int) -> None:
-        self._descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            if size:
-                os.posix_fallocate(self._descriptor, 0, size)
-        except OSError as error:
-            os.close(self._descriptor)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise BackingStoreFull(f"{directory} has no room for {size} bytes: {error.strerror}.") from error
-            raise
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """See :class:`BackingStore`."""
-        done = 0
-        while done < data.nbytes:
-            try:
-                done += os.pwrite(self._descriptor, data[done:], offset + done)
-            except OSError as error:
-                raise BackingStoreFull(f"offloaded memory cannot be written: {error.strerror}.") from error
-
-    def read(self, offset: int, into: memoryview) -> None:
-        """See :class:`BackingStore`."""
-        done = 0
-        while done < into.nbytes:
-            count = os.preadv(self._descriptor, [into[done:]], offset + done)
-            if not count:
-                raise DeviceMemoryError("offloaded memory is shorter than what was written; its file was changed.")
-            done += count
-
-    def close(self) -> None:
-        """See :class:`BackingStore`."""
-        os.close(self._descriptor)
 
 
 def _copy(target: memoryview, source: memoryview) -> None:

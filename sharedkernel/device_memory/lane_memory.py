@@ -1,7 +1,5 @@
 """A session's memory on the device: which pool torch allocates from, and what its addresses show.
 
-Not yet run on a GPU.
-
 All of torch's memory in a session comes from two kinds of pools over one arena:
 
 - the *persistent* pool, on private units: what is allocated outside iterations;
@@ -319,7 +317,7 @@ class LaneMemory:
         """Whether the session's memory is offloaded."""
         return self._residency.is_away
 
-    def offload(self, make_backing: Callable[[int], BackingStore]) -> int:
+    def offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> int:
         """Move everything off the device; return the bytes that this freed.
 
         Parameters
@@ -340,7 +338,7 @@ class LaneMemory:
             raise
         return pending.commit()
 
-    def prepare_offload(self, make_backing: Callable[[int], BackingStore]) -> ArenaOffload:
+    def prepare_offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> ArenaOffload:
         """Begin to move everything off the device, in steps; the lane has to be set again in any case.
 
         Parameters

@@ -15,9 +15,9 @@ class DeviceMemoryMode(StrEnum):
     #: sessions share lanes' bytes by turns; all of torch's memory comes by page from the executor
     SHARED = "shared"
     #: torch's own allocator; what an iteration no longer needs is freed when the device is given back, and idle
-    #: notebooks' tensors move out storage by storage
+    #: notebooks' tensors are offloaded storage by storage
     PRIVATE = "private"
-    #: public functions of torch alone: a limit on its allocator, and turns; memory is never moved out
+    #: public functions of torch alone: a limit on its allocator, and turns; memory is never offloaded
     PLAIN = "plain"
 
     @property

@@ -328,8 +328,9 @@ class ExecutorService:
         found = (process for process in self._controller.sessions.values() if process.pid == pid)
         return next((process for process in found if start_time(pid) == process.started), None)
 
-    def _shelf_room(self, user: str) -> Room:
-        return room_for(user, self._controller.sessions.values(), self._served.device)
+    def _shelf_room(self, user: str, shelf: int, shelves: int) -> Room:
+        sessions = self._controller.sessions.values()
+        return room_for(user, sessions, self._served.device, shelf=shelf, shelves=shelves)
 
     # --- for the next executor ----------------------------------------------------------------------------------------
 

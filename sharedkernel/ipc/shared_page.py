@@ -40,7 +40,7 @@ class Word(IntEnum):
     FRAMEWORK = 7
     #: device memory that torch's allocator holds, with what it keeps for the next tensors (CUDA)
     RESERVED = 8
-    #: not 0: come to the gate although the device is not wanted, so that memory can be moved out (executor; the session
+    #: not 0: come to the gate although the device is not wanted, so that memory can be offloaded (executor; the session
     #: sets it back)
     SUMMONED = 9
     #: not 0: it takes what lives out of its lane, for which it waits for the device; then the grant goes

@@ -122,8 +122,8 @@ def _check_away(records: Records, session: Session) -> None:
     may_grow = state is SessionState.WAITING
     _require(may_grow or not session.iteration.growth, f"session {name} is {state} and wants to grow")
     is_leaving = name in records.turns.leaving
-    _require(is_leaving == session.residence.is_ending, f"session {name} is wrongly noted to move out")
-    _require(not is_leaving or (is_open and not is_restoring), f"session {name} is {state} and told to move out")
+    _require(is_leaving == session.residence.is_ending, f"session {name} is wrongly noted as evicted")
+    _require(not is_leaving or (is_open and not is_restoring), f"session {name} is {state} and evicted")
     _require(is_queued or not session.wait.has_room_made, f"room is made for session {name}, which is not queued")
     if session.offload.is_returning:
         _require(is_restoring and not is_queued, f"session {name} is {state} and on its way back")

@@ -43,12 +43,12 @@ Growth
     An iteration, or a cell, that needs more than it has releases its grant and waits in the memory queue, with its
     lane. The bytes that it gets are parked beside the lane, and released at its next boundary, when its need is
     measured. It goes before others, the oldest first, but not beyond the capacity: after `growth_patience` it is
-    refused, and at once if nothing is going on that could help and no session can give way. So sessions that grow
-    cannot block each other.
+    refused, and at once if nothing is going on that could help and no session can be offloaded. So sessions that
+    grow cannot block each other.
 
-    Sessions may come to wait, in the middle of their cells, for each other's memory. Then the latest of them *gives
-    way*: it is offloaded whole, and restored when there is room for its memory and its shortfall. If it cannot be
-    offloaded only the end of a cell can help: one that grows is refused at once, any other after `growth_patience`.
+    Sessions may come to wait, in the middle of their cells, for each other's memory. Then the latest of them is
+    offloaded whole, and restored when there is room for its memory and its shortfall. If it cannot be offloaded only
+    the end of a cell can help: one that grows is refused at once, any other after `growth_patience`.
 
 The safety condition
     Persistent and framework memory of all sessions + shelves + parked bytes + all lanes + the reserve ≤ capacity, and
@@ -60,7 +60,7 @@ The safety condition
       until it is empty; only the session whose iteration it is may need more than that.
     - A parked iteration can end: its session keeps a lane for the rest of it, or, if memory was reclaimed from it, gets
       one when no other lane is left, even if the sum then exceeds the capacity.
-    - Everything else gives way. While the sum exceeds the capacity other empty lanes shrink if they have unmeasured
+    - Everything else is given up. While the sum exceeds the capacity other empty lanes shrink if they have unmeasured
       sessions, then sessions are sent back to the memory queue, the latest arrival first, until the sum fits or none is
       left. No other session is admitted meanwhile.
 

@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sharedkernel.scheduling.memory.quota import is_over_quota
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import (
     HOLDING_STATES,
@@ -195,8 +194,8 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
 
 
 def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:
-    """Return what *session* waits for; one beyond its quota is restored once others of its user have made way."""
-    return "quota" if is_queued and is_over_quota(session) else _WAITING_FOR.get(session.state)
+    """Return what *session* waits for; one beyond its quota is restored once others of its user are offloaded."""
+    return "quota" if is_queued and session.is_over_quota else _WAITING_FOR.get(session.state)
 
 
 def _estimate(records: Records, session: Session, elapsed: float) -> Estimate | None:

@@ -18,7 +18,6 @@ from typing import Literal, NoReturn
 
 import torch
 
-from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
 from sharedkernel.device_memory.store import LaneStore
@@ -161,7 +160,7 @@ class Tenant:
 
     def away(self) -> list[int]:
         """Move everything off the device; return the addresses of what is kept."""
-        self._memory.offload(HostBackingStore)
+        self._memory.offload()
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
     def back(self) -> list[int]:

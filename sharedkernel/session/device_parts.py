@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 
 
 def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED) -> Meter:
-    """Return the meter for a device of this kind, ``"host"`` or ``"cuda"``; on a GPU, for memory of this mode."""
+    """Return the meter for a device.
+
+    Parameters
+    ----------
+    page
+        The session's, for figures that the executor reads.
+    device_kind
+        ``"host"`` or ``"cuda"``.
+    mode
+        How a GPU's memory is shared.
+    """
     if device_kind == "cuda":
         import torch
 
@@ -36,7 +46,24 @@ def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemo
 
 
 def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: DescriptorClient) -> LaneClient | None:
-    """Return a session's way to lanes whose bytes are shared; None on a device, or in a mode, where none are."""
+    """Return a session's way to lanes whose bytes are shared.
+
+    Parameters
+    ----------
+    meter
+        The session's.
+    device_kind
+        ``"host"`` or ``"cuda"``.
+    mode
+        How a GPU's memory is shared.
+    channel
+        To the executor, for descriptors of units.
+
+    Returns
+    -------
+    LaneClient | None
+        None on a device, or in a mode, where no bytes are shared.
+    """
     if device_kind != "cuda" or mode is not DeviceMemoryMode.SHARED:
         return None
     import torch
@@ -78,7 +105,18 @@ def make_mover(
 
 
 def make_run_ahead(device_kind: str) -> Callable[[], None] | None:
-    """Return what keeps a session from queuing ever more work on its device; None where nothing is queued."""
+    """Return what keeps a session from queuing ever more work on its device.
+
+    Parameters
+    ----------
+    device_kind
+        ``"host"`` or ``"cuda"``.
+
+    Returns
+    -------
+    Callable | None
+        Called at each boundary; None where nothing is queued.
+    """
     if device_kind != "cuda":
         return None
     import torch
@@ -89,5 +127,16 @@ def make_run_ahead(device_kind: str) -> Callable[[], None] | None:
 
 
 def operation_filter(device_kind: str) -> OperationFilter | None:
-    """Return a filter that recognises the device's operations by their arguments; None where all are the device's."""
+    """Return a filter that recognises the device's operations by their arguments.
+
+    Parameters
+    ----------
+    device_kind
+        ``"host"`` or ``"cuda"``.
+
+    Returns
+    -------
+    OperationFilter | None
+        None where all operations are the device's.
+    """
     return touches_cuda if device_kind == "cuda" else None

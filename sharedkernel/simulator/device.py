@@ -41,7 +41,7 @@ from sharedkernel.scheduling.model.events import (
     Tick,
 )
 from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 
 #: parts of an iteration, and seconds, that do not count: sums of times are not exact
 _ROUNDING = 1e-9

@@ -4,7 +4,7 @@ Device totals can be had wherever the library works. Figures *per process* often
 names processes as the host numbers them, or none at all. A number that happens to be one of ours would then be taken
 for a session, so they are used only where this process is numbered as the host does it (:func:`sees_host_pids`).
 
-Everything else here turns the library's errors into one sentence each. Not yet run on a GPU.
+Everything else here turns the library's errors into one sentence each.
 """
 
 from __future__ import annotations

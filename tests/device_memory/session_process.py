@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.selftest.wire import RemoteSupplier, layout_of, receive, receive_units, send
 from tests.device_memory.pool_model import Block
 from tests.device_memory.support import MIB, Replay, Tenant, tensor_at
@@ -101,7 +100,7 @@ class Process:
 
     def away_and_back(self) -> int:
         memory = self._session.memory
-        freed = memory.offload(HostBackingStore)
+        freed = memory.offload()
         memory.restore(RemoteSupplier(self._connection).private_units(memory.sizes_away(), mid_iteration=False))
         return freed
 

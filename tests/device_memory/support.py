@@ -14,7 +14,6 @@ import torch
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit
@@ -26,6 +25,7 @@ from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.selftest.lane_process import LANE as LANE
 from sharedkernel.selftest.lane_process import LocalSupplier
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.pool_model import Block, ModelTorch
 from tests.device_memory.traces import Allocated, Boundary, Freed, Step
 

@@ -9,10 +9,10 @@ import pytest
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.store import LaneStore
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.support import LANE, StoreSupplier, open_descriptors, tensor_at
 

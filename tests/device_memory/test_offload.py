@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 
 import pytest
 
 from sharedkernel.device_memory import offload as offloading
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import BackingStoreFull, FileBackingStore, HostBackingStore
+from sharedkernel.device_memory.backing_store import BackingStore, BackingStoreFull
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import STAGING, bytes_to_keep, restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory import traces
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.support import Replay, StoreSupplier, offload, open_descriptors, tensor_at
 
@@ -29,7 +27,7 @@ class StoreFailed(Exception):
     """The backing store failed."""
 
 
-class FaultyShelter(HostBackingStore):
+class FaultyShelter(BackingStore):
     """Fails, or is interrupted, at a chosen call."""
 
     fail_at: int | None = None
@@ -101,22 +99,16 @@ def fixture():
     assert open_descriptors() == before
 
 
-@pytest.fixture(params=["memory", "file"])
-def make_backing(request, tmp_path):
-    return HostBackingStore if request.param == "memory" else lambda size: FileBackingStore(str(tmp_path), size)
-
-
-def test_bytes_come_back_to_their_addresses(fixture, make_backing, tmp_path):
+def test_bytes_come_back_to_their_addresses(fixture):
     """All device memory is free meanwhile; what was dead is neither kept nor seen again."""
     fixture.driver.fill(fixture.dead.address, fixture.dead.size, 99)
     size = bytes_to_keep(fixture.arena, fixture.live)
     assert size == sum(SIZES) - fixture.dead.size
     for _ in range(2):
-        backing = make_backing(size)
+        backing = BackingStore(size)
         assert offload(fixture.arena, fixture.live, backing) == sum(SIZES)
         fixture.settle()
         assert fixture.store.account().total == 0
-        assert list(tmp_path.iterdir()) == [], "the file has a name"
         assert sorted(sizes_away(fixture.arena)) == sorted(SIZES)
         restore(fixture.arena, fixture.given(), backing)
         backing.close()
@@ -152,7 +144,7 @@ def test_a_shelter_that_fails_leaves_everything_where_it_is(fixture, error):
 @pytest.mark.parametrize("error", [Fault, KeyboardInterrupt], ids=["fails", "is interrupted"])
 def test_a_device_that_fails_leaves_everything_where_it_is(fixture, error):
     """Whichever call of the driver it is."""
-    backing = HostBackingStore(sum(SIZES))
+    backing = BackingStore(sum(SIZES))
     fixture.driver.error = error
     for state, call in (
         (SlotState.PRIVATE, lambda: offload(fixture.arena, fixture.live, backing)),
@@ -179,7 +171,7 @@ def test_a_device_that_fails_leaves_everything_where_it_is(fixture, error):
 
 def test_units_that_do_not_fit_are_refused(fixture):
     """And let go."""
-    backing = HostBackingStore(sum(SIZES))
+    backing = BackingStore(sum(SIZES))
     offload(fixture.arena, fixture.live, backing)
     with pytest.raises(InvalidMapping):
         restore(fixture.arena, fixture.supplier.private_units([2 * MIB], mid_iteration=False), backing)
@@ -190,20 +182,7 @@ def test_units_that_do_not_fit_are_refused(fixture):
     fixture.check()
 
 
-def test_a_full_directory_is_said_in_one_sentence(tmp_path, monkeypatch):
-    """Before anything is copied."""
-
-    def no_room(descriptor, offset, size):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    before = open_descriptors()
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(BackingStoreFull, match="no room for 1000 bytes"):
-        FileBackingStore(str(tmp_path), 1000)
-    assert open_descriptors() == before
-
-
-def test_a_session_in_training_goes_away_and_comes_back(make_session, make_backing, store):
+def test_a_session_in_training_goes_away_and_comes_back(make_session, store):
     """Its pools, survivors and lane addresses go on as if nothing had happened, each time it is away."""
     session, other = make_session("a"), make_session("b")
     replay = Replay(session, traces.record("mlp", 8))
@@ -217,7 +196,7 @@ def test_a_session_in_training_goes_away_and_comes_back(make_session, make_backi
         else:
             session.hand_over()
         before = session.arena.private_bytes
-        freed = session.memory.offload(make_backing)
+        freed = session.memory.offload()
         assert session.memory.is_away
         assert 0 < freed <= before
         assert "a" not in store.account().private
@@ -225,7 +204,7 @@ def test_a_session_in_training_goes_away_and_comes_back(make_session, make_backi
         with pytest.raises(InvalidMapping):
             session.memory.begin_turn()
         with pytest.raises(InvalidMapping):
-            session.memory.offload(make_backing)
+            session.memory.offload()
         # somebody else has the memory meanwhile
         other.begin_turn()
         other.memory.begin_iteration()
@@ -251,7 +230,7 @@ def test_a_session_that_cannot_be_offloaded_goes_on(make_session, tmp_path, monk
     assert not session.memory.is_away
     session.check(block)
     session.set_lane()
-    session.memory.offload(HostBackingStore)
+    session.memory.offload()
     for sizes in ([2 * MIB], []):
         with pytest.raises(DeviceMemoryError):
             session.memory.restore(session.supplier.private_units(sizes, mid_iteration=False))
@@ -269,7 +248,7 @@ def test_dead_pages_are_not_copied(make_session):
 
     def make(size):
         sizes.append(size)
-        return HostBackingStore(size)
+        return BackingStore(size)
 
     session.memory.offload(make)
     assert sizes == [2 * MIB]

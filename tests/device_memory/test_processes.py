@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.selftest.wire import StoreEnd, receive, send, socket_pair
 from tests.device_memory import traces
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.session_process import dump
 from tests.device_memory.support import LANE, open_descriptors
 

@@ -7,10 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.support import LANE, Session, open_descriptors
 
 _SIZES = st.sampled_from([1, 512, 4096, 300_000, MIB, MIB + 1, 3 * MIB, 9 * MIB, 14 * MIB])
@@ -124,7 +123,7 @@ class Sessions(RuleBasedStateMachine):
     def offload(self, number: int, is_asked: bool) -> None:
         session = self._pick(number)
         if is_asked and session is not self.holder and not session.memory.is_away:
-            session.memory.offload(HostBackingStore)
+            session.memory.offload()
             session.validate()
 
     @precondition(lambda self: self.holder is None)

@@ -117,20 +117,19 @@ class ExecutorProcess:
         Of its command line.
     place
         A runtime directory that may have a warm parent already, which then is left there; None: one of its own.
-
-    Attributes
-    ----------
     package
         Folder of another version of sharedkernel, to be run from the next start on; None: the one that is tested.
     """
 
-    def __init__(self, *options: str, capacity: str = "4GiB", place: WarmPlace | None = None) -> None:
+    def __init__(
+        self, *options: str, capacity: str = "4GiB", place: WarmPlace | None = None, package: Path | None = None
+    ) -> None:
         self._place = place
         self.directory = Path(tempfile.mkdtemp(prefix="sk-")) if place is None else place.directory
         self.runtime_directory = self.directory / "run"
         self.options = options
         self._capacity = capacity
-        self.package: Path | None = None
+        self.package = package
         self.process: subprocess.Popen[bytes]
         self.start()
 

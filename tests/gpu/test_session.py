@@ -1,4 +1,4 @@
-"""Sessions on a real GPU. Not yet run on one: without a GPU each of these is skipped, and says why."""
+"""Sessions on a real GPU; without one each of these is skipped, and says why."""
 
 from __future__ import annotations
 

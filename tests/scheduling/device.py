@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sharedkernel.scheduling import SchedulerConfig, SessionId
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
 from sharedkernel.scheduling.model.events import CellOpened
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 from tests.scheduling.desk import Desk
 
 

@@ -49,7 +49,7 @@ from sharedkernel.scheduling.model.events import (
 )
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.policies.builtin import POLICIES
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 
 MIB = 1 << 20
 CAPACITY, RESERVE = 100 * MIB, 5 * MIB

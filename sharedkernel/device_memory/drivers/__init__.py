@@ -1,1 +1,1 @@
-"""The calls that lanes need of a driver: CUDA's, and the same on plain Linux memory."""
+"""The calls that lanes need of a driver, and CUDA's."""

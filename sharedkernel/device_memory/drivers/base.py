@@ -1,7 +1,7 @@
 """The calls of a driver that device memory is built from.
 
-Eight of them are the driver's virtual-memory calls; the rest copies, fills and waits. The rules that
-:class:`~sharedkernel.device_memory.drivers.memfd.MemfdDriver` enforces are those of CUDA:
+Eight of them are the driver's virtual-memory calls; the rest copies, fills and waits. The rules are those of CUDA, and
+`tests/device_memory/drivers/memfd.py` enforces them on memory files:
 
 - sizes and addresses are multiples of the granularity;
 - a handle is mapped as a whole: the offset is 0, so whatever may be remapped by itself needs a handle of its own;

@@ -1,4 +1,4 @@
-"""CUDA's virtual memory as a driver, by the package cuda-bindings. Not yet run on a GPU.
+"""CUDA's virtual memory as a driver, by the package cuda-bindings.
 
 The executor creates and exports, for which it needs no context on the device: only `cuInit` has run there. A session
 imports, maps and copies in the device's primary context, which is torch's. Torch calls back from threads that may have

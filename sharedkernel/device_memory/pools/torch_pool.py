@@ -1,4 +1,4 @@
-"""Torch's allocator over addresses of ours: memory pools whose segments come from callbacks. Not yet run on a GPU.
+"""Torch's allocator over addresses of ours: memory pools whose segments come from callbacks.
 
 Torch's caching allocator gives each pool segments, once asked for, and hands out blocks of them; it calls back for a
 new segment only when no free block of the pool fits. The rules this module keeps:

@@ -18,7 +18,7 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota import quota_of
+from sharedkernel.executor.processes.quota_use import quota_of
 from sharedkernel.executor.processes.sanitize import believe_page
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig

@@ -10,7 +10,7 @@ loop, so no lane changes in between. Only the units of a large lane are created 
 other work as well (:meth:`LaneServer.prepare`).
 
 A lane that the core removes is removed here as soon as no turn is left in it. Its units are free once the sessions that
-had them release them, which they do at the end of each cell. Not yet run on a GPU.
+had them release them, which they do at the end of each cell.
 
 Sessions that an earlier executor started continue without lanes: this executor does not know whose data their lanes
 hold, nor which session is in the middle of an iteration there. Their units are freed with them, and not counted here.

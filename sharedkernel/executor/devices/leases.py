@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota import quota_of, used_by
+from sharedkernel.executor.processes.quota_use import quota_of, used_by
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota import quota_of, used_by
+from sharedkernel.executor.processes.quota_use import quota_of, quota_use
 from sharedkernel.executor.processes.sanitize import within
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
-from sharedkernel.units import format_bytes
+from sharedkernel.status.refusal_text import describe_overuse
 
 #: device memory that a process may hold besides torch's before it counts: its context, libraries' code
 CONTEXT_BYTES = 1 << 30
@@ -66,17 +66,12 @@ class Overuse:
         """Return the one session by which a user exceeds their quota outside torch, if they do."""
         outside = {process.process: _outside(process, used) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
-        total = used_by(own) + sum(outside.values())
-        beyond = min(outside[worst.process], total - quota_of(worst.limits, self._device))
+        beyond = min(outside[worst.process], quota_use(own, self._device).exceeded_by(sum(outside.values())))
         return _Excess(worst, outside[worst.process], beyond) if beyond > 0 else None
 
     def _take(self, step: EscalationStep, excess: _Excess) -> None:
         process = excess.process
-        quota = format_bytes(quota_of(process.limits, self._device))
-        what = (
-            f"{format_bytes(excess.outside)} on the device outside PyTorch, {format_bytes(excess.beyond)} beyond what "
-            f"your quota of {quota} leaves"
-        )
+        what = describe_overuse(excess.outside, excess.beyond, quota_of(process.limits, self._device))
         self._escalation.carry_out(step, process, what, self._control)
 
 

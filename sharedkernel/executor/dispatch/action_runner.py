@@ -27,7 +27,7 @@ from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import LaneId, SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)

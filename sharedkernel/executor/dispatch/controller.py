@@ -18,7 +18,7 @@ from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
-from sharedkernel.executor.processes.quota import most_of
+from sharedkernel.executor.processes.quota_use import most_of
 from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Limits, Memory

@@ -139,7 +139,7 @@ class Offloads:
 
     def _restored(self, process: SessionHandle, message: protocol.RestoredReport) -> None:
         process.offload.bytes = 0
-        process.promised_bytes = process.growth  # what it lacked when it gave way in the middle of a cell
+        process.promised_bytes = process.growth  # what it lacked when it was offloaded in the middle of a cell
         process.offload.stayed = None
         process.offload.num_restores += 1
         process.offload.restore_seconds += message.seconds

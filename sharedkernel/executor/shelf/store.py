@@ -76,7 +76,7 @@ class ShelfStore:
     send_to_keeper
         Sends a message with descriptors to the keeper.
     room
-        Returns what a user's shelf has to fit into.
+        Returns what more on a user's shelf has to fit into, given what it and all shelves are charged with, in bytes.
     on_change
         Called with a user and what that user's shelf is charged with, in bytes, whenever it has changed.
     """
@@ -84,11 +84,11 @@ class ShelfStore:
     def __init__(
         self,
         send_to_keeper: Callable[[protocol.Put | protocol.Delete, list[int]], None],
-        room: Callable[[str], Room],
+        room: Callable[[str, int, int], Room],
         on_change: Callable[[str, int], None],
     ) -> None:
         self._send_to_keeper = send_to_keeper
-        self._room = room
+        self._find_room = room
         self._on_change = on_change
         self._shelves: dict[str, dict[str, _Memory]] = {}
         #: taken off, still in use
@@ -161,9 +161,8 @@ class ShelfStore:
     def _on_shelves(self) -> list[_Memory]:
         return [memory for shelf in self._shelves.values() for memory in shelf.values()]
 
-    def _left(self, user: str) -> tuple[int, int]:
-        """Return what *user*'s quota leaves, and what the device leaves; bytes, never negative."""
-        return self._room(user).left(self.charged(user), self._charged_in_all())
+    def _room(self, user: str) -> Room:
+        return self._find_room(user, self.charged(user), self._charged_in_all())
 
     def _changed(self, user: str) -> None:
         self._on_change(user, self.charged(user))
@@ -236,7 +235,7 @@ class ShelfStore:
             request=message.request,
             entries=_entries(self._memories(user)),
             charged_bytes=self.charged(user),
-            left_bytes=min(self._left(user)),
+            left_bytes=self._room(user).left,
         )
         return FdReply(listing)
 
@@ -264,13 +263,7 @@ class ShelfStore:
 
     def _check_room(self, user: str, name: str, size: int) -> None:
         older = self._shelves.get(user, {}).get(name)
-        self._room(user).check(
-            name,
-            size,
-            charged=self.charged(user),
-            charged_in_all=self._charged_in_all(),
-            replaced=None if older is None else older.size,
-        )
+        self._room(user).check(name, size, replaced=None if older is None else older.size)
 
     # --- what gateways ask --------------------------------------------------------------------------------------------
 

@@ -37,6 +37,10 @@ if not missing:
         from sharedkernel.protocol import PROTOCOL_VERSION as protocol
     except ImportError:
         stranger = True
+    try:  # earlier versions speak the same protocol, and have their modules elsewhere
+        find_spec("sharedkernel.executor.supervision.warm_parent")
+    except ImportError:
+        protocol = None
 print(json.dumps({"missing": missing, "stranger": stranger, "protocol": protocol, "path": sys.path}))
 """
 

@@ -27,6 +27,7 @@ from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSessi
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
 from sharedkernel.jupyter.names import environment_of, kernel_of
+from sharedkernel.status.refusal_text import explain_session_limit
 
 log = logging.getLogger(__name__)
 
@@ -246,11 +247,7 @@ class SessionStarter:
         """
         allowed = self._rules.quotas.max_sessions(user)
         if allowed is not None and (existing := self._num_of(user) - 1) >= allowed:
-            raise QuotaExceeded(
-                f"{user} may have {allowed} session{'s' * (allowed != 1)} at a time and has {existing}; "
-                "shut down one of them (in the panel Shared GPU, or its notebook's Kernel menu), or ask the admin for "
-                "more."
-            )
+            raise QuotaExceeded(explain_session_limit(user, allowed, existing))
 
     async def _end_detached_beyond_limit(self, user: str) -> None:
         """End detached sessions of *user*, first shut down first, until no more are left than allowed."""

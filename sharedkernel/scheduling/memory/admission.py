@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from sharedkernel.scheduling.memory.demand import MemoryDemand
 from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.memory.offloading import Offloading, can_give_way
-from sharedkernel.scheduling.memory.quota import is_over_quota, left_of_quota, over_quota_by
+from sharedkernel.scheduling.memory.offloading import Offloading, can_be_offloaded
 from sharedkernel.scheduling.memory.refusals import refuse_restore, refuse_wait, refuse_want
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import MemoryTurns, late_at
@@ -134,7 +133,7 @@ class Admission:
 
     def latest_in_the_way(self) -> Session | None:
         """Return the latest queued session that holds memory other queued ones need; None: there is none."""
-        keeping = (session for session in self.waiting.values() if can_give_way(session))
+        keeping = (session for session in self.waiting.values() if can_be_offloaded(session))
         latest = max(keeping, key=_arrival, default=None)
         others = (session for session in self.waiting.values() if session is not latest)
         return latest if any(self.demand.shortfall(session) > 0 for session in others) else None
@@ -285,7 +284,7 @@ class Admission:
 
     def _restore(self, session: Session) -> bool:
         """Charge *session* for its offloaded memory, if there is room."""
-        if over_quota_by(session) > 0 or self.demand.lacks_headroom(session) > 0:
+        if session.over_quota_by > 0 or self.demand.lacks_headroom(session) > 0:
             return False
         if not self.lanes.make_room(session.returning):
             return False
@@ -336,14 +335,14 @@ class Admission:
         if session.is_measured:
             return session.need
         room = self.ledger.room(session.domain)
-        left = left_of_quota(session.user)
+        left = session.user.quota_use.left
         return room if left is None else min(room, left)
 
     # --- what keeps others from being admitted -----------------------------------
 
     def is_attainable(self, session: Session) -> bool:
         """Return whether *session* would fit if every lane were removed, idle lanes' live bytes being parked."""
-        return not is_over_quota(session) and self.demand.shortfall(session) <= 0
+        return not session.is_over_quota and self.demand.shortfall(session) <= 0
 
     def is_due(self, session: Session, now: float) -> bool:
         """Return whether a session has waited long enough to go before others.

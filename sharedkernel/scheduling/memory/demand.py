@@ -1,4 +1,4 @@
-"""The memory that queued sessions wait for: which would fit if others gave way, and by how much the others would not.
+"""The memory that queued sessions wait for: which would fit if others were offloaded, and what the rest lacks.
 
 Three kinds of sessions are in the memory queue, each with a *claim*:
 
@@ -131,7 +131,7 @@ class MemoryDemand:
         room
             Bytes that :meth:`room` returned.
         gone
-            Sessions that are about to move out, and so need no lane.
+            Sessions that are about to be offloaded, and so need no lane.
         """
         is_restoring = session.state is SessionState.RESTORING
         if is_restoring:

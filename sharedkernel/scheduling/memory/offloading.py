@@ -1,4 +1,4 @@
-"""Choose the sessions to offload: idle ones give way to those in the memory queue.
+"""Choose the sessions to offload for those in the memory queue: idle ones first.
 
 An idle session can be asked if it has at least a mebibyte and has not declined since its last cell. It is asked only
 while a queued session lacks memory that no lane could give, or lacks it in the middle of an iteration; only after its
@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
-from sharedkernel.scheduling.memory.quota import is_over_quota, over_quota_by
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, freeable, late_at, may_ask, offloadable_from
 from sharedkernel.scheduling.model.session import Session, User
@@ -144,10 +143,10 @@ class Offloading:
             self.demand.ledger.revision += 1
 
     def _choose(self, queue: list[Session], now: float) -> _Choice:
-        over = [session for session in queue if is_over_quota(session)]
+        over = [session for session in queue if session.is_over_quota]
         choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
         gone = self.turns.leaving.values()
-        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not is_over_quota(session)]
+        wanting = [(session, self.demand.missing(session, gone)) for session in queue if not session.is_over_quota]
         if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
@@ -193,7 +192,7 @@ class Offloading:
         for position, session in enumerate(everybody):
             if session not in in_line:
                 continue
-            waiting = [other for other in everybody[position + 1 :] if can_give_way(other)]
+            waiting = [other for other in everybody[position + 1 :] if can_be_offloaded(other)]
             waiting.sort(key=lambda other: (self.turns.seniority(other, now), other.wait.arrival), reverse=True)
             missing = self.demand.missing(session)
             candidates = [*idle, *(other for other in waiting if not other.offload.is_declined)]
@@ -204,7 +203,7 @@ class Offloading:
     def _for_quota(self, session: Session) -> list[Session]:
         """Return the idle sessions to offload so that *session*'s user stays within the quota."""
         own = [other for other in self.idle.values() if other.user is session.user]
-        missing = over_quota_by(session) - _sum(other for other in own if other.offload.is_asked)
+        missing = session.over_quota_by - _sum(other for other in own if other.offload.is_asked)
         return _first([other for other in own if may_ask(other)], missing)
 
     def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:
@@ -235,7 +234,7 @@ class Offloading:
         return most
 
 
-def can_give_way(session: Session) -> bool:
+def can_be_offloaded(session: Session) -> bool:
     """Return whether *session* waits and has memory that can be offloaded, now or after its cell."""
     may_wait = session.state in (SessionState.WAITING, SessionState.QUEUED) and not session.offload.is_asked
     return may_wait and session.user.offload_after is not None and freeable(session) >= LEAST_OFFLOAD

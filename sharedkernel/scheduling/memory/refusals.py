@@ -7,7 +7,6 @@ from typing import Literal
 
 from sharedkernel.errors import Shortage
 from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.memory.quota import exceeds_quota, over_quota_by
 from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionState
@@ -24,7 +23,7 @@ def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
         The device's.
     """
     need = session.wanted
-    if exceeds_quota(session.user, need):
+    if session.user.quota_use.exceeded_by(max(1, need or 0)):
         return _refuse(session, ledger, "quota")
     if (max(1, session.context) if need is None else need) > _room(session, ledger):
         return _refuse(session, ledger, "no_lane_fits")
@@ -43,7 +42,7 @@ def refuse_restore(session: Session, ledger: Ledger, coming: int) -> Refuse | No
     coming
         Bytes that its user's other sessions can offload.
     """
-    if session.user.quota is not None and over_quota_by(session) > coming:
+    if session.over_quota_by > coming:
         return _refuse(session, ledger, "quota")
     if session.offload.size > _room(session, ledger):
         return _refuse(session, ledger, "no_lane_fits")
@@ -86,13 +85,14 @@ def _refuse(
         purpose, wanted = "growth", session.iteration.growth if reason == "memory" else wanted
     elif session.context and wanted is None:
         purpose, wanted = "context", session.context
+    use = user.quota_use
     shortage = Shortage(
         reason=reason,
         purpose=purpose,
         wanted=wanted,
-        quota=user.quota,
-        sessions=user.persistent - user.shelf,
-        shelf=user.shelf,
+        quota=use.quota,
+        sessions=use.sessions,
+        shelf=use.shelf,
         kept=session.memory.resident,
         room=_room(session, ledger),
         capacity=ledger.capacity,

@@ -11,14 +11,14 @@ The quantum
     moves at once. A cell that was opened recently, or a session that is idle for less than its user's
     `offload_after`, stays a little longer, until the waiting session has waited for a quantum as well.
 
-Who moves out
+Who is evicted
     As few as necessary. First idle sessions that are due for offloading anyway, then the sessions of those users who
     had most memory for the longest time, relative to their share. If all movable sessions were not enough, none moves.
 
 Whose turn is next
     Queued sessions that have waited for `overtake_patience` are served by deadline: their arrival plus a quantum for
     each user's share over their own. Users with equal shares thus come back in the order in which they left. Cells
-    that begin go before those that were moved out in the middle, as short cells do for device time, but delay no
+    that begin go before those that were evicted in the middle, as short cells do for device time, but delay no
     session for more than one quantum. A cell that its user interrupted counts as one that begins: it needs its memory
     only to end. Room that was made for one session is taken by no other.
 
@@ -258,7 +258,7 @@ class MemoryTurns:
         shares = sum(user.share for user in self._users.values() if user.sessions)
         return session.wait.since + quantum * shares / session.user.share
 
-    # --- who moves out -----------------------------------
+    # --- who is evicted -----------------------------------
 
     def coming(self, now: float) -> int:
         """Return the bytes that evicted sessions will free, without those that are late."""

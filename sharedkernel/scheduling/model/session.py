@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
+from sharedkernel.quota_check import QuotaUse
 from sharedkernel.scheduling.model.session_parts import (
     AdmissionWait,
     Cell,
@@ -55,6 +56,11 @@ class User:
     active: dict[SessionId, Session] = field(default_factory=dict)
     #: grants held now
     num_grants: int = 0
+
+    @property
+    def quota_use(self) -> QuotaUse:
+        """The quota, and what counts against it."""
+        return QuotaUse(quota=self.quota, sessions=self.persistent - self.shelf, shelf=self.shelf)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -125,6 +131,18 @@ class Session:
     def returning(self) -> int:
         """Bytes that restoring it needs."""
         return self.offload.size + self.offload.shortfall_bytes
+
+    @property
+    def over_quota_by(self) -> int:
+        """Bytes by which restoring it would exceed its user's quota; 0: it would not."""
+        if self.offload.is_cut_short:  # the middle of a cell is no place to be refused
+            return 0
+        return self.user.quota_use.exceeded_by(self.offload.size)
+
+    @property
+    def is_over_quota(self) -> bool:
+        """Whether it waits to be restored beyond its user's quota."""
+        return self.state is SessionState.RESTORING and self.over_quota_by > 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -98,7 +98,7 @@ class Residence:
     began: float = 0.0
     #: whether it was restored
     is_back: bool = False
-    #: when it was evicted: it moves out at its next boundary; None: it was not
+    #: when it was evicted: it is offloaded at its next boundary; None: it was not
     ending_since: float | None = None
     #: when it is called to its gate by a signal (again), while plain Python runs; infinite: it is not
     call_at: float = math.inf
@@ -109,7 +109,7 @@ class Residence:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the session was evicted and has neither moved out nor declined."""
+        """Whether the session was evicted and has neither been offloaded nor declined."""
         return self.ending_since is not None
 
     def cancel(self) -> None:
@@ -131,9 +131,9 @@ class OffloadState:
     is_cut_short: bool = False
     #: whether its user interrupted that cell: it needs its memory back only to end
     is_interrupted: bool = False
-    #: bytes that it lacked when it gave way; restoring makes room for them as well
+    #: bytes that it lacked then; restoring makes room for them as well
     shortfall_bytes: int = 0
-    #: ephemeral bytes that the rest of its iteration may need, since it gave way in the middle; None: it did not
+    #: ephemeral bytes that the rest of its iteration may need, since it was offloaded in the middle; None: it was not
     remaining_ephemeral: int | None = None
     #: whether it declined to offload since its last cell closed
     is_declined: bool = False

@@ -67,7 +67,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     (_OFFLOADED, OffloadRequested): _OFFLOADED,
     (_IDLE, Offloaded): _OFFLOADED,
     (_OFFLOADED, Offloaded): _OFFLOADED,
-    # It gave way in the middle of its cell, while it waited in the memory queue.
+    # It was offloaded in the middle of its cell, while it waited in the memory queue.
     (_WAITING, Offloaded): _RESTORING,
     # The answer may cross with a cell that opens.
     **{(state, OffloadDeclined): state for state in _RESIDENT},

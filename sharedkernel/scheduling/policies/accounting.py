@@ -10,8 +10,8 @@ been served meanwhile: a session that releases its grant at a boundary and comes
 another one took more than its turns.
 
 A session that was lifted and not served since is *fresh*: policies may serve it at once. Coming back within a quantum
-inside one cell does not make it fresh: a training loop that gives way and comes back at its next device operation would
-otherwise win every tie, and each iteration would switch.
+inside one cell does not make it fresh: a training loop that is preempted and comes back at its next device operation
+would otherwise win every tie, and each iteration would switch.
 """
 
 from __future__ import annotations

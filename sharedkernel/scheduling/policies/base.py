@@ -96,7 +96,7 @@ class Policy(ABC):
         return 1.0
 
     def due_in(self, holder: Session, first: Session) -> float:
-        """Return in how many seconds a holder must give way; 0: now; infinity: not while nothing changes.
+        """Return in how many seconds a holder is to be preempted; 0: now; infinity: not while nothing changes.
 
         Called with service accrued up to now, and again when the time is over.
 

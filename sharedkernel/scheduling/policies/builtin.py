@@ -128,8 +128,8 @@ class Pack(Policy):
 class Priority(Fair):
     """The user's class first, larger before smaller, then `fair` inside the class.
 
-    A holder gives way to a higher class at its next boundary, and to a lower one never (Salus has such a number for
-    each session; here it is the user's, set by an admin).
+    A holder is preempted for a higher class at its next boundary, and for a lower one never (Salus has such a number
+    for each session; here it is the user's, set by an admin).
     """
 
     def user_rank(self, user: User) -> Rank:

@@ -11,8 +11,8 @@ an empirical distribution the maximum is reached at a sample, so the index is th
 a later point of the curve (T(k), C(k)): the service spent on all samples until each has attained the k-th, against how
 many are then done. From its start a job keeps the slope of that curve's least concave majorant, and its corners
 are the ages at which the index drops: the *stages* of the distribution. They are what discretised queues need as
-thresholds: between two corners nothing is gained by giving way to a job of the same age. On heavy tails there are many,
-and serving them in order is least attained service first; where all jobs are alike there is one, and it is FIFO.
+thresholds: between two corners nothing is gained by preemption for a job of the same age. On heavy tails there are
+many, and serving them in order is least attained service first; where all jobs are alike there is one, and it is FIFO.
 
 Not covered: how samples are collected, and who is served (`whole_jobs.py`).
 """

@@ -133,7 +133,7 @@ class Decisions:
         self._actions.append(Offload(session=session.id))
 
     def evict(self, session: Session) -> None:
-        """Tell *session*, whose cell is open, to move out at its next boundary."""
+        """Tell *session*, whose cell is open, to offload its memory at its next boundary."""
         records = self._records
         session.residence.ending_since = records.clock.now
         records.turns.leaving[session.id] = session

@@ -128,7 +128,7 @@ def _is_bearable(session: Session, running: list[Session], config: SchedulerConf
 
 
 def _first_due(holders: list[Session], first: Session, policy: Policy) -> Session:
-    """Return which holder must give way to *first* soonest; of several, the one ranked last."""
+    """Return which holder is to be preempted for *first* soonest; of several, the one ranked last."""
     soonest = min(policy.due_in(holder, first) for holder in holders)
     return max((holder for holder in holders if policy.due_in(holder, first) <= soonest), key=policy.rank)
 

@@ -2,7 +2,7 @@
 
 In this order: lanes whose size has to change; queued sessions that fit; the run queue; then, while the memory queue is
 not empty, what others must give up for it (`memory/reclaim.py`, `memory/offloading.py`). If queued sessions only wait
-for each other, one of them gives way or is refused.
+for each other, one of them is offloaded or refused.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Reconciler:
         return False
 
     def _ask_for_boundaries(self) -> None:
-        """Revoke grants of sessions that cannot move out, whose parked bytes come free at a boundary."""
+        """Revoke grants of sessions that cannot be offloaded, whose parked bytes come free at a boundary."""
         records = self._records
         if not records.policy.is_preemptive or all(map(records.admission.is_attainable, records.admission.queue())):
             return
@@ -188,7 +188,7 @@ class Reconciler:
         return None if latest is None else admission.patience_ends(latest)
 
     def _settled_at(self) -> Iterator[float]:
-        """Yield from when on restored sessions that wait again may give way."""
+        """Yield from when on restored sessions that wait again may be offloaded."""
         records = self._records
         for session in (*records.admission.waiting.values(), *records.queued.values()):
             yield records.turns.settled_at(session)

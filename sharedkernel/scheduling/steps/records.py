@@ -184,7 +184,7 @@ class Records:
         self.admission.enqueue(session)
 
     def cancel_eviction(self, session: Session) -> None:
-        """Withdraw the request that *session* move out."""
+        """Withdraw the eviction of *session*."""
         session.offload.is_asked = False
         session.residence.cancel()
         if self.turns.leaving.pop(session.id, None) is not None:

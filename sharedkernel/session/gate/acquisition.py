@@ -21,6 +21,7 @@ from sharedkernel.session.gate.eviction import SessionEviction
 from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant, LaneAccess, ReleasePoint
 from sharedkernel.session.gate.grant_request import GrantRequest
 from sharedkernel.session.offload.idleness import is_pythons
+from sharedkernel.status.refusal_text import explain_no_pause
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
 
@@ -159,17 +160,24 @@ class Acquisition(GatePart):
         log.info("asks for %s more", format_bytes(growth))
         with signals_held(), self.one_at_a_time():
             if not self.release("yield"):
-                raise torch.OutOfMemoryError(
-                    f"{format_bytes(growth)} more device memory were needed in the middle of an iteration that cannot "
-                    "be interrupted now; nothing was lost: free what you no longer need (`del name`) and run the cell "
-                    "again."
-                )
+                raise torch.OutOfMemoryError(explain_no_pause(growth))
             self._acquire(growth, spare)
         if threading.get_ident() == self._main:
             self._grant.threads.keep()
 
     def release(self, at: ReleasePoint) -> bool:
-        """Release the grant and let the next operation acquire one again; return whether it is released."""
+        """Release the grant and let the next operation acquire one again.
+
+        Parameters
+        ----------
+        at
+            Where it is released: at a "boundary", at the end of a "cell", or in the middle of an iteration ("yield").
+
+        Returns
+        -------
+        bool
+            Whether it is released; not if the lane cannot be handed over.
+        """
         main = threading.get_ident() == self._main
         with signals_held():
             if self.lanes is not None and main and self._grant.is_held and not self.hand_over(self.lanes, at):
@@ -185,7 +193,20 @@ class Acquisition(GatePart):
         return True
 
     def hand_over(self, lanes: LaneAccess, at: ReleasePoint) -> bool:
-        """Hand the lane over; the executor stops nobody who does."""
+        """Hand the lane over; the executor stops nobody who does.
+
+        Parameters
+        ----------
+        lanes
+            The session's.
+        at
+            As in :meth:`release`.
+
+        Returns
+        -------
+        bool
+            Whether the grant may go.
+        """
         self._words[Word.HANDING_OVER] = 1
         try:
             return lanes.hand_over(at)

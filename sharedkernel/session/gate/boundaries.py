@@ -169,7 +169,7 @@ class Boundaries:
     # --- the last resort ----------------------------------------------------------------------------------------------
 
     def turn_changed(self, begins: bool) -> None:
-        """Start to look for boundaries with a grant, or stop with its end."""
+        """Start to look for boundaries if a grant *begins*, or stop with its end."""
         self._ticks = self._quiet_ticks = 0
         self._quiet_turns += begins
         loops.watch(self._loop_passed if begins and self._kind == "loop" else None)

@@ -106,7 +106,7 @@ class Gate(GatePart):
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def enforce(self, observer: GateObserver) -> None:
-        """Put the gate in force: from now on no operation of the main thread passes without a grant."""
+        """Put the gate in force for *observer*: from now on no operation of the main thread passes without a grant."""
         self._observer = observer
         signal.signal(FORCE_SIGNAL, uncompiled(holdable(self._on_force_signal)))
         os.register_at_fork(after_in_child=self._disable_in_child)
@@ -139,7 +139,7 @@ class Gate(GatePart):
         signal.signal(FORCE_SIGNAL, signal.SIG_DFL)
 
     def source_read(self, source: str) -> None:
-        """Record which source the new section runs, by its hash."""
+        """Record which *source* the new section runs, by its hash."""
         self._forecast.source_read(source)
         self._meter.source_read(source)
 
@@ -183,7 +183,7 @@ class Gate(GatePart):
             self.grant.threads.keep()
 
     def on_message(self, message: Any) -> None:
-        """Handle an answer of the executor (on the link's thread)."""
+        """Handle *message*, an answer of the executor (on the link's thread)."""
         if isinstance(message, protocol.Waiting):
             self._notice.update(message)
             return
@@ -321,7 +321,7 @@ class Gate(GatePart):
         self._interception.take_out()
 
     def look_ends(self, onlooker: int) -> None:
-        """Let the mode return when it is needed, unless something else looks on."""
+        """Let the mode return when it is needed, unless something else than *onlooker* looks on."""
         if threading.get_ident() == self._main:
             self._interception.onlookers.discard(onlooker)
             self._interception.firm_onlookers.discard(onlooker)
@@ -348,7 +348,7 @@ class Gate(GatePart):
         self._check_memory(self._meter.memory)
 
     def _come_if_summoned(self) -> None:
-        """Ask for the device although nothing needs it: meanwhile the memory can be moved out for others."""
+        """Ask for the device although nothing needs it: meanwhile the memory can be offloaded for others."""
         is_summoned, self._words[Word.SUMMONED] = self._words[Word.SUMMONED], 0
         if not is_summoned or not self.sections.num_open or self._acquisition.request.is_open:
             return

@@ -76,7 +76,13 @@ class GateObserver(Protocol):
     """Learns what happens at a gate: the session's boundaries."""
 
     def turn_changed(self, begins: bool) -> None:
-        """Handle the begin or the end of a grant (any thread)."""
+        """Handle the begin or the end of a grant (any thread).
+
+        Parameters
+        ----------
+        begins
+            Whether it begins.
+        """
 
     def force_signalled(self) -> None:
         """Handle a force signal that finds the main thread with a grant, between two bytecodes."""
@@ -99,13 +105,30 @@ class LaneAccess(Protocol):
         """Prepare for other code than before."""
 
     def turn_began(self, *, has_lane: bool) -> None:
-        """Take the lane that a grant is for, if there is one."""
+        """Take the lane that a grant is for, if there is one.
+
+        Parameters
+        ----------
+        has_lane
+            Whether there is.
+        """
 
     def boundary_passed(self) -> None:
         """Handle a boundary at which the grant is kept."""
 
     def hand_over(self, at: ReleasePoint) -> bool:
-        """Hand the lane over; return whether the grant may go."""
+        """Hand the lane over.
+
+        Parameters
+        ----------
+        at
+            Where it is released: at a "boundary", at the end of a "cell", or in the middle of an iteration ("yield").
+
+        Returns
+        -------
+        bool
+            Whether the grant may go.
+        """
 
 
 class ThreadBound:
@@ -193,7 +216,18 @@ class HeldGrant(GatePart):
         self._on_turn(True)
 
     def end(self, at: ReleasePoint) -> protocol.GrantReleasedReport:
-        """End it; return what to say of it."""
+        """End it.
+
+        Parameters
+        ----------
+        at
+            Where it is released: at a "boundary", at the end of a "cell", or in the middle of an iteration ("yield").
+
+        Returns
+        -------
+        GrantReleasedReport
+            For the executor.
+        """
         utilisation = self._meter.utilisation()
         live = self._meter.grant_ended(at_boundary=at != "yield")
         self.is_held = False

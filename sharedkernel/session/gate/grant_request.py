@@ -121,7 +121,13 @@ class GrantRequest(GatePart):
                     self._link.send(self._grant.end("boundary"))
 
     def handle(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
-        """Handle the executor's answer (on the link's thread)."""
+        """Handle the executor's answer (on the link's thread).
+
+        Parameters
+        ----------
+        message
+            A grant, a refusal, or that a withdrawal was seen.
+        """
         with self._link.lock:
             granted = isinstance(message, protocol.Granted)
             if not self.is_open:

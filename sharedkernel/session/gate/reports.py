@@ -25,12 +25,24 @@ class IterationReports(GatePart):
         self._mode = mode
 
     def count_cost(self, *, is_known: bool) -> None:
-        """Record what the iteration cost, if its operations were counted."""
+        """Record what the iteration cost, if its operations were counted.
+
+        Parameters
+        ----------
+        is_known
+            Whether it is the boundary that delimits iterations.
+        """
         if self._mode.is_in:
             self._forecast.cost.boundary_passed(is_known=is_known)
 
     def record_progress(self, *, is_known: bool) -> None:
-        """Record how far the cell is."""
+        """Record how far the cell is.
+
+        Parameters
+        ----------
+        is_known
+            As in :meth:`count_cost`; nothing is recorded otherwise.
+        """
         if is_known:
             with signals_held(), self._link.lock:
                 self._forecast.look(self._words[Word.ITERATIONS])
@@ -43,7 +55,13 @@ class IterationReports(GatePart):
                 self._link.send(*(message for message in news if message))
 
     def count(self, iterations: int) -> None:
-        """Record iterations that passed no boundary (main thread)."""
+        """Record iterations that passed no boundary (main thread).
+
+        Parameters
+        ----------
+        iterations
+            Their number.
+        """
         self._words[Word.ITERATIONS] += iterations
         self.record_progress(is_known=True)
         self.send_news()

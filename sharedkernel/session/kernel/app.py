@@ -40,7 +40,7 @@ from sharedkernel.session.kernel.message_log import MessageLog
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
-from sharedkernel.session.memory.quota import ErrorTranslator, Quota
+from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.session.progress.iteration_cost import IterationCostCounter
@@ -102,9 +102,9 @@ class SessionRuntime:
         self._meter = make_meter(page, device_kind, mode)
         self._channel = DescriptorClient(launch.executor_socket)
         self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
-        self._quota = Quota()
+        self._lease = LeaseCheck()
         residency = Residency(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
-        growth = Growth(self._meter, self._quota)
+        growth = Growth(self._meter, self._lease)
         self._forecast = forecast = Forecast(Progress(), IterationCostCounter())
         self._link = Link(launch.executor_socket)
         parts = GateParts(
@@ -118,7 +118,7 @@ class SessionRuntime:
         )
         self._gate = Gate(
             parts,
-            check_memory=self._quota.check,
+            check_memory=self._lease.check,
             why_busy=self._kernel.why_busy,
             concerns=operation_filter(device_kind),
             lanes=self._lanes,
@@ -129,10 +129,10 @@ class SessionRuntime:
         onlookers.install(self._gate)
         forecast.progress.install()
         translator = ErrorTranslator(
-            self._quota,
+            self._lease,
             on_failure=self._gate.allocation_failed,
         )
-        self._kernel.attach(self._gate, self._quota, translator, notice=notice, message_log=message_log)
+        self._kernel.attach(self._gate, self._lease, translator, notice=notice, message_log=message_log)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 
@@ -162,7 +162,7 @@ class SessionRuntime:
         if isinstance(message, protocol.Assign):
             self._loop.add_callback(self._assign, message)
         elif isinstance(message, protocol.Allowance):
-            self._quota.allowance = message
+            self._lease.allowance = message
             self._meter.allow(message)
         elif isinstance(message, protocol.Notice):
             if not current_session.on_answer(message.question, message.text):

@@ -31,7 +31,7 @@ from sharedkernel.session.kernel.message_log import REPLY, REQUEST, MessageLog
 from sharedkernel.session.kernel.reaper import reap_adopted
 from sharedkernel.session.kernel.request_limit import RequestLimit
 from sharedkernel.session.kernel.shell import SessionShell
-from sharedkernel.session.memory.quota import ErrorTranslator, Quota
+from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.source_hash import SourceReader
 from sharedkernel.session.ui.wait_display import WaitNotice
@@ -84,7 +84,7 @@ class GatedKernel(IPythonKernel):
 
     shell_class = Type(SessionShell)
     gate = Instance(Gate, allow_none=True)
-    quota = Instance(Quota, allow_none=True)
+    lease = Instance(LeaseCheck, allow_none=True)
     #: shows why cells wait
     notice = Instance(WaitNotice, allow_none=True)
     #: has what gateways may have missed
@@ -105,23 +105,23 @@ class GatedKernel(IPythonKernel):
             self.debugger.kernel_modules = imported_files
 
     def attach(
-        self, gate: Gate, quota: Quota, translator: ErrorTranslator, *, notice: WaitNotice, message_log: MessageLog
+        self, gate: Gate, lease: LeaseCheck, translator: ErrorTranslator, *, notice: WaitNotice, message_log: MessageLog
     ) -> None:
         """Run all user code behind the gate from now on.
 
         Parameters
         ----------
-        gate, quota
+        gate, lease
             The session's.
         translator
             Translates the errors of user code.
         notice
             Shows why cells wait.
-        outbox
+        message_log
             Has the messages that gateways may have missed.
         """
         assert isinstance(self.shell, SessionShell)
-        self.gate, self.quota, self.notice, self.message_log = gate, quota, notice, message_log
+        self.gate, self.lease, self.notice, self.message_log = gate, lease, notice, message_log
         self.shell.translator = translator
         # The source as it was written, before anything is put into it.
         self.shell.ast_transformers += [SourceReader(gate.source_read), LoopReporter()]
@@ -293,9 +293,9 @@ class GatedKernel(IPythonKernel):
             section.close()
             reap_adopted()
         if reply["status"] == "ok":
-            assert self.quota is not None
+            assert self.lease is not None
             try:
-                self.quota.check_growth(used_before, self.gate.used_bytes)
+                self.lease.check_growth(used_before, self.gate.used_bytes)
             except torch.OutOfMemoryError as error:
                 return self._fail(reply, error)
         return reply

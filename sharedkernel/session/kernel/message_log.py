@@ -84,7 +84,15 @@ class MessageLog:
             stream.send_multipart = self._keeping(channel, stream.send_multipart)
 
     def keep(self, channel: str, frames: Sequence[Any]) -> None:
-        """Keep a message; the oldest ones give way to it."""
+        """Keep a message; the oldest ones are dropped for it.
+
+        Parameters
+        ----------
+        channel
+            Jupyter's channel that it is sent on.
+        frames
+            Its parts, as they are sent.
+        """
         sizes = [memoryview(frame).nbytes for frame in frames]
         head = struct.pack(f"{_HEAD}{len(frames)}I", _CHANNELS.index(channel), len(frames), *sizes)
         data = b"".join([head, *frames])
@@ -200,7 +208,18 @@ def _author(message: str) -> str:
 
 
 def message_id(frames: Sequence[bytes]) -> str | None:
-    """Return the id of a message with signature and identities; None if it has none."""
+    """Return the id of a message.
+
+    Parameters
+    ----------
+    frames
+        Its parts, with signature and identities.
+
+    Returns
+    -------
+    str | None
+        None if it has none.
+    """
     try:
         header = json.loads(frames[list(frames).index(DELIM) + 2])
     except (ValueError, IndexError):

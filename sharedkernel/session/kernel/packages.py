@@ -46,7 +46,13 @@ _environment = ""
 
 
 def use_environment(name: str) -> None:
-    """Say in which environment this session runs, and activate what the user has installed beside it."""
+    """Say in which environment this session runs, and activate what the user has installed beside it.
+
+    Parameters
+    ----------
+    name
+        Of the environment; empty: the executor's own.
+    """
     global _environment
     _environment = name
     try:

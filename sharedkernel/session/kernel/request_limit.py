@@ -56,7 +56,7 @@ class RequestLimit:
             return True
 
     def take(self, frames: Sequence[Any]) -> None:
-        """Record that a message is being handled."""
+        """Record that the message of these *frames* is being handled."""
         with self._lock:
             self._take(_key(frames))
 

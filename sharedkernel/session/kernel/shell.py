@@ -13,7 +13,7 @@ from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.session.kernel.magics import SharedMagics
 from sharedkernel.session.kernel.packages import PackageMagics
 from sharedkernel.session.memory.host_meter import unlimited_rlimit
-from sharedkernel.session.memory.quota import ErrorTranslator
+from sharedkernel.session.memory.lease_check import ErrorTranslator
 
 
 @named_as(ZMQInteractiveShell)

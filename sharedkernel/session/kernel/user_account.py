@@ -85,7 +85,7 @@ def _move_user_site(old: str) -> None:
 
 
 def open_profile(app: IPKernelApp) -> None:
-    """Give a kernel the user's own IPython profile: history and startup files."""
+    """Give the kernel of *app* the user's own IPython profile: history and startup files."""
     app.ipython_dir = get_ipython_dir()
     app.profile_dir = ProfileDir.create_profile_dir_by_name(app.ipython_dir, "default")
     shell = app.shell
@@ -97,7 +97,7 @@ def open_profile(app: IPKernelApp) -> None:
 
 
 def keep_no_history(app: IPKernelApp) -> None:
-    """Open no history while it is not known whose it would be."""
+    """Open no history in *app* while it is not known whose it would be."""
     app.config.HistoryManager.enabled = False
 
 

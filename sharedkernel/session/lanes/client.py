@@ -8,7 +8,7 @@ be, torch's memory is its own as before; the executor is told why, and shows it 
 A turn is without a lane while threads of the user's are alive: they may use the device at any moment, also in somebody
 else's turn. If they appear in the middle of a turn, the lane stays this session's until they are gone.
 
-All calls but :meth:`LaneClient.section_began` come from the main thread, with its signals held. Not yet run on a GPU.
+All calls but :meth:`LaneClient.section_began` come from the main thread, with its signals held.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ unused of it goes back when the grant does. Once the lane has failed this sessio
 
 The limit on a session is checked when torch's allocator asks for more pages: torch's own figures count a lane's memory
 once for each pool over it. What has to be moved out of a lane is always given, since it is the user's; they are told
-right after if it is too much. Not yet run on a GPU.
+right after if it is too much.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.backing_store import HostBackingStore
 from sharedkernel.device_memory.errors import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.offload import ArenaOffload
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.session.memory.cuda_meter import PageBytes
+from sharedkernel.status.refusal_text import explain_private_memory
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 from sharedkernel.system.interrupt_safe_event import wait_for
-from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +63,35 @@ class Channel(Protocol):
         """Return a number for a request."""
 
     def request(self, message: Any) -> tuple[Any, Sequence[OpenFile]]:
-        """Return the answer and what came with it; raises SharedKernelError."""
+        """Send a request and wait for its answer.
+
+        Parameters
+        ----------
+        message
+            The request.
+
+        Returns
+        -------
+        tuple
+            The answer, and the descriptors that came with it.
+
+        Raises
+        ------
+        SharedKernelError
+            When the executor refuses or cannot be reached.
+        """
 
     def start(self, message: Any) -> Future[Any]:
-        """Begin a request; the answer comes in time, heeded or not."""
+        """Begin a request; the answer comes in time, heeded or not.
+
+        Parameters
+        ----------
+        message
+            The request.
+        """
 
     def tell(self, message: Any) -> None:
-        """Send, and ignore the answer."""
+        """Send *message*, and ignore the answer."""
 
 
 class ExecutorSupplier:
@@ -81,7 +102,7 @@ class ExecutorSupplier:
     channel
         To the executor.
     check_limit
-        Called with the bytes that torch is to get in the middle of a cell; raises Refused if they are too many.
+        Called with the bytes that torch is to get in the middle of a cell; raises QuotaExceeded if they are too many.
     """
 
     def __init__(self, channel: Channel, check_limit: Callable[[int], None] = lambda size: None) -> None:
@@ -123,7 +144,7 @@ class ExecutorSupplier:
         return given
 
     def lane_units(self, units: Sequence[int]) -> list[GivenUnit]:
-        """Return units of the lane that was taken."""
+        """Return *units* of the lane that was taken, by their numbers."""
         given: list[GivenUnit] = []
         try:
             for part in _parts(units):
@@ -143,7 +164,7 @@ class ExecutorSupplier:
             self._channel.request(protocol.KeepUnits(request=self._channel.number(), units=list(units)))
 
     def release_units(self, units: Sequence[int]) -> None:
-        """Notify the executor that this process has released these units."""
+        """Notify the executor that this process has released *units*, by their numbers."""
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
 
@@ -238,22 +259,18 @@ class CudaMemory:
 
         Raises
         ------
-        Refused
+        QuotaExceeded
             With the figures.
         """
         if self.limit_bytes is not None and self.private_bytes + size > self.limit_bytes:
-            raise Refused(
-                f"{format_bytes(size)} more than {format_bytes(self.private_bytes)} are more than the "
-                f"{format_bytes(self.limit_bytes)} that this session may have.",
-                reason="quota",
-            )
+            raise QuotaExceeded(explain_private_memory(size, self.private_bytes, self.limit_bytes))
 
     # --- going away and coming back ---------------------------------------------------------------------------------
 
     def prepare_offload(self) -> ArenaOffload:
         """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
         self._leave()
-        return self._memory.prepare_offload(HostBackingStore)
+        return self._memory.prepare_offload()
 
     def restore(self) -> None:
         """Bring everything back.

@@ -12,7 +12,7 @@ tensors is freed then as well: the others were promised it.
 
 Where they are shared (:meth:`CudaMeter.count_pages`), it is pages that count: persistent is what is private to the
 session by page, and what torch has from elsewhere (for CUDA graphs, and pools of the user's); the limit is where the
-pages come from. Not yet run on a GPU.
+pages come from.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ returns (:meth:`Growth.wants_guard`), mostly before an allocation fails.
   grant. A refusal is the user's `torch.OutOfMemoryError`, with the executor's figures.
 
 Nothing is asked for that the user's quota or the device's size cannot give: that stays an error at once
-(:mod:`.quota`).
+(:mod:`.lease_check`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.session.memory.host_meter import limit_headroom
+from sharedkernel.session.memory.lease_check import LeaseCheck, most_allowed
 from sharedkernel.session.memory.meters import Meter
-from sharedkernel.session.memory.quota import Quota, most_allowed
 from sharedkernel.units import format_bytes
 
 #: growth is asked for in multiples of this, in bytes
@@ -50,13 +50,13 @@ class Growth:
 
     Parameters
     ----------
-    meter, quota
+    meter, lease
         What it uses, and what it may.
     """
 
-    def __init__(self, meter: Meter, quota: Quota) -> None:
+    def __init__(self, meter: Meter, lease: LeaseCheck) -> None:
         self._meter = meter
-        self._quota = quota
+        self._lease = lease
         self._next_look = 0.0
         #: bytes in use below which headroom is not asked for again
         self._content_until = 0
@@ -102,10 +102,10 @@ class Growth:
     @property
     def is_lease_exceeded(self) -> bool:
         """Whether more is in use at a boundary than was leased."""
-        return self._quota.is_lease_exceeded(self._meter.memory)
+        return self._lease.is_lease_exceeded(self._meter.memory)
 
     def _is_scarce(self, used: int) -> bool:
-        allowance = self._quota.allowance
+        allowance = self._lease.allowance
         if allowance is None:
             return False
         left = _left(allowance, used) - (self._meter.memory.ephemeral or 0)
@@ -137,11 +137,11 @@ class Growth:
     @property
     def is_crowded(self) -> bool:
         """Whether less than half of what the session could ever have is left to it."""
-        allowance, used = self._quota.allowance, self._meter.used_bytes
+        allowance, used = self._lease.allowance, self._meter.used_bytes
         return allowance is not None and 2 * _left(allowance, used) < _room(allowance, 0)
 
     def _has_ample_room(self) -> bool:
-        allowance, used = self._quota.allowance, self._meter.used_bytes
+        allowance, used = self._lease.allowance, self._meter.used_bytes
         if allowance is None:
             return True
         left = _left(allowance, used)
@@ -156,7 +156,7 @@ class Growth:
 
         It does where memory gets scarce before the need is known, or where more is used than was ever needed before.
         """
-        allowance = self._quota.allowance
+        allowance = self._lease.allowance
         if allowance is None or used < self._calm_until:
             return False
         left = allowance.limit_bytes - used
@@ -175,7 +175,7 @@ class Growth:
     @property
     def figures(self) -> str:
         """The figures that decisions are made with, for the log."""
-        allowance, memory, used = self._quota.allowance, self._meter.memory, self._meter.used_bytes
+        allowance, memory, used = self._lease.allowance, self._meter.memory, self._meter.used_bytes
         if allowance is None:
             return "no limit is known"
         return (
@@ -192,10 +192,10 @@ class Growth:
         -------
         Whether the next run of *source* asks for that much with its first grant: others may give it by then.
         """
-        allowance = self._quota.allowance
+        allowance = self._lease.allowance
         if allowance is None or source is None:
             return False
-        needed = _in_steps((self._quota.asked_bytes(error) or STEP) + MARGIN)
+        needed = _in_steps((self._lease.asked_bytes(error) or STEP) + MARGIN)
         is_possible = needed <= _room(allowance, self._meter.used_bytes)
         self._missed, self._missed_by = needed if is_possible else 0, source
         return is_possible
@@ -217,7 +217,7 @@ class Growth:
         if now < self._next_look:
             return 0
         self._next_look = now + LOOK_INTERVAL
-        allowance = self._quota.allowance
+        allowance = self._lease.allowance
         if allowance is None:
             return 0
         used = self._meter.used_bytes
@@ -232,12 +232,12 @@ class Growth:
         return growth
 
     def after_failure(self, operation: Any, error: BaseException) -> int:
-        """Return how many bytes to ask for so that *operation* can be done again; 0: it cannot."""
+        """Return how many bytes to ask for so that *operation* can be done again after *error*; 0: it cannot."""
         schema = getattr(operation, "_schema", None)
-        allowance = self._quota.allowance
-        if allowance is None or schema is None or schema.is_mutable or not self._quota.is_allocation_failure(error):
+        allowance = self._lease.allowance
+        if allowance is None or schema is None or schema.is_mutable or not self._lease.is_allocation_failure(error):
             return 0
-        needed = self._quota.asked_bytes(error) or STEP
+        needed = self._lease.asked_bytes(error) or STEP
         room = _room(allowance, self._meter.used_bytes)
         return min(_in_steps(needed + MARGIN), room) if needed <= room else 0
 

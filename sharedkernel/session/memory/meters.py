@@ -41,7 +41,13 @@ class Meter(Protocol):
         """Return what a limit on this process's private memory must allow besides tensors (host device)."""
 
     def allow(self, allowance: Allowance) -> None:
-        """Apply the limits of the session's memory (any thread)."""
+        """Apply the limits of the session's memory (any thread).
+
+        Parameters
+        ----------
+        allowance
+            The limits, in bytes.
+        """
 
     def device_acquired(self) -> None:
         """Prepare for an operation of the calling thread, which has acquired the device."""
@@ -50,7 +56,18 @@ class Meter(Protocol):
         """Start to look for the peak."""
 
     def grant_ended(self, *, at_boundary: bool) -> int:
-        """Wait until nothing runs on the device; return the live bytes beyond persistent, at a boundary 0."""
+        """Wait until nothing runs on the device, and measure.
+
+        Parameters
+        ----------
+        at_boundary
+            Whether the grant ended at a boundary or the end of a cell, where nothing of an iteration is live.
+
+        Returns
+        -------
+        int
+            Live bytes beyond persistent memory; at a boundary 0.
+        """
 
     def boundary_measured(self) -> None:
         """Measure at a boundary, with the grant kept."""
@@ -59,7 +76,7 @@ class Meter(Protocol):
         """Sample closely again: other code may run now."""
 
     def source_read(self, source: str) -> None:
-        """Record which source runs now, by its hash."""
+        """Record which *source* runs now, by its hash."""
 
     def forget_peak(self) -> bool:
         """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything.

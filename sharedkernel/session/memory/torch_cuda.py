@@ -2,7 +2,7 @@
 
 A session sees one GPU, as ``cuda:0``. Before its user's code first uses it there is no context, and all figures here
 are 0: asking must not make one. Peaks are taken again and again, each for one iteration, while `torch.cuda`'s own
-functions go on to show the user the peak since *their* last reset. Not yet run on a GPU.
+functions go on to show the user the peak since *their* last reset.
 
 In plain mode only public functions of torch are called.
 """

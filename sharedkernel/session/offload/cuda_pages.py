@@ -2,7 +2,7 @@
 
 Pages go and come at unchanged addresses (:mod:`sharedkernel.device_memory.offload`): no tensor has to be found, views,
 graphs and saved tensors notice nothing, and CUDA graphs that remember addresses stay right. What torch has from
-elsewhere stays: the memory of CUDA graphs themselves, and of pools of the user's. Not yet run on a GPU.
+elsewhere stays: the memory of CUDA graphs themselves, and of pools of the user's.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def user_threads() -> list[str]:
 
 
 def is_pythons(ident: int) -> bool:
-    """Return whether Python started a thread, rather than a library such as torch for backward."""
+    """Return whether Python started the thread *ident*, rather than a library such as torch for backward."""
     thread = threading._active.get(ident)  # type: ignore[attr-defined]
     return thread is not None and not isinstance(thread, threading._DummyThread)
 

@@ -65,7 +65,7 @@ class Survey:
         return sum(region.size for region in self.regions)
 
     def keep(self, reason: str, size: int) -> None:
-        """Count *size* bytes that stay."""
+        """Count *size* bytes that stay, for *reason*."""
         if size:
             self.kept[reason] = self.kept.get(reason, 0) + size
 

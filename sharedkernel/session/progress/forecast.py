@@ -72,7 +72,7 @@ class Forecast:
         self._told, self._told_at = protocol.Foreseen(), 0
 
     def source_read(self, source: str) -> None:
-        """Record the source that runs; sources that it runs itself (as `%%time` does) belong to it."""
+        """Record the *source* that runs; sources that it runs itself (as `%%time` does) belong to it."""
         if self._source is None:
             self._source = source
             self.cost.source_read(source)
@@ -119,7 +119,7 @@ class Forecast:
             self._held_since = (at, iterations)
 
     def news(self, iterations: int) -> protocol.Foreseen | None:
-        """Return what the executor should be told by now, if anything."""
+        """Return what the executor should be told by now, if anything, after so many *iterations* of the session."""
         told, cost = self._told, self.cost.cost if self._seconds is not None else None
         foreseen = protocol.Foreseen(
             source=self._source,

@@ -56,7 +56,7 @@ class IterationCostCounter:
         self._passes = 0
 
     def source_read(self, source: str) -> None:
-        """Record the running section's source; earlier counts of the same source stay valid."""
+        """Record the running section's *source*; earlier counts of the same source stay valid."""
         self._source = source
         self.cost = self._known.get(source)
 
@@ -89,7 +89,15 @@ class IterationCostCounter:
         self._is_counting = False
 
     def count(self, operation: Any, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
-        """Count *operation*, which has just run, if an iteration is counted."""
+        """Count an operation that has just run, if an iteration is counted.
+
+        Parameters
+        ----------
+        operation
+            What torch dispatched.
+        args, keywords, result
+            Its arguments, and what it returned.
+        """
         if not self._is_counting:
             return
         self._operations += 1

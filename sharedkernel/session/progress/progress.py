@@ -84,13 +84,21 @@ class Progress:
         self._counted.clear()
 
     def say(self, place: Hashable, total: int) -> Counter:
-        """Return a counter for a loop that counts by itself, until :meth:`unsay`."""
+        """Return a counter for a loop that counts by itself, until :meth:`unsay`.
+
+        Parameters
+        ----------
+        place
+            What identifies the loop.
+        total
+            Its number of iterations.
+        """
         counter = Counter(place, time.time(), total, 0)
         self._said.append(counter)
         return counter
 
     def unsay(self, counter: Counter) -> None:
-        """Remove the counter of a loop that has ended."""
+        """Remove the *counter* of a loop that has ended."""
         with contextlib.suppress(ValueError):  # its section is over
             self._said.remove(counter)
 

@@ -47,23 +47,43 @@ class WaitDisplay(Protocol):
         """Record that a wait begins, before the executor has sent anything about it."""
 
     def show(self, *, has_executor: bool = True) -> None:
-        """Show the line in the cell that runs in this thread, if that has no output yet."""
+        """Show the line in the cell that runs in this thread, if that has no output yet.
+
+        Parameters
+        ----------
+        has_executor
+            Whether there is an executor to wait for.
+        """
 
     def update(self, message: protocol.Waiting) -> None:
-        """Change what it says (any thread)."""
+        """Change what it says to the executor's *message* (any thread)."""
 
     def refresh(self, *, has_executor: bool = True) -> None:
-        """Move its bar on with the time, and say whether there is an executor to wait for, if it is shown."""
+        """Move its bar on with the time, if it is shown.
+
+        Parameters
+        ----------
+        has_executor
+            As in :meth:`show`; the line says so if there is none.
+        """
 
     def show_restored(self, done: int, total: int) -> None:
-        """Show how many bytes are back, of all there are."""
+        """Show that *done* of *total* bytes are back."""
 
     def end(self) -> None:
         """Remove it, if shown."""
 
 
 def show_sentence(kernel: Any, text: str) -> None:
-    """Show what the executor has to say to the user, below the cell that runs or ran last (any thread)."""
+    """Show what the executor has to say to the user, below the cell that runs or ran last (any thread).
+
+    Parameters
+    ----------
+    kernel
+        The session's.
+    text
+        One sentence.
+    """
     content = {"name": "stderr", "text": f"⚠ {text}\n"}
     topic = f"kernel.{kernel.ident}.stream".encode()
     kernel.session.send(kernel.iopub_socket, "stream", content, parent=kernel.get_parent("shell"), ident=topic)
@@ -160,24 +180,24 @@ class WaitNotice:
             self._wait = Wait(time.monotonic())
 
     def show(self, *, has_executor: bool = True) -> None:
-        """Show the line in the cell that runs in this thread, if that has no output yet."""
+        """See :class:`WaitDisplay`."""
         with self._lock:
             self._show(self._wait.line(time.monotonic(), has_executor=has_executor))
 
     def update(self, message: protocol.Waiting) -> None:
-        """Change the line, if it is shown; else keep it for the moment it is (any thread)."""
+        """See :class:`WaitDisplay`; what is not shown yet is kept for the moment it is."""
         with self._lock:
             now = time.monotonic()
             self._wait.take(message, now)
             self._change(self._wait.line(now))
 
     def refresh(self, *, has_executor: bool = True) -> None:
-        """Move its bar on with the time, and say whether there is an executor to wait for, if it is shown."""
+        """See :class:`WaitDisplay`."""
         with self._lock:
             self._change(self._wait.line(time.monotonic(), has_executor=has_executor))
 
     def show_restored(self, done: int, total: int) -> None:
-        """Show how many bytes are back, of all there are."""
+        """See :class:`WaitDisplay`."""
         with self._lock:
             self._show(restore_line(done, total))
 
@@ -230,7 +250,7 @@ class RestoreProgress:
         self._next = time.monotonic() + (0.0 if notice.is_shown else NOTICE_AFTER)
 
     def tell(self, done: int, total: int) -> None:
-        """Show how many bytes of how many are back, unless that was shown a moment ago."""
+        """Show that *done* of *total* bytes are back, unless that was shown a moment ago."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + REFRESH_INTERVAL

@@ -71,7 +71,15 @@ class Wait:
         self._fraction = 0.0
 
     def take(self, message: protocol.Waiting, now: float) -> None:
-        """Take in what the executor says of it."""
+        """Take in what the executor says of it.
+
+        Parameters
+        ----------
+        message
+            The executor's.
+        now
+            Seconds on the clock of :meth:`line`.
+        """
         before = self._latest.position if self._latest is not None else None
         if before is not None and message.position is not None and message.position > before:
             self._fraction = 0.0
@@ -79,7 +87,15 @@ class Wait:
         self._from_place = max(self._from_place, message.position or 0)
 
     def line(self, now: float, *, has_executor: bool = True) -> WaitLine:
-        """Return what to show of it."""
+        """Return what to show of it.
+
+        Parameters
+        ----------
+        now
+            Seconds.
+        has_executor
+            Whether there is an executor to wait for.
+        """
         if not has_executor:
             return WaitLine(
                 sentence="Waiting: the executor, which shares the device, is away; this cell goes on when it is back."

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import HostBackingStore
+from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.errors import (
@@ -67,7 +67,7 @@ def test_a_session_maps_copies_and_comes_back(cuda):
     arena.scrub_lane(9)
     assert tensor_at(slot.address, slot.size).eq(5).all()
     cuda.context = 0
-    backing = HostBackingStore(2 * MIB)
+    backing = BackingStore(2 * MIB)
     offload(arena, LiveRanges([(slot.address, 1)]), backing)
     assert slot.state is SlotState.AWAY
     restore(arena, supplier.private_units(sizes_away(arena), mid_iteration=False), backing)

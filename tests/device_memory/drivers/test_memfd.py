@@ -7,8 +7,8 @@ import os
 import pytest
 
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.support import open_descriptors, tensor_at
 
 UNIT = 2 * MIB

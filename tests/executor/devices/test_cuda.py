@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import ConfigError, Refused, SharedKernelError
@@ -25,6 +24,7 @@ from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, Verdict, judge
 from sharedkernel.selftest.trust import Identity
 from sharedkernel.system.nvml import Gpu, GpuFacts
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
 from tests.executor.devices.support import GIB, Recorder, make_process
 from tests.executor.harness import until

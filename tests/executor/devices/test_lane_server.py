@@ -9,10 +9,10 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.memfd import MemfdDriver
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import Refused
 from sharedkernel.executor.devices.lane_server import LaneServer
+from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.executor.devices.support import make_process
 
 

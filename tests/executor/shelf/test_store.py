@@ -23,12 +23,14 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, ShelfStore
+from sharedkernel.executor.shelf.room import Room
+from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, ShelfStore
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET
+from sharedkernel.quota_check import QuotaUse
 from tests.executor.harness import until
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -49,7 +51,8 @@ class Desk:
 
     def __init__(self, **room: int) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
-        self.room = Room(**{"quota": 10 * PAGE, "sessions": 0, "device": 100 * PAGE, **room})
+        #: ada's quota, what her sessions have of it, and what all sessions leave of the device
+        self.figures = {"quota": 10 * PAGE, "sessions": 0, "device": 100 * PAGE, **room}
         self.session: SessionHandle | None = None
         #: what the scheduler would be told
         self.changes: list[tuple[str, int]] = []
@@ -90,7 +93,7 @@ class Desk:
         """Be a new executor: take over what the keeper has."""
         self._to_keeper = self.to_keeper()
         self.shelves = ShelfStore(
-            self._to_keeper.send, lambda user: self.room, lambda user, size: self.changes.append((user, size))
+            self._to_keeper.send, self._room, lambda user, size: self.changes.append((user, size))
         )
         self._to_keeper.send(protocol.GetAll())
         while isinstance((answer := self._to_keeper.receive())[0], protocol.Kept):
@@ -103,6 +106,10 @@ class Desk:
             self.shelves.forget_reservations,
         )
         self.channel.start()
+
+    def _room(self, user: str, shelf: int, shelves: int) -> Room:
+        use = QuotaUse(quota=self.figures["quota"], sessions=self.figures["sessions"], shelf=shelf)
+        return Room(use=use, device_left=max(0, self.figures["device"] - shelves))
 
     def to_keeper(self) -> PacketSocket:
         """Connect to the keeper."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from sharedkernel.scheduling.model.actions import CreateLane, ForceYield, Grant, Refuse, RemoveLane, ResizeLane, Revoke
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Notebook, endless, run
 

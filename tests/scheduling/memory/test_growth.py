@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.actions import Action, Grant, Offload, Refuse, RemoveLane, Restore, Revoke
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook
 

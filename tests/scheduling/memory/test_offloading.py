@@ -16,7 +16,7 @@ from sharedkernel.scheduling.model.actions import (
     Restore,
     Revoke,
 )
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Notebook, run
 

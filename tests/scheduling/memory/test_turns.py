@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke, Summon
-from sharedkernel.status.refusals import explain_shortage
+from sharedkernel.status.refusal_text import explain_shortage
 from tests.scheduling.desk import Desk
 
 MIB = 1 << 20
@@ -133,7 +133,7 @@ def test_one_that_cannot_move_is_passed_over(sched: Desk) -> None:
 
 
 def test_one_that_never_comes_is_not_counted_on(sched: Desk) -> None:
-    """After some seconds another is told to move out as well."""
+    """After some seconds another is evicted as well."""
     for name in ("bob", "cleo"):
         sched.start(name)
         sched.open(name)

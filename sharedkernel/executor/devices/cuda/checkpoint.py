@@ -6,7 +6,6 @@ for good reasons: it needs driver 570, waits for all submitted work, refuses pro
 others before driver 610, and an error may leave the process unusable, which is then said.
 
 The order is the driver's: *running*, lock, *locked*, checkpoint, *checkpointed*, and back by restore and unlock.
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ other libraries take, and who computes without a grant, is watched from outside 
 
 Whose sessions may share a lane's bytes is `lane_sharing`: memory that is mapped stays readable to who has it mapped,
 so lanes are shared among one user's sessions, one group's, or all. Where the driver can share memory at all, the
-executor owns every byte that sessions have on the device (`lane_server.py`). Not yet run on a GPU.
+executor owns every byte that sessions have on the device (`lane_server.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota import quota_of
+from sharedkernel.executor.processes.quota_use import quota_of
 from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word

@@ -1,8 +1,7 @@
 """An NVIDIA GPU by name: what can be served of it, and what has to be there for it.
 
 The executor makes no CUDA context: what it knows of the GPU comes from NVML, and what sessions will import it asks of
-the packages, without importing them. What is wrong is said in one sentence, before anything is started. Not yet run on
-a GPU.
+the packages, without importing them. What is wrong is said in one sentence, before anything is started.
 """
 
 from __future__ import annotations

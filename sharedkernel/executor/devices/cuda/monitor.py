@@ -1,6 +1,6 @@
 """Watch one GPU from outside: how busy it is, who holds what of it, and whether it is still there.
 
-A GPU that stops answering is looked for anew; sessions stay as they are, and `lost` says so. Not yet run on a GPU.
+A GPU that stops answering is looked for anew; sessions stay as they are, and `lost` says so.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ asked for, and one server never serves more than one trust domain.
 The control daemon lives in a private directory of the runtime directory and outlives an executor whose sessions run
 on, since they are its clients: the next executor finds it answering and keeps it. What is set per client (memory, part
 of the processors) is read when a CUDA context is made, so a change holds from a session's next start.
-
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -6,69 +6,69 @@ import pytest
 import torch
 
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.memory.quota import ErrorTranslator, Quota
+from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 
 GIB = 1 << 30
 
 
 @pytest.fixture
-def quota() -> Quota:
-    quota = Quota()
-    quota.allowance = Allowance(
+def lease() -> LeaseCheck:
+    lease = LeaseCheck()
+    lease.allowance = Allowance(
         limit_bytes=GIB, quota_bytes=2 * GIB, others_bytes=GIB, capacity_bytes=8 * GIB, holders=(("ada", 3 * GIB),)
     )
-    return quota
+    return lease
 
 
-def test_within_the_allowance_nothing_happens(quota: Quota) -> None:
+def test_within_the_allowance_nothing_happens(lease: LeaseCheck) -> None:
     """A session that uses less than it may is left alone."""
-    quota.check(Memory(persistent=GIB))
+    lease.check(Memory(persistent=GIB))
 
 
-def test_beyond_the_allowance_the_error_has_all_figures(quota: Quota) -> None:
+def test_beyond_the_allowance_the_error_has_all_figures(lease: LeaseCheck) -> None:
     """Used, allowed, quota, other sessions, capacity and who else holds most are named."""
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        quota.check(Memory(persistent=GIB + GIB // 2))
+        lease.check(Memory(persistent=GIB + GIB // 2))
     for figure in ("1.5 GiB", "1.0 GiB", "2.0 GiB", "8.0 GiB", "(ada 3.0 GiB)"):
         assert figure in str(caught.value)
 
 
-def test_a_real_failed_allocation_is_translated(quota: Quota) -> None:
+def test_a_real_failed_allocation_is_translated(lease: LeaseCheck) -> None:
     """What torch's own allocator raises becomes the quota's error, with the original as its context."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    translated = ErrorTranslator(quota).translate(caught.value)
+    translated = ErrorTranslator(lease).translate(caught.value)
     assert isinstance(translated, torch.OutOfMemoryError)
     assert translated.__context__ is caught.value
     assert "your quota is 2.0 GiB" in str(translated)
     assert str(1 << 60) in str(translated)
 
 
-def test_other_errors_pass_unchanged(quota: Quota) -> None:
+def test_other_errors_pass_unchanged(lease: LeaseCheck) -> None:
     """An error that is not about memory stays what it is."""
     error = RuntimeError("shapes do not match")
-    assert ErrorTranslator(quota).translate(error) is error
+    assert ErrorTranslator(lease).translate(error) is error
 
 
-def test_a_gpus_failed_allocation_gets_the_figures_too(quota: Quota) -> None:
+def test_a_gpus_failed_allocation_gets_the_figures_too(lease: LeaseCheck) -> None:
     """Torch's own sentence about the whole GPU tells its user little; what they asked for stays in it."""
     error = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 0 has a total capacity of 139.80 GiB of which 1.06 GiB "
         "is free. 2.00 GiB allowed; Of the allocated memory 1.90 GiB is allocated by PyTorch."
     )
-    assert quota.is_allocation_failure(error)
-    assert quota.asked_bytes(error) == int(20.5 * (1 << 20))
-    translated = ErrorTranslator(quota).translate(error)
+    assert lease.is_allocation_failure(error)
+    assert lease.asked_bytes(error) == int(20.5 * (1 << 20))
+    translated = ErrorTranslator(lease).translate(error)
     assert translated is not error
     assert "Tried to allocate 20.50 MiB" in str(translated)
     assert "your quota is 2.0 GiB" in str(translated)
-    assert ErrorTranslator(quota).translate(translated) is translated
+    assert ErrorTranslator(lease).translate(translated) is translated
 
 
-def test_a_cell_is_blamed_for_what_it_added_only(quota: Quota) -> None:
+def test_a_cell_is_blamed_for_what_it_added_only(lease: LeaseCheck) -> None:
     """One that leaves too much fails, unless there was as much before it."""
-    quota.check_growth(0, GIB)
+    lease.check_growth(0, GIB)
     with pytest.raises(torch.OutOfMemoryError, match=r"the session uses 1\.5 GiB"):
-        quota.check_growth(GIB, GIB + GIB // 2)
-    quota.check_growth(2 * GIB, 2 * GIB + 4096)
-    quota.check_growth(3 * GIB, 2 * GIB)
+        lease.check_growth(GIB, GIB + GIB // 2)
+    lease.check_growth(2 * GIB, 2 * GIB + 4096)
+    lease.check_growth(3 * GIB, 2 * GIB)

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from sharedkernel.errors import Shortage
-from sharedkernel.status.refusals import explain_quota, explain_shortage
+from sharedkernel.protocol import Allowance
+from sharedkernel.status.refusal_text import explain_lease, explain_shortage
 
 MIB = 1 << 20
 SHORTAGE = Shortage(
@@ -18,9 +19,18 @@ SHORTAGE = Shortage(
 
 def test_a_quota_is_explained_with_what_has_it() -> None:
     """Everybody who refuses over a quota says it alike."""
-    assert explain_quota("this cell needs much", 500 * MIB, sessions=250 * MIB, shelf=MIB) == (
-        "this cell needs much: your quota is 500 MiB, your sessions use 250 MiB, your shelf 1.0 MiB. Nothing was lost: "
-        "free tensors that you do not need, or shut down another of your notebooks."
+    advice = "Nothing was lost: free what you no longer need (`del name`), or shut down another of your notebooks, and "
+    assert explain_shortage(dataclasses.replace(SHORTAGE, shelf=MIB)) == (
+        "this needs 300 MiB more while it runs: your quota is 500 MiB, your sessions use 250 MiB, your shelf 1.0 MiB. "
+        f"{advice}run the cell again."
+    )
+    allowance = Allowance(
+        limit_bytes=100 * MIB, quota_bytes=500 * MIB, others_bytes=250 * MIB, capacity_bytes=1000 * MIB
+    )
+    assert explain_lease("This session uses 300 MiB", allowance) == (
+        "This session uses 300 MiB, and may use 100 MiB: your quota is 500 MiB, your other sessions use 250 MiB, the "
+        "device has 1000 MiB, of which the sessions of others and what every session's process needs take 650 MiB. "
+        f"{advice}run the cell again."
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
+from sharedkernel.quota_check import QuotaUse
 
 
 def quota_of(limits: Limits | None, device: Device) -> int:
@@ -24,6 +25,24 @@ def quota_of(limits: Limits | None, device: Device) -> int:
 def most_of(limits: Limits | None, device: Device) -> int:
     """Return the most bytes that a user can have: their quota, but no more than *device* can give."""
     return min(quota_of(limits, device), device.usable_bytes)
+
+
+def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0, by_page: bool = False) -> QuotaUse:
+    """Return the quota of one user on *device*, and what they have of it.
+
+    Parameters
+    ----------
+    own
+        All sessions of the user; none: of a user whose quota is not known.
+    device
+        The device that is shared.
+    shelf
+        Bytes that the user's shelf is charged with.
+    by_page
+        As in :func:`used_by`.
+    """
+    limits = next((process.limits for process in own), None)
+    return QuotaUse(quota=quota_of(limits, device), sessions=used_by(own, by_page=by_page), shelf=shelf)
 
 
 def used_by(own: Collection[SessionHandle], *, by_page: bool = False) -> int:

@@ -1,0 +1,40 @@
+"""The check of a user's quota: the one comparison behind every error that a quota of memory causes. Pure.
+
+Whoever enforces a quota fills in a :class:`QuotaUse` and asks it whether more bytes fit:
+
+- the core, before a grant and before a restore: `scheduling/memory/refusals.py`;
+- the session, when its memory was measured: `session/memory/lease_check.py`;
+- the executor, for the shelf: `executor/shelf/room.py`;
+- the executor, for device memory outside torch: `executor/devices/overuse.py`.
+
+`gateway/config/quotas.py` has the quotas, `executor/processes/quota_use.py` what counts against them,
+`executor/devices/leases.py` divides them among sessions, and `status/refusal_text.py` has the sentences. A lease makes
+torch's own allocator fail, too, and `session/memory/lease_check.py` replaces its error. The number of a user's sessions
+is checked where they start: `gateway/kernels/starting.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUse:
+    """A user's quota on one device, and what counts against it; bytes."""
+
+    #: None: not limited
+    quota: int | None
+    #: what the user's sessions have of it, or only those that somebody asks about
+    sessions: int
+    #: what is on the user's shelf, or still in use from there
+    shelf: int = 0
+
+    @property
+    def left(self) -> int | None:
+        """Bytes that the quota leaves, negative beyond it; None: not limited."""
+        return None if self.quota is None else self.quota - self.sessions - self.shelf
+
+    def exceeded_by(self, more: int) -> int:
+        """Return by how many bytes *more* bytes would exceed the quota; 0: they fit, as nothing more always does."""
+        left = self.left
+        return 0 if left is None or more <= 0 else max(0, more - left)
