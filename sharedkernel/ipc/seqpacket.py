@@ -82,16 +82,18 @@ def accept_own(listener: socket.socket, accepted: Any) -> PacketSocket | None:
 
 
 def connect(path: str, accepted: Any) -> PacketSocket:
-    """Connect to *path*.
+    """Connect to *path*, at once or not at all.
 
     Raises
     ------
     OSError
-        When nobody listens there.
+        When nobody listens there, or has not accepted earlier connections (BlockingIOError).
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        connection.setblocking(False)
         connection.connect(path)
+        connection.setblocking(True)
     except OSError:
         connection.close()
         raise
