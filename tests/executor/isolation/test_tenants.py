@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-from pathlib import Path
 
 import psutil
 
 from tests.executor.isolation import ADA, GRACE, ApartExecutor, Executor, needs_root
+from tests.processes import open_files
 
 pytestmark = needs_root
 
@@ -36,15 +34,6 @@ _FILL_PIPES = """if True:
 """
 
 
-def open_files(pid: int) -> set[str]:
-    """Return what a process has open, as the system names it."""
-    found = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.add(os.readlink(link))
-    return found
-
-
 def test_a_cell_cannot_stop_the_starts_of_others(apart: ApartExecutor) -> None:
     """A session has no end of the pipe that wakes its parent, which it could fill so that the parent waits for ever."""
 
@@ -52,7 +41,7 @@ def test_a_cell_cannot_stop_the_starts_of_others(apart: ApartExecutor) -> None:
         async with Executor(apart) as executor:
             ada = await executor.notebook(ADA)
             parent = psutil.Process(ada.record.pid).ppid()
-            pipes = sorted(name for name in open_files(parent) if name.startswith("pipe:"))
+            pipes = sorted(name for name in open_files(parent).values() if name.startswith("pipe:"))
             assert pipes
             assert (await ada.run(_FILL_PIPES.format(pipes=pipes))).text.strip() == "0"
             for _ in range(3):  # more than there are spares, and each end of a process wakes the parent
