@@ -55,6 +55,11 @@ _REFUSED_PATIENCE = 30.0
 #: told to users with an account of their own, whose processes have sockets where only the executor's may make them
 _NO_VARIABLES = "Variables by KERNEL_ENV_ are not set here: sessions run under their users' own accounts."
 
+#: told to them, too, since debugpy lets everybody in who can connect
+_NO_DEBUGGER = (
+    "The debugger is off: it would listen on a port to which other users could connect. Use %debug or breakpoint()."
+)
+
 #: this process's boundaries, for :func:`sharedkernel.iterations`; None in every other process
 boundaries: Boundaries | None = None
 
@@ -214,6 +219,7 @@ class SessionRuntime:
         if message.account is not None:
             self._become(message.account)
         os.environ.update(message.env)
+        self._app.iopub_thread.serve_children(self._children_socket(message.account))
         place = user_account.enter_directory(message.cwd, message.notebook, own_home=message.account is not None)
         self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
         likeness.start_here(self._kernel.shell, message.notebook)
@@ -225,6 +231,12 @@ class SessionRuntime:
         self._link.send(protocol.Assigned(session=message.session))
         log.info("serves session %s of %s", message.session, message.user)
 
+    def _children_socket(self, account: protocol.Account | None) -> str:
+        """Return the path at which forked children find this process: nobody but its user may pass to it."""
+        if account is not None and account.runtime_directory is not None:
+            return os.path.join(account.runtime_directory, str(os.getpid()))
+        return f"{os.path.splitext(self._launch.connection_file)[0]}-out"
+
     def _become(self, who: protocol.Account) -> None:
         try:
             user_account.enter(who)
@@ -234,7 +246,7 @@ class SessionRuntime:
         user_account.open_profile(self._app)
 
 
-def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -> IPKernelApp:
+def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_history: bool) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
         kernel_class=GatedKernel,
         outstream_class="sharedkernel.session.kernel.backpressure.PacedStream",
@@ -245,6 +257,8 @@ def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -
     if not with_history:
         user_account.keep_no_history(app)
     app.initialize(["-f", connection_file])
+    if is_apart:
+        app.kernel.why_no_debugger = _NO_DEBUGGER
     own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
     return app
 
@@ -270,5 +284,6 @@ def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     likeness.take_arguments(launch.connection_file)
     _reseed()
     set_up_heap()
-    app = _make_app(launch.connection_file, log_stream, with_history=launch.isolation == "none")
+    is_apart, with_history = launch.isolation == "users", launch.isolation == "none"
+    app = _make_app(launch.connection_file, log_stream, is_apart=is_apart, with_history=with_history)
     SessionRuntime(launch, app, assign=assign).run()

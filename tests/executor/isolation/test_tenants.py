@@ -6,8 +6,10 @@ import asyncio
 
 import psutil
 
+from tests.executor.harness import until
 from tests.executor.isolation import ADA, GRACE, ApartExecutor, Executor, needs_root
-from tests.processes import open_files
+from tests.executor.sessions.test_debugger import debug
+from tests.processes import open_files, tcp_listeners, unix_listeners
 
 pytestmark = needs_root
 
@@ -48,5 +50,33 @@ def test_a_cell_cannot_stop_the_starts_of_others(apart: ApartExecutor) -> None:
                 grace = await executor.notebook(GRACE)
                 assert (await grace.run("6 * 7")).text == "42"
                 await executor.client.end_session(grace.session)
+
+    asyncio.run(main())
+
+
+def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> None:
+    """Not for the debugger, which is off and says so, nor for what its forked processes print, which still arrives."""
+    forked = "import os\nif os.fork() == 0:\n    print('from a child', flush=True); os._exit(0)\n_ = os.wait()"
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook(ADA)
+            information = await ada.client.kernel_info(reply=True)
+            assert "debugger" not in information["content"]["supported_features"]
+            reply = await debug(ada, "initialize", clientID="c", adapterID="", pathFormat="path")
+            assert (reply["success"], reply["command"]) == (False, "initialize")
+            assert "other users could connect" in reply["message"]
+            assert not (await debug(ada, "disconnect"))["success"]
+            assert (await ada.run("6 * 7")).text == "42"
+
+            async def has_printed() -> bool:
+                return "from a child" in (await ada.run(forked)).text
+
+            await until(has_printed, "what a child prints is shown")
+            parent = psutil.Process(psutil.Process(ada.record.pid).ppid())
+            for process in (parent, *parent.children(recursive=True)):
+                assert tcp_listeners(process.pid) == set()
+                # others pass no directory on the way to these
+                assert all(path.startswith(f"{apart.runtime_directory}/") for path in unix_listeners(process.pid))
 
     asyncio.run(main())
