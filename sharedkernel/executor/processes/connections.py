@@ -68,9 +68,9 @@ class ControlConnection(asyncio.Protocol):
         """Notify the listener that it is gone."""
         self._listener.disconnected(self)
 
-    def refuse(self, sentence: str) -> None:
+    def refuse(self, sentence: str, *, reason: str = SessionNotFound.reason) -> None:
         """Send *sentence* and hang up."""
-        self.send(protocol.Failed(request=0, reason=SessionNotFound.reason, message=sentence))
+        self.send(protocol.Failed(request=0, reason=reason, message=sentence))
         self.transport.close()
 
     def send(self, *messages: protocol.Message) -> None:

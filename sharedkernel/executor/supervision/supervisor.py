@@ -167,12 +167,16 @@ class Supervisor:
             When it did not become ready.
         """
         name, traits = uuid4().hex[:12], self._traits()
+        try:
+            page = Page.create(f"sharedkernel-{name}")
+        except OSError as error:
+            raise Refused(f"a session did not start: {error.strerror}; try again.", reason="start") from None
         process = SessionHandle(
             process=name,
             pid=0,
             started=0,
             used=False,
-            page=Page.create(f"sharedkernel-{name}"),
+            page=page,
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
             isolation=traits.isolation,
@@ -224,17 +228,24 @@ class Supervisor:
     def _set_pid(self, process: SessionHandle, pid: int) -> None:
         """Record the process id, as its parent says it."""
         process.pid = pid
-        process.started = start_time(pid) or 0
+        with contextlib.suppress(OSError):  # the handshake looks again
+            process.started = start_time(pid) or 0
         self._watch_end(process)
         _handle_early(process)
 
     def _watch_end(self, process: SessionHandle) -> None:
         """Notice the end even when the warm parent cannot tell it."""
         loop = asyncio.get_running_loop()
+        if process.ended.is_set():
+            return
         try:
             process.pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
             loop.call_later(_STATUS_TIMEOUT, self._forget, process, None)
+            return
+        except OSError as error:
+            log.warning("cannot watch process %d (%s); trying again", process.pid, error.strerror)
+            loop.call_later(_STATUS_TIMEOUT, self._watch_end, process)
             return
 
         def gone() -> None:

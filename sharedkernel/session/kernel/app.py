@@ -49,7 +49,7 @@ from sharedkernel.system import processes
 
 log = logging.getLogger(__name__)
 
-#: seconds for which a session asks executors that do not know it; then it ends
+#: seconds for which a spare asks executors that do not take it; then it ends
 _REFUSED_PATIENCE = 30.0
 
 #: told to users with an account of their own, whose processes have sockets where only the executor's may make them
@@ -90,7 +90,7 @@ class SessionRuntime:
         #: what to serve once the executor has heard that this process is there; None: it says so itself
         self._awaited = assign
         self._is_afresh = assign is not None
-        #: since when executors have refused it; None: the last one knew it
+        #: since when executors have refused this spare; None: the last one took it
         self._refused_since: float | None = None
         #: the sentence with which it was refused last
         self._refusal: str | None = None
@@ -186,22 +186,20 @@ class SessionRuntime:
             self._gate.on_message(message)
 
     def _meet_refusal(self, failed: protocol.Failed, now: float) -> None:
-        """End, if there is nothing to lose, or no executor has known this session for a while.
+        """End, if there is nothing to lose; a session that serves somebody asks on, for as long as it takes.
 
-        Its user cannot reach it any more then. One that speaks another version of the protocol knows nothing of it;
-        the link asks on until one comes that does.
+        An executor may be unable to look at it, may speak another version of the protocol, or may have lost its
+        records: none of that is worth its user's variables.
         """
         if failed.message != self._refusal:  # once, and not each second for as long as it takes
             self._refusal = failed.message
             log.error("the executor refused this session: %s", failed.message)
-        if not self._assigned and failed.reason in (SessionNotFound.reason, ProtocolError.reason):
-            os._exit(1)  # a spare that its executor does not know will never serve anybody
-        if failed.reason == ProtocolError.reason:
-            self._refused_since = None
+        if self._assigned:
             return
         self._refused_since = self._refused_since or now
-        if now - self._refused_since > _REFUSED_PATIENCE:
-            os._exit(1)
+        is_unknown = failed.reason in (SessionNotFound.reason, ProtocolError.reason)
+        if is_unknown or now - self._refused_since > _REFUSED_PATIENCE:
+            os._exit(1)  # a spare that its executor does not know will never serve anybody
 
     def _assign(self, message: protocol.Assign) -> None:
         try:
