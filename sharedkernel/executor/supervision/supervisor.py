@@ -216,12 +216,14 @@ class Supervisor:
             if not process.pid and process.environment == environment:  # it was never forked
                 self._forget(process, None)
 
-    def _handle_warm_parent(self, message: protocol.Forked | protocol.Exited) -> None:
+    def _handle_warm_parent(self, message: protocol.Forked | protocol.NotForked | protocol.Exited) -> None:
         process = self.processes.get(message.process)
         if process is None:
             return
         if isinstance(message, protocol.Forked):
             self._set_pid(process, message.pid)
+        elif isinstance(message, protocol.NotForked):
+            process.ready.set_exception(OSError(f"the machine could not start another process ({message.why})"))
         else:
             self._forget(process, message.status)
 

@@ -179,7 +179,11 @@ class WarmParent:
                 self._hang_up()
 
     def _fork(self, message: protocol.Fork, page: int) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._report(protocol.NotForked(process=message.process, why=os.strerror(error.errno or 0)))
+            return
         if pid == 0:
             self._become_session(message, page)
         self._children[pid] = message.process

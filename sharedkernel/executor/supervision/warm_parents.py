@@ -39,7 +39,7 @@ class WarmParents:
     environments
         All there are, by name.
     on_message
-        Called with each :class:`~sharedkernel.protocol.Forked` and :class:`~sharedkernel.protocol.Exited`.
+        Called with each message of :data:`~sharedkernel.protocol.FromWarmParent`.
     on_gone
         Called with the name of an environment whose warm parent ended.
     patience
@@ -197,7 +197,7 @@ class WarmParents:
             asyncio.get_running_loop().remove_reader(connection)
             connection.close()
             return False
-        if isinstance(message, protocol.Forked):
+        if isinstance(message, protocol.Forked | protocol.NotForked):
             self._answering.add(connection)
             if (timer := self._unanswered.pop(message.process, None)) is not None:
                 timer.cancel()
