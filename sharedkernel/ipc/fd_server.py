@@ -25,8 +25,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
+from sharedkernel.system.log_filter import RepetitionFilter
 
 log = logging.getLogger(__name__)
+log.addFilter(RepetitionFilter())
 
 #: seconds after which a refusal like the one before it is logged again
 _REPEATED_AFTER = 10.0

@@ -18,8 +18,10 @@ from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle, start_time
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.protocol import Device
+from sharedkernel.system.log_filter import RepetitionFilter
 
 log = logging.getLogger(__name__)
+log.addFilter(RepetitionFilter())
 
 
 class Handshake:

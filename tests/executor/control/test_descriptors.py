@@ -8,6 +8,7 @@ import socket
 
 from sharedkernel.paths import EXECUTOR_SOCKET
 from tests.executor.conftest import StartExecutor
+from tests.executor.control.test_control_socket import HELLO
 from tests.executor.harness import Executor, until
 from tests.processes import open_files
 
@@ -45,17 +46,21 @@ def test_a_session_that_cannot_be_looked_at_lives(start_executor: StartExecutor)
             before = resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
             files = open_files(pid)
             fillers = []
-            for _ in range(max(files) - len(files) + 1):  # into the gaps between its descriptors
+
+            def fill() -> None:
                 fillers.append(socket.socket(socket.AF_UNIX))
                 fillers[-1].connect(path)
+                fillers[-1].sendall(HELLO)
+
+            for _ in range(max(files) - len(files) + 1):  # into the gaps between its descriptors
+                fill()
 
             async def is_full() -> bool:
                 open_now = open_files(pid)
                 if max(open_now) + 1 == len(open_now):
                     _limit_files(pid, len(open_now))
                     return True
-                fillers.append(socket.socket(socket.AF_UNIX))
-                fillers[-1].connect(path)
+                fill()
                 return False
 
             await until(is_full, "it has no gap between its descriptors")

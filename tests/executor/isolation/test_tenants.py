@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 
 import psutil
 
+from sharedkernel.executor.processes.connections import MOST_UNGREETED
+from sharedkernel.paths import EXECUTOR_SOCKET
 from tests.executor.harness import until
 from tests.executor.isolation import ADA, GRACE, ApartExecutor, Executor, needs_root
 from tests.executor.sessions.test_debugger import debug
@@ -33,6 +36,22 @@ _FILL_PIPES = """if True:
     for end in ends:
         os.set_blocking(end, True)
     print(len(ends))
+"""
+
+#: connects and says nothing, or that much is coming, and prints how many connections there are still
+_CONNECT = """if True:
+    import socket
+    connections = []
+    for number in range({number}):
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect({path!r})
+            if number % 2:
+                connection.sendall((1 << 20).to_bytes(4, "big") + bytes(100_000))
+        except OSError:
+            continue
+        connections.append(connection)
+    print(len(connections))
 """
 
 
@@ -78,5 +97,38 @@ def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> 
                 assert tcp_listeners(process.pid) == set()
                 # others pass no directory on the way to these
                 assert all(path.startswith(f"{apart.runtime_directory}/") for path in unix_listeners(process.pid))
+
+    asyncio.run(main())
+
+
+def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor) -> None:
+    """One user has few of them, with little in each and for seconds only; others are served meanwhile."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook(ADA)
+            pid = apart.process.pid
+            before, most = len(open_files(pid)), resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            memory = psutil.Process(pid).memory_info().rss
+            # as few as many systems allow
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, most[1]))
+            try:
+                attack = _CONNECT.format(number=3000, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
+                running = asyncio.create_task(ada.run(attack))
+                grace = await executor.notebook(GRACE)
+                assert (await grace.run("6 * 7")).text == "42"
+                assert (await running).status == "ok"
+                # beside those that it has just accepted and is about to hang up on
+                assert len(open_files(pid)) < before + MOST_UNGREETED + 300
+                assert psutil.Process(pid).memory_info().rss < memory + (64 << 20)
+                assert apart.log().count("too many connections; refused") < 50
+                assert (await ada.run("import torch; torch.ones(2).sum().item()")).text == "2.0"
+
+                async def are_gone() -> bool:
+                    return len(open_files(pid)) < before + 32
+
+                await until(are_gone, "those that have not greeted are hung up on")
+            finally:
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, most)
 
     asyncio.run(main())
