@@ -12,6 +12,7 @@ import resource
 import socket
 import struct
 import sys
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ _MAX_PACKET = 1 << 17
 #: open files that a process may have which holds other processes' memory, if the system allows it
 _MANY_DESCRIPTORS = 1 << 16
 
+_DESCRIPTORS = array("i")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -100,6 +102,36 @@ def connect(path: str, accepted: Any) -> PacketSocket:
     return PacketSocket(connection, accepted)
 
 
+def receive_packet(connection: socket.socket, *, most: int = _MAX_PACKET) -> tuple[bytes, list[int]]:
+    """Return the next packet of *connection* and its descriptors, which no program that is started inherits.
+
+    `socket.recv_fds` ignores its flags in Python 3.11.
+
+    Parameters
+    ----------
+    connection
+        A connected packet socket.
+    most
+        Bytes that a packet may have.
+
+    Raises
+    ------
+    ProtocolError
+        When this process has no room for all of its descriptors; they are closed.
+    """
+    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * _DESCRIPTORS.itemsize)
+    data, ancillary, flags, _ = connection.recvmsg(most, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array(_DESCRIPTORS.typecode)
+    for level, kind, received in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(received[: len(received) - len(received) % descriptors.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ProtocolError("a packet's descriptors were lost: this process has too many open files.")
+    return data, descriptors.tolist()
+
+
 class PacketSocket:
     """A blocking connection that carries messages and descriptors.
 
@@ -161,9 +193,5 @@ class PacketSocket:
         # Of a peer that went without reading all, the system tells once, before what it had sent.
         for _ in range(2):
             with contextlib.suppress(ConnectionError):
-                data, descriptors, _, _ = socket.recv_fds(
-                    # CLOEXEC, or every program that a session starts would inherit them
-                    self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )  # fmt: skip
-                return data, descriptors
+                return receive_packet(self._socket)
         return b"", []

@@ -200,7 +200,7 @@ class Supervisor:
                 await process.ready
         except (OSError, TimeoutError) as error:
             await self.end(process)
-            raise Refused(f"a session did not start: {error or 'no answer'}; try again.", reason="start") from None
+            raise Refused(f"a session did not start: {str(error) or 'no answer'}; try again.", reason="start") from None
         return process
 
     def _connection_file(self, name: str) -> Path:
