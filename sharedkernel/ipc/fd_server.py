@@ -102,7 +102,7 @@ class FdServer(Generic[C]):
     def start(self) -> None:
         """Listen, once it is known which sessions there are."""
         self._loop = asyncio.get_running_loop()
-        self._listener = listen(str(self._path), backlog=128)  # all sessions at once, when an executor is new
+        self._listener = listen(str(self._path))
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
 

@@ -25,6 +25,8 @@ PEER_PATIENCE = 10.0
 MAX_DESCRIPTORS = 253
 _MAX_PACKET = 1 << 17
 
+#: connections that wait to be accepted: of all sessions at once, when an executor is new
+_BACKLOG = 128
 #: open files that a process may have which holds other processes' memory, if the system allows it
 _MANY_DESCRIPTORS = 1 << 16
 
@@ -59,14 +61,17 @@ def allow_many_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def listen(path: str, backlog: int = 4) -> socket.socket:
-    """Listen at *path*, in the place of whatever listened there before and is gone."""
+def listen(path: str) -> socket.socket:
+    """Listen at *path*, in the place of whatever listened there before and is gone.
+
+    One that is still starting accepts nobody yet: those who come meanwhile, again and again, must find room to wait.
+    """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     os.chmod(path, 0o600)
-    listener.listen(backlog)
+    listener.listen(_BACKLOG)
     return listener
 
 
