@@ -25,6 +25,7 @@ from sharedkernel.paths import default_runtime_directory, device_directory, make
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
 from sharedkernel.selftest.steps import table
+from sharedkernel.system.log_filter import RepetitionFilter
 from sharedkernel.system.malloc import keep_trimmed
 from sharedkernel.units import format_bytes, parse_bytes, parse_duration
 
@@ -188,6 +189,7 @@ class ExecutorApp(CommandApp):
             With 2 for values that cannot be used, 1 when the runtime directory cannot be, or the self-test failed.
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("asyncio").addFilter(RepetitionFilter())  # of connections for which there is no descriptor
         try:
             served = self._find_device()
             config = self._freeze(served.device)

@@ -30,7 +30,7 @@ from sharedkernel.executor.dispatch.usage import UsageJournal
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
-from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, real_user, start_time
 from sharedkernel.executor.runtime_directory import RuntimeDirectory
 from sharedkernel.executor.sessions.detached import DetachTimers
@@ -215,7 +215,8 @@ class ExecutorService:
         self._shelves.start()
         self._channel.start()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: ControlConnection(self._router), str(socket))
+        ungreeted = UngreetedConnections(self._isolation.is_trusted)
+        self._server = await loop.create_unix_server(lambda: ControlConnection(self._router, ungreeted), str(socket))
         socket.chmod(self._socket_mode)
         (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
         self._router.recovery.begin()

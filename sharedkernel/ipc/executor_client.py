@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 #: what is left to those who cannot start an executor
 ELSEWHERE = "if this is not your machine, tell whoever runs it"
 
+#: seconds between questions whether an executor is alive, and for which it may leave one unanswered
+_PING_INTERVAL, _PING_TIMEOUT = 2.0, 5.0
+
 #: refusals that have a class of their own, by reason
 _REFUSALS: dict[str, Callable[[str], Exception]] = {
     "quota": QuotaExceeded,
@@ -79,6 +82,8 @@ class ExecutorClient:
         self.on_earlier_wanted = on_earlier_wanted
         #: what the executor serves; None until it was first reached
         self.device: protocol.Device | None = None
+        #: whether it answered when it was last asked; it is asked while the connection is kept
+        self.is_answering = True
         #: names of the Python environments that sessions can have there besides the executor's own
         self.environments: list[str] = []
         #: names of those requests that not every executor of this protocol carries out, and that it does
@@ -167,11 +172,28 @@ class ExecutorClient:
             try:
                 if self._writer is None:
                     await self.connect()
-                assert self._reader_task is not None
-                await asyncio.wait([self._reader_task])
+                await self._ping()
             except (ExecutorUnavailable, ProtocolError, OSError) as error:
                 log.debug("executor not reached: %s", error)
             await asyncio.sleep(interval)
+
+    async def _ping(self) -> None:
+        """Ask the executor again and again whether it is alive; returns once the connection is lost."""
+        self.is_answering = True
+        assert self._reader_task is not None
+        while not self._reader_task.done():
+            answer = asyncio.create_task(self.counts())
+            try:
+                await asyncio.wait([answer], timeout=_PING_TIMEOUT)
+                if not answer.done():
+                    log.warning("the executor at %s does not answer", self.path)
+                    self.is_answering = False
+                await asyncio.wait([answer])
+                self.is_answering = True
+            finally:
+                answer.cancel()
+            answer.exception()  # or asyncio would log it: the connection may have been lost
+            await asyncio.wait([self._reader_task], timeout=_PING_INTERVAL)
 
     async def close(self) -> None:
         """Close the connection for good."""

@@ -25,11 +25,15 @@ from typing import Any, Generic, Protocol, TypeVar
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
+from sharedkernel.system.log_filter import RepetitionFilter
 
 log = logging.getLogger(__name__)
+log.addFilter(RepetitionFilter())
 
 #: seconds after which a refusal like the one before it is logged again
 _REPEATED_AFTER = 10.0
+#: seconds until connections are accepted again once that has failed
+_ACCEPT_PAUSE = 1.0
 
 
 class Client(Protocol):
@@ -69,7 +73,7 @@ class FdServer(Generic[C]):
     path
         Where to listen.
     identify
-        Returns the session whose process has this id, None if there is none.
+        Returns the session whose process has this id, None if there is none; raises OSError when it cannot look.
     handlers
         What answers each type of message.
     on_disconnect
@@ -91,17 +95,21 @@ class FdServer(Generic[C]):
         #: of each connected session, the last refusal that was logged, and when
         self._logged: dict[C, tuple[tuple[type, str], float]] = {}
         self._listener: socket.socket
+        #: continues to accept connections after a pause
+        self._resuming: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
         """Listen, once it is known which sessions there are."""
         self._loop = asyncio.get_running_loop()
-        self._listener = listen(str(self._path), backlog=128)  # all sessions at once, when an executor is new
+        self._listener = listen(str(self._path))
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
         """Serve nobody any more."""
+        if self._resuming is not None:
+            self._resuming.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         self._path.unlink(missing_ok=True)
@@ -120,13 +128,22 @@ class FdServer(Generic[C]):
     def _accept(self) -> None:
         try:
             accepted, _ = self._listener.accept()
-        except OSError as error:  # gone again, or no descriptor left
+        except BlockingIOError:  # gone again
+            return
+        except OSError as error:  # no descriptor left; who waits is there still
             log.warning("cannot accept a connection: %s", error)
+            self._loop.remove_reader(self._listener)
+            self._resuming = self._loop.call_later(_ACCEPT_PAUSE, self._loop.add_reader, self._listener, self._accept)
             return
         connection = PacketSocket(accepted, protocol.ToDescriptorSocket)
         connection.set_timeout(0)
         pid, uid = connection.peer()
-        process = self._identify(pid)
+        try:
+            process = self._identify(pid)
+        except OSError as error:  # it asks again when it is hung up on
+            log.warning("cannot look at process %d: %s", pid, error)
+            connection.close()
+            return
         if process is None or uid != process.uid:
             log.warning("process %d of user id %d is no session of this executor", pid, uid)
             text = (

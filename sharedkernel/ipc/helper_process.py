@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ _OF_OWN_PYTHON = frozenset({"PYTHONPATH", "VIRTUAL_ENV"})
 
 #: seconds to wait for a small process to listen
 _START_TIMEOUT = 30.0
+#: seconds to wait for one to end with all that it has started
+_END_TIMEOUT = 10.0
 
 
 def scrubbed_environment(python: str = sys.executable) -> dict[str, str]:
@@ -84,10 +87,25 @@ async def reach(
 
 
 def wait_for_end(small: PacketSocket) -> None:
-    """Wait until the process at the other end is gone: its end closes the connection."""
-    with contextlib.suppress(OSError):
-        while small.receive()[0] is not None:
+    """Wait until the process at the other end is gone: its end closes the connection. One that hangs is killed."""
+    small.set_timeout(_END_TIMEOUT)
+    for is_last in (False, True):
+        try:
+            while small.receive()[0] is not None:
+                pass
+        except TimeoutError:
+            if not is_last:
+                kill_peer(small)
+                continue
+        except OSError:
             pass
+        return
+
+
+def kill_peer(small: PacketSocket) -> None:
+    """Kill the process that listened at the other end; it is that one for as long as the connection is open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(small.peer().pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

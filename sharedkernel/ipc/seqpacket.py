@@ -12,6 +12,7 @@ import resource
 import socket
 import struct
 import sys
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,9 +25,12 @@ PEER_PATIENCE = 10.0
 MAX_DESCRIPTORS = 253
 _MAX_PACKET = 1 << 17
 
+#: connections that wait to be accepted: of all sessions at once, when an executor is new
+_BACKLOG = 128
 #: open files that a process may have which holds other processes' memory, if the system allows it
 _MANY_DESCRIPTORS = 1 << 16
 
+_DESCRIPTORS = array("i")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -57,14 +61,17 @@ def allow_many_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def listen(path: str, backlog: int = 4) -> socket.socket:
-    """Listen at *path*, in the place of whatever listened there before and is gone."""
+def listen(path: str) -> socket.socket:
+    """Listen at *path*, in the place of whatever listened there before and is gone.
+
+    One that is still starting accepts nobody yet: those who come meanwhile, again and again, must find room to wait.
+    """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     os.chmod(path, 0o600)
-    listener.listen(backlog)
+    listener.listen(_BACKLOG)
     return listener
 
 
@@ -82,20 +89,52 @@ def accept_own(listener: socket.socket, accepted: Any) -> PacketSocket | None:
 
 
 def connect(path: str, accepted: Any) -> PacketSocket:
-    """Connect to *path*.
+    """Connect to *path*, at once or not at all.
 
     Raises
     ------
     OSError
-        When nobody listens there.
+        When nobody listens there, or has not accepted earlier connections (BlockingIOError).
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        connection.setblocking(False)
         connection.connect(path)
+        connection.setblocking(True)
     except OSError:
         connection.close()
         raise
     return PacketSocket(connection, accepted)
+
+
+def receive_packet(connection: socket.socket, *, most: int = _MAX_PACKET) -> tuple[bytes, list[int]]:
+    """Return the next packet of *connection* and its descriptors, which no program that is started inherits.
+
+    `socket.recv_fds` ignores its flags in Python 3.11.
+
+    Parameters
+    ----------
+    connection
+        A connected packet socket.
+    most
+        Bytes that a packet may have.
+
+    Raises
+    ------
+    ProtocolError
+        When this process has no room for all of its descriptors; they are closed.
+    """
+    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * _DESCRIPTORS.itemsize)
+    data, ancillary, flags, _ = connection.recvmsg(most, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array(_DESCRIPTORS.typecode)
+    for level, kind, received in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(received[: len(received) - len(received) % descriptors.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ProtocolError("a packet's descriptors were lost: this process has too many open files.")
+    return data, descriptors.tolist()
 
 
 class PacketSocket:
@@ -159,9 +198,5 @@ class PacketSocket:
         # Of a peer that went without reading all, the system tells once, before what it had sent.
         for _ in range(2):
             with contextlib.suppress(ConnectionError):
-                data, descriptors, _, _ = socket.recv_fds(
-                    # CLOEXEC, or every program that a session starts would inherit them
-                    self._socket, _MAX_PACKET, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )  # fmt: skip
-                return data, descriptors
+                return receive_packet(self._socket)
         return b"", []

@@ -18,6 +18,8 @@ FORCE_SIGNAL = signal.SIGURG
 
 _MAGIC = 0x53484B31  # "SHK1": changes with the layout
 _SIZE = mmap.PAGESIZE
+#: with these its size stays, so that nobody who reads it is ended by SIGBUS, and it stays writable for the executor
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Word(IntEnum):
@@ -58,6 +60,14 @@ class Turn(IntEnum):
     HOLDING = 3
 
 
+def is_page(descriptor: int) -> bool:
+    """Whether a file can be a shared page: a name says nothing, since a session can give its own files any."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == _SEALS and os.fstat(descriptor).st_size == _SIZE
+    except OSError:  # no memory file
+        return False
+
+
 class Page:
     """A mapping of one shared page.
 
@@ -65,9 +75,17 @@ class Page:
     ----------
     descriptor
         Of the memory file; stays open, and open in no program that this process starts.
+
+    Raises
+    ------
+    ValueError
+        When it is no page that a session and its executor share; it is closed then.
     """
 
     def __init__(self, descriptor: int) -> None:
+        if not is_page(descriptor):
+            os.close(descriptor)
+            raise ValueError("not a session's page, or one whose size is not sealed")
         self.descriptor = descriptor
         self._map = mmap.mmap(descriptor, _SIZE)
         self._view = memoryview(self._map)
@@ -83,8 +101,7 @@ class Page:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, _SIZE)
         os.pwrite(descriptor, _MAGIC.to_bytes(8, "little"), 0)
-        # A session that cut it off would end the executor, at its next look at it.
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return cls(descriptor)
 
     def close(self) -> None:

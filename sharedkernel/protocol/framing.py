@@ -56,7 +56,8 @@ class Decoder:
     """
 
     def __init__(self, accepted: Any, *, most: int = MAX_MESSAGE_BYTES) -> None:
-        self._most = most
+        #: may change between two messages
+        self.most = most
         self._decoder = msgspec.msgpack.Decoder(accepted)
         self._buffer = bytearray()
 
@@ -71,8 +72,8 @@ class Decoder:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self._most:
-                raise ProtocolError(f"a message of {length} bytes is longer than {self._most} bytes.")
+            if length > self.most:
+                raise ProtocolError(f"a message of {length} bytes is longer than {self.most} bytes.")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

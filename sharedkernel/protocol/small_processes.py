@@ -8,7 +8,10 @@ from sharedkernel.protocol.common import Message
 
 
 class Fork(Message, frozen=True, kw_only=True):
-    """Fork a session process; the shared page's descriptor travels with it. Answered by :class:`Forked`."""
+    """Fork a session process; the shared page's descriptor travels with it.
+
+    Answered by :class:`Forked` or :class:`NotForked`.
+    """
 
     process: str
     connection_file: str
@@ -26,6 +29,13 @@ class Forked(Message, frozen=True, kw_only=True):
 
     process: str
     pid: int
+
+
+class NotForked(Message, frozen=True, kw_only=True):
+    """The system refused another process, and why."""
+
+    process: str
+    why: str
 
 
 class Exited(Message, frozen=True, kw_only=True):
@@ -82,6 +92,6 @@ class KeptAll(Message, frozen=True, kw_only=True):
 
 
 ToWarmParent = Fork | ExitedSeen | Retire | Quit
-FromWarmParent = Forked | Exited
+FromWarmParent = Forked | NotForked | Exited
 ToKeeper = Put | Delete | GetAll | Quit
 FromKeeper = Kept | KeptAll

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
-from sharedkernel.device_memory.store import MAX_DESCRIPTORS, LaneStore
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.ipc.seqpacket import receive_packet
 
 _MAX_BYTES = 1 << 20
 
@@ -40,9 +41,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return a message; an empty one when the peer is gone."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(
-            connection, _MAX_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )  # fmt: skip
+        data, descriptors = receive_packet(connection, most=_MAX_BYTES)
     except ConnectionError:
         return {}, []
     return (json.loads(data) if data else {}), descriptors

@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import os
 import platform
+import signal
 import sys
+from collections.abc import Container
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -59,6 +61,25 @@ def leave_keyring() -> None:
     number = _KEYCTL.get(platform.machine())
     if number is not None:
         _libc.syscall(ctypes.c_long(number), ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), None, None, None, None)
+
+
+def close_descriptors_but(kept: Container[int]) -> None:
+    """Close every descriptor of this process that is not *kept*: a fork inherits them all, whatever their flags."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # the listing's own is closed already
+                os.close(int(name))
+
+
+def reset_signals() -> None:
+    """Ignore the signals that every Python process ignores, and no others, and block none.
+
+    The process that started this one may have had it otherwise, and handlers are inherited by a fork.
+    """
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        is_ignored = signum in (signal.SIGPIPE, signal.SIGXFSZ)
+        signal.signal(signum, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def end_process(code: int) -> NoReturn:

@@ -18,8 +18,10 @@ from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle, start_time
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.protocol import Device
+from sharedkernel.system.log_filter import RepetitionFilter
 
 log = logging.getLogger(__name__)
+log.addFilter(RepetitionFilter())
 
 
 class Handshake:
@@ -99,7 +101,16 @@ class Handshake:
         if process is not None and not process.pid:
             # Only its parent's word counts for which process it is, and that is still on its way.
             process.early_hellos.append(partial(self._handle_session, peer, hello))
-        elif process is None or not _is_of(process, peer):
+            return
+        try:
+            is_known = process is not None and _is_of(process, peer)
+        except OSError as error:  # that it cannot be looked at does not mean that it is not there
+            log.warning("cannot look at process %d of session %s: %s", peer.pid, hello.process, error.strerror)
+            peer.refuse(
+                f"the session's process cannot be looked at now ({error.strerror}); it is tried again.", reason="busy"
+            )
+            return
+        if process is None or not is_known:
             log.warning("process %d of user id %d is no session of this executor", peer.pid, peer.uid)
             peer.refuse("not a session of this executor.")
         else:
@@ -108,9 +119,15 @@ class Handshake:
 
 
 def _is_of(process: SessionHandle, peer: ControlConnection) -> bool:
-    """Whether *peer* is the very process that was forked, and runs under the user id that it was given."""
-    return (
-        peer.pid == process.pid
-        and peer.uid in (os.getuid(), process.uid)  # our own: it was a spare when it connected
-        and start_time(peer.pid) == process.started
-    )
+    """Whether *peer* is the very process that was forked, and runs under the user id that it was given.
+
+    Raises
+    ------
+    OSError
+        When that cannot be found out now.
+    """
+    if peer.pid != process.pid or peer.uid not in (os.getuid(), process.uid):  # our own: a spare when it connected
+        return False
+    started = start_time(peer.pid)
+    process.started = process.started or started or 0  # it may not have been possible to look at it when it was forked
+    return started == process.started

@@ -1,16 +1,30 @@
-"""One connection to the executor's control socket."""
+"""One connection to the executor's control socket.
+
+Where users are kept apart, all of them can connect. Until a connection has greeted it has little room and little time,
+and users have few such connections each, so that nobody takes the descriptors and memory that others need.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.ipc.seqpacket import peer_of
+from sharedkernel.system.log_filter import RepetitionFilter
 
 log = logging.getLogger(__name__)
+log.addFilter(RepetitionFilter())
+
+#: connections of one user that have not greeted; seconds that one may take for it, and bytes of the greeting
+MOST_UNGREETED, _GREETING_TIMEOUT, _MOST_GREETING = 64, 5.0, 4096
+#: descriptors that connections of users leave to the executor itself
+_RESERVED = 64
 
 
 class Listener(Protocol):
@@ -26,12 +40,53 @@ class Listener(Protocol):
         """Record that it is gone."""
 
 
-class ControlConnection(asyncio.Protocol):
-    """Decodes what comes in, and hangs up on who breaks the protocol."""
+class UngreetedConnections:
+    """The connections of users that have not greeted yet.
 
-    def __init__(self, listener: Listener) -> None:
+    Parameters
+    ----------
+    is_trusted
+        Says whether a user id may ask for anything, and so has as many connections as it likes.
+    """
+
+    def __init__(self, is_trusted: Callable[[int], bool]) -> None:
+        self._is_trusted = is_trusted
+        self._numbers: defaultdict[int, int] = defaultdict(int)
+
+    def admit(self, uid: int, descriptor: int) -> bool:
+        """Count a connection of *uid*, which has this descriptor; False if there is no room for it."""
+        if not self._is_trusted(uid):
+            # The system gives out the lowest that are free.
+            is_reserved = descriptor >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED
+            if is_reserved or self._numbers[uid] >= MOST_UNGREETED:
+                return False
+        self._numbers[uid] += 1
+        return True
+
+    def release(self, uid: int) -> None:
+        """Count a connection no more: it has greeted, or is gone."""
+        self._numbers[uid] -= 1
+        if not self._numbers[uid]:
+            del self._numbers[uid]
+
+
+class ControlConnection(asyncio.Protocol):
+    """Decodes what comes in, and hangs up on who breaks the protocol.
+
+    Parameters
+    ----------
+    listener
+        Handles what comes in.
+    ungreeted
+        Counts those that have not greeted.
+    """
+
+    def __init__(self, listener: Listener, ungreeted: UngreetedConnections) -> None:
         self._listener = listener
-        self._decoder = protocol.Decoder(protocol.ToExecutor)
+        self._ungreeted = ungreeted
+        #: hangs up unless a greeting comes; None: it has come, or none is awaited
+        self._greeting_due: asyncio.TimerHandle | None = None
+        self._decoder = protocol.Decoder(protocol.ToExecutor, most=_MOST_GREETING)
         self.transport: asyncio.Transport
         #: process and user id of who connected
         self.pid = self.uid = -1
@@ -44,15 +99,23 @@ class ControlConnection(asyncio.Protocol):
         """Record who it is."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.pid, self.uid = peer_of(transport.get_extra_info("socket"))
+        connection = transport.get_extra_info("socket")
+        self.pid, self.uid = peer_of(connection)
         if not self._listener.may_connect(self.uid):
             log.warning("refused a connection of process %d, user id %d", self.pid, self.uid)
             transport.abort()
+        elif not self._ungreeted.admit(self.uid, connection.fileno()):
+            log.warning("too many connections; refused one of process %d, user id %d", self.pid, self.uid)
+            transport.abort()
+        else:
+            self._greeting_due = asyncio.get_running_loop().call_later(_GREETING_TIMEOUT, self._hang_up_silent)
 
     def data_received(self, data: bytes) -> None:
         """Hand each message on."""
         try:
             for message in self._decoder.feed(data):
+                self._await_no_greeting()
+                self._decoder.most = protocol.MAX_MESSAGE_BYTES
                 self._listener.received(self, message)
         except ProtocolError as error:
             log.warning("hung up on process %d: %s", self.pid, error)
@@ -66,11 +129,22 @@ class ControlConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the listener that it is gone."""
+        self._await_no_greeting()
         self._listener.disconnected(self)
 
-    def refuse(self, sentence: str) -> None:
+    def _await_no_greeting(self) -> None:
+        if self._greeting_due is not None:
+            self._greeting_due.cancel()
+            self._greeting_due = None
+            self._ungreeted.release(self.uid)
+
+    def _hang_up_silent(self) -> None:
+        log.warning("process %d of user id %d has connected and says nothing", self.pid, self.uid)
+        self.transport.abort()
+
+    def refuse(self, sentence: str, *, reason: str = SessionNotFound.reason) -> None:
         """Send *sentence* and hang up."""
-        self.send(protocol.Failed(request=0, reason=SessionNotFound.reason, message=sentence))
+        self.send(protocol.Failed(request=0, reason=reason, message=sentence))
         self.transport.close()
 
     def send(self, *messages: protocol.Message) -> None:

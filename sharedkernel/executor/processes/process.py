@@ -227,11 +227,17 @@ def profile_of(memory: Memory) -> MemoryProfile:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when process *pid* started, in clock ticks since boot; None if it is not there."""
+    """Return when process *pid* started, in clock ticks since boot; None if it is not there.
+
+    Raises
+    ------
+    OSError
+        When that cannot be found out now, as without a free descriptor.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             after_name = stat.read().rpartition(b")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return None if after_name[0] == b"Z" else int(after_name[19])
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.executor.processes.process import PersistedSession, start_time
+from sharedkernel.ipc.shared_page import is_page
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import UNREADABLE
 from sharedkernel.system.atomic_file import replace_file
@@ -98,5 +99,9 @@ def _open_page(kept: PersistedSession) -> int | None:
         for link in Path(f"/proc/{kept.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
-                    return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+                    # it may be another file by now, whose opening would wait
+                    found = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+                    if is_page(found):
+                        return found
+                    os.close(found)
     return None

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
 
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Turn, Word
+
+log = logging.getLogger(__name__)
 
 #: seconds between looks
 INTERVAL = 2.0
@@ -51,9 +54,14 @@ class IdleMonitor:
             self._due.cancel()
 
     def _look(self) -> None:
+        self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
         now = time.monotonic()
         processes = list(self._sessions.values())
-        used = processor_seconds({process.pid for process in processes})
+        try:
+            used = processor_seconds({process.pid for process in processes})
+        except OSError as error:  # no descriptor is left: what was used meanwhile is seen at the next look
+            log.warning("cannot see which sessions are used: %s", error.strerror)
+            return
         allowed = _IDLE_SHARE * (now - self._looked_at)
         for process in processes:
             ran = used.get(process.pid, 0.0) - self._before.get(process.pid, 0.0) > allowed
@@ -61,7 +69,6 @@ class IdleMonitor:
             if ran or process.used_at is None or process.page.words[Word.TURN] != Turn.IDLE:
                 process.used_at = now
         self._before, self._looked_at = used, now
-        self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
 
 
 def processor_seconds(leaders: Iterable[int]) -> dict[int, float]:

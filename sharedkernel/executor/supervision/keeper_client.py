@@ -1,7 +1,8 @@
 """The executor's connection to its keeper: the executor has the same data, so either may be killed.
 
-A keeper that ends is started again and receives every entry anew. The descriptors of an entry belong to the code that
-put it, which keeps them open until the entry is deleted.
+A keeper that ends is started again and receives every entry anew, and one that does not read is ended. Nothing waits
+for it: an entry that it has no room for yet is sent later, as it is then. The descriptors of an entry belong to the
+code that put it, which keeps them open until the entry is deleted.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.ipc.helper_process import reach, wait_for_end
+from sharedkernel.ipc.helper_process import kill_peer, reach, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket
 from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY
 
@@ -22,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between attempts to start another keeper
 _RETRY_INTERVAL = 1.0
+#: seconds for which a keeper may read nothing
+_PATIENCE = 10.0
 
 
 class KeeperClient:
@@ -33,14 +38,21 @@ class KeeperClient:
         Where the keeper listens.
     build_id
         Of this executor; a keeper that is started has it on its command line.
+    patience
+        Seconds for which a keeper may read nothing; then it is ended.
     """
 
-    def __init__(self, runtime_directory: Path, build_id: str) -> None:
+    def __init__(self, runtime_directory: Path, build_id: str, *, patience: float = _PATIENCE) -> None:
         self._directory = runtime_directory
         self._build_id = build_id
+        self._patience = patience
         self._connection: PacketSocket | None = None
         #: what the keeper holds, or has to be given, by key
         self._entries: dict[str, tuple[protocol.Put, list[int]]] = {}
+        #: keys of what the keeper has not been told yet, oldest first
+        self._unsent: dict[str, None] = {}
+        #: ends the keeper unless it reads; None: nothing waits for it
+        self._reading_due: asyncio.TimerHandle | None = None
         self._refilling: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -55,12 +67,15 @@ class KeeperClient:
             When it does not start.
         """
         connection = await self._connect()
+        connection.set_timeout(self._patience)
+        entries: list[tuple[protocol.Kept, list[int]]] = []
+        try:
+            await asyncio.to_thread(_receive_all, connection, entries)
+        except TimeoutError:
+            log.error("the keeper does not answer; ended it, and started another")
+            kill_peer(connection)
         # Should the keeper have ended just now, that is noticed as at any other time, and the rest is found without it.
-        with contextlib.suppress(OSError):
-            connection.send(protocol.GetAll())
-        entries = []
-        while isinstance((received := connection.receive())[0], protocol.Kept):
-            entries.append(received)
+        self._attach(connection)
         return entries
 
     def hold(self, message: protocol.Kept, descriptors: Sequence[int]) -> None:
@@ -73,21 +88,21 @@ class KeeperClient:
             self._entries[message.key] = message, list(descriptors)
         else:
             self._entries.pop(message.key, None)
-        if self._connection is None:
-            return
-        try:
-            self._connection.send(message, descriptors)
-        except OSError:
-            self._replace()
+        self._unsent[message.key] = None
+        if self._reading_due is None:
+            self._send_rest()
 
     def close(self, *, quit_too: bool) -> None:
-        """Disconnect; with *quit_too* the keeper ends first."""
+        """Disconnect once the keeper has everything; with *quit_too* it ends first instead."""
         self._closing = True
         if self._refilling is not None:
             self._refilling.cancel()
+        if self._connection is not None and not quit_too:
+            self._connection.set_timeout(self._patience)  # nothing else waits for this process any more
+            self._send_rest()
         if self._connection is None:
             return
-        asyncio.get_running_loop().remove_reader(self._connection)
+        self._detach()
         if quit_too:
             with contextlib.suppress(OSError):
                 self._connection.send(protocol.Quit())
@@ -96,15 +111,54 @@ class KeeperClient:
         self._connection = None
 
     async def _connect(self) -> PacketSocket:
-        self._connection = await reach(
+        return await reach(
             self._directory / KEEPER_SOCKET,
             "sharedkernel.executor.supervision.keeper",
             [self._build_id],
             protocol.FromKeeper,
             log_path=self._directory / LOGS_DIRECTORY / "keeper.log",
         )
-        asyncio.get_running_loop().add_reader(self._connection, self._handle_end)
-        return self._connection
+
+    def _attach(self, connection: PacketSocket) -> None:
+        """Serve entries to a keeper from now on; no call on its connection waits."""
+        connection.set_timeout(0)
+        self._connection = connection
+        asyncio.get_running_loop().add_reader(connection, self._handle_end)
+        self._send_rest()
+
+    def _detach(self) -> None:
+        assert self._connection is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._connection)
+        self._wait_no_more()
+
+    def _send_rest(self) -> None:
+        """Tell the keeper what it does not know yet, as far as it has room for it."""
+        while self._unsent and self._connection is not None:
+            key = next(iter(self._unsent))
+            message, descriptors = self._entries.get(key) or (protocol.Delete(key=key), [])
+            try:
+                self._connection.send(message, descriptors)
+            except BlockingIOError:
+                if self._reading_due is None:
+                    loop = asyncio.get_running_loop()
+                    loop.add_writer(self._connection, self._go_on)
+                    self._reading_due = loop.call_later(self._patience, kill_peer, self._connection)
+                return
+            except OSError:
+                self._replace()
+                return
+            del self._unsent[key]
+
+    def _go_on(self) -> None:
+        self._wait_no_more()
+        self._send_rest()
+
+    def _wait_no_more(self) -> None:
+        if self._reading_due is not None and self._connection is not None:
+            self._reading_due.cancel()
+            self._reading_due = None
+            asyncio.get_running_loop().remove_writer(self._connection)
 
     def _handle_end(self) -> None:
         """Notice the keeper's end at once: until there is another, only this process has the entries."""
@@ -114,7 +168,7 @@ class KeeperClient:
 
     def _replace(self) -> None:
         assert self._connection is not None
-        asyncio.get_running_loop().remove_reader(self._connection)
+        self._detach()
         self._connection.close()
         self._connection = None
         if not self._closing:
@@ -124,18 +178,25 @@ class KeeperClient:
     async def _refill(self) -> None:
         while True:
             try:
-                await self._connect()
+                connection = await self._connect()
                 break
             except ExecutorUnavailable as error:
                 log.error("%s Trying again; what is kept would not outlive this executor now.", error)
                 await asyncio.sleep(_RETRY_INTERVAL)
-        for message, descriptors in list(self._entries.values()):
-            if self._connection is not None:  # it may have ended again, and is refilled once more
-                self._resend(message, descriptors)
+        self._unsent = dict.fromkeys(self._entries)
+        self._attach(connection)
 
-    def _resend(self, message: protocol.Put, descriptors: Sequence[int]) -> None:
-        assert self._connection is not None
-        try:
-            self._connection.send(message, descriptors)
-        except OSError:
-            self._replace()
+
+def _receive_all(connection: PacketSocket, entries: list[tuple[protocol.Kept, list[int]]]) -> None:
+    """Add to *entries* what a keeper has.
+
+    Raises
+    ------
+    TimeoutError
+        When it does not answer.
+    """
+    with contextlib.suppress(ProcessLookupError, ConnectionError):
+        os.kill(connection.peer().pid, signal.SIGCONT)  # what it has of shelves is nowhere else
+        connection.send(protocol.GetAll())
+    while isinstance((received := connection.receive())[0], protocol.Kept):
+        entries.append(received)

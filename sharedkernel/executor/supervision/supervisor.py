@@ -167,12 +167,16 @@ class Supervisor:
             When it did not become ready.
         """
         name, traits = uuid4().hex[:12], self._traits()
+        try:
+            page = Page.create(f"sharedkernel-{name}")
+        except OSError as error:
+            raise Refused(f"a session did not start: {error.strerror}; try again.", reason="start") from None
         process = SessionHandle(
             process=name,
             pid=0,
             started=0,
             used=False,
-            page=Page.create(f"sharedkernel-{name}"),
+            page=page,
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
             isolation=traits.isolation,
@@ -196,7 +200,7 @@ class Supervisor:
                 await process.ready
         except (OSError, TimeoutError) as error:
             await self.end(process)
-            raise Refused(f"a session did not start: {error or 'no answer'}; try again.", reason="start") from None
+            raise Refused(f"a session did not start: {str(error) or 'no answer'}; try again.", reason="start") from None
         return process
 
     def _connection_file(self, name: str) -> Path:
@@ -212,29 +216,38 @@ class Supervisor:
             if not process.pid and process.environment == environment:  # it was never forked
                 self._forget(process, None)
 
-    def _handle_warm_parent(self, message: protocol.Forked | protocol.Exited) -> None:
+    def _handle_warm_parent(self, message: protocol.Forked | protocol.NotForked | protocol.Exited) -> None:
         process = self.processes.get(message.process)
         if process is None:
             return
         if isinstance(message, protocol.Forked):
             self._set_pid(process, message.pid)
+        elif isinstance(message, protocol.NotForked):
+            process.ready.set_exception(OSError(f"the machine could not start another process ({message.why})"))
         else:
             self._forget(process, message.status)
 
     def _set_pid(self, process: SessionHandle, pid: int) -> None:
         """Record the process id, as its parent says it."""
         process.pid = pid
-        process.started = start_time(pid) or 0
+        with contextlib.suppress(OSError):  # the handshake looks again
+            process.started = start_time(pid) or 0
         self._watch_end(process)
         _handle_early(process)
 
     def _watch_end(self, process: SessionHandle) -> None:
         """Notice the end even when the warm parent cannot tell it."""
         loop = asyncio.get_running_loop()
+        if process.ended.is_set():
+            return
         try:
             process.pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
             loop.call_later(_STATUS_TIMEOUT, self._forget, process, None)
+            return
+        except OSError as error:
+            log.warning("cannot watch process %d (%s); trying again", process.pid, error.strerror)
+            loop.call_later(_STATUS_TIMEOUT, self._watch_end, process)
             return
 
         def gone() -> None:

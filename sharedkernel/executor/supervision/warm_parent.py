@@ -94,8 +94,8 @@ class WarmParent:
         self._ended: dict[str, protocol.Exited] = {}
         #: another listens in its place
         self.is_retired = False
-        self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self._child_ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
@@ -179,7 +179,11 @@ class WarmParent:
                 self._hang_up()
 
     def _fork(self, message: protocol.Fork, page: int) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._report(protocol.NotForked(process=message.process, why=os.strerror(error.errno or 0)))
+            return
         if pid == 0:
             self._become_session(message, page)
         self._children[pid] = message.process
@@ -189,12 +193,7 @@ class WarmParent:
         code = 1
         try:
             os.setsid()  # an interrupt goes to the whole group, which must be the session's own
-            signal.set_wakeup_fd(-1)
-            for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(signum, signal.SIG_DFL)
-            self._listener.close()
-            if self._executor is not None:
-                self._executor.close()
+            self._release_inherited(page)
             _redirect(message.log_file)
             from sharedkernel.session.kernel import app
             from sharedkernel.session.kernel.restart import Launch
@@ -208,6 +207,20 @@ class WarmParent:
             traceback.print_exc()
         finally:
             processes.end_process(code)
+
+    def _release_inherited(self, page: int) -> None:
+        """Keep nothing of this process in a session but its standard streams and *page*.
+
+        A session's user could stop the warm parent with any end of what it waits for: flags such as O_NONBLOCK belong
+        to an open file, which a fork shares.
+        """
+        signal.set_wakeup_fd(-1)
+        processes.reset_signals()
+        self._listener.close()
+        self._hang_up()
+        os.close(self._child_ended)
+        os.close(self._wakeup)
+        processes.close_descriptors_but({0, 1, 2, page})
 
     def _reap(self) -> None:
         endings = []
@@ -266,6 +279,7 @@ def main(path: str, executor_socket: str, stamp: str = "") -> None:
     if stamp and parse_build_id(stamp).protocol != protocol.PROTOCOL_VERSION:
         sys.exit("another version of sharedkernel was installed since the executor started; install that one again.")
     os.setsid()
+    processes.reset_signals()
     if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are
         del sys.path[0]
     signal.signal(signal.SIGINT, signal.SIG_IGN)

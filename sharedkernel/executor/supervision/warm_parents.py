@@ -13,15 +13,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sharedkernel import protocol
 from sharedkernel.executor.supervision.build_id import listener_of, process_build_id
 from sharedkernel.executor.supervision.environments import OWN, Environment
-from sharedkernel.ipc.helper_process import reach, wait_for_end
+from sharedkernel.ipc.helper_process import kill_peer, reach, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, RETIRED_SOCKETS
 
 log = logging.getLogger(__name__)
+
+#: seconds from a request to fork to its answer, of a warm parent that has answered before and of a new one: that one
+#: imports torch first
+_PATIENCE, _FIRST_PATIENCE = 10.0, 50.0
 
 
 class WarmParents:
@@ -34,9 +39,11 @@ class WarmParents:
     environments
         All there are, by name.
     on_message
-        Called with each :class:`~sharedkernel.protocol.Forked` and :class:`~sharedkernel.protocol.Exited`.
+        Called with each message of :data:`~sharedkernel.protocol.FromWarmParent`.
     on_gone
         Called with the name of an environment whose warm parent ended.
+    patience
+        Seconds that one which has answered before may take to answer; one that takes longer is killed.
     """
 
     def __init__(
@@ -46,16 +53,22 @@ class WarmParents:
         *,
         on_message: Callable[[Any], None],
         on_gone: Callable[[str], None],
+        patience: float = _PATIENCE,
     ) -> None:
         self._directory = directory
         self._environments = environments
         self._on_message = on_message
         self._on_gone = on_gone
+        self._patience = patience
         #: by the names of their sockets
         self._open: dict[str, PacketSocket] = {}
         #: those that retire, by the paths of theirs
         self._retired: dict[Path, PacketSocket] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        #: what ends a warm parent unless it answers, by the process that it is to fork
+        self._unanswered: dict[str, asyncio.TimerHandle] = {}
+        #: those that have answered
+        self._answering: WeakSet[PacketSocket] = WeakSet()
 
     def open_environments(self) -> list[str]:
         """Return the names of the environments whose warm parents are there."""
@@ -94,6 +107,7 @@ class WarmParents:
         except OSError:
             path.unlink(missing_ok=True)
             return
+        connection.set_timeout(0)
         self._retired[path] = connection
         asyncio.get_running_loop().add_reader(connection, self._handle_retired, path, connection)
 
@@ -111,11 +125,28 @@ class WarmParents:
         async with self._opening.setdefault(environment.socket, asyncio.Lock()):
             if environment.socket not in self._open:
                 await self._open_one(environment)
-        self._open[environment.socket].send(message, [page])
+        parent = self._open[environment.socket]
+        patience = self._patience if parent in self._answering else _FIRST_PATIENCE
+        self._unanswered[message.process] = asyncio.get_running_loop().call_later(
+            patience, self._kill, message.process, parent
+        )
+        try:
+            parent.send(message, [page])
+        except BlockingIOError:  # it has not read for a while
+            self._kill(message.process, parent)
+
+    def _kill(self, process: str, parent: PacketSocket) -> None:
+        """End a warm parent that does not answer: another one takes its place. Its sessions run on."""
+        self._unanswered.pop(process).cancel()
+        if parent.fileno() >= 0:  # it has not ended meanwhile
+            log.error("the warm parent does not answer; ended it, and the next fork starts another")
+            kill_peer(parent)
 
     def close(self, *, quit_too: bool) -> None:
         """Release all of them; with *quit_too* they end first, and what is left of their sessions with them."""
         parents = [*self._open.values(), *self._retired.values()]
+        for timer in self._unanswered.values():
+            timer.cancel()
         if quit_too:
             for parent in parents:
                 with contextlib.suppress(OSError):
@@ -145,6 +176,7 @@ class WarmParents:
         self._add(environment, connection)
 
     def _add(self, environment: Environment, connection: PacketSocket) -> None:
+        connection.set_timeout(0)
         self._open[environment.socket] = connection
         asyncio.get_running_loop().add_reader(connection, partial(self._handle, environment, connection))
 
@@ -165,6 +197,10 @@ class WarmParents:
             asyncio.get_running_loop().remove_reader(connection)
             connection.close()
             return False
+        if isinstance(message, protocol.Forked | protocol.NotForked):
+            self._answering.add(connection)
+            if (timer := self._unanswered.pop(message.process, None)) is not None:
+                timer.cancel()
         if isinstance(message, protocol.Exited):
             with contextlib.suppress(OSError):  # gone since it said so
                 connection.send(protocol.ExitedSeen(process=message.process))

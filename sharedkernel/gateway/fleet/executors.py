@@ -31,6 +31,8 @@ from sharedkernel.status.document import StatusDocument
 ONLY = ""
 #: seconds to wait for the status of each of several executors
 _STATUS_TIMEOUT = 2.0
+#: seconds to wait for that of the only one
+_ONLY_TIMEOUT = 10.0
 #: seconds that a new session waits for an executor that no other can replace: the first one to answer if none does, as
 #: on a busy machine, or the one with its user's shelf
 _PLACEMENT_TIMEOUT = 20.0
@@ -104,6 +106,10 @@ class Executors:
         """Return the devices whose executors are connected."""
         return [name for name, client in self._clients.items() if client.connected]
 
+    def silent(self) -> list[str]:
+        """Return the devices whose executors are connected and do not answer."""
+        return [name for name in self.connected() if not self._clients[name].is_answering]
+
     def absences(self) -> list[str]:
         """Return a sentence for each executor that is not connected, for administrators."""
         return [client.absence() for client in self._clients.values() if not client.connected]
@@ -149,7 +155,7 @@ class Executors:
             When no executor answers.
         """
         if not self.several:
-            return await next(iter(self._clients.values())).status()
+            return await self._only_status()
         documents = await self.documents()
         if not documents:
             raise self._none_answers(self._clients)
@@ -159,6 +165,14 @@ class Executors:
             if name not in documents
         }
         return merge(documents, away, list(self._clients), self.placement)
+
+    async def _only_status(self) -> StatusDocument:
+        [(name, client)] = self._clients.items()
+        if not self.silent():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ONLY_TIMEOUT):
+                    return await client.status()
+        raise ExecutorUnavailable(self._why_away(name))
 
     async def documents(self) -> dict[str, StatusDocument]:
         """Return the status document of each executor that answers in time, by device, in the configuration's order."""
@@ -213,7 +227,7 @@ class Executors:
     def _why_away(self, name: str) -> str:
         client = self._clients[name]
         if client.connected:
-            return f"the executor of {name} does not answer; its log may say why."
+            return f"{self.describe([name])} is there and does not answer; its log may say why, and {ELSEWHERE}."
         return str(client.unavailable())
 
     def unavailable(self) -> ExecutorUnavailable:

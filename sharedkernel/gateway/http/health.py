@@ -35,13 +35,15 @@ class ReadyHandler(web.RequestHandler):
 
     @allow_unauthenticated
     def get(self) -> None:
-        """Return 200 if every executor is connected and the gateway is not draining; else 503 and the reason."""
+        """Return 200 if every executor answers and the gateway is not draining; else 503 and the reason."""
         manager = kernel_manager_of(self)
         reason = "ok"
         if manager.is_draining:
             reason = "draining"
         elif set(manager.executors.connected()) != set(manager.executors):
             reason = "no executor" if not manager.executors.connected() else "an executor is away"
+        elif manager.executors.silent():
+            reason = "an executor is there and does not answer; its log may say why"
         if reason != "ok":
             self.set_status(503)
         self.finish(f"{reason}\n")

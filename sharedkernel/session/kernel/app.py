@@ -50,11 +50,16 @@ from sharedkernel.system import processes
 
 log = logging.getLogger(__name__)
 
-#: seconds for which a session asks executors that do not know it; then it ends
+#: seconds for which a spare asks executors that do not take it; then it ends
 _REFUSED_PATIENCE = 30.0
 
 #: told to users with an account of their own, whose processes have sockets where only the executor's may make them
 _NO_VARIABLES = "Variables by KERNEL_ENV_ are not set here: sessions run under their users' own accounts."
+
+#: told to them, too, since debugpy lets everybody in who can connect
+_NO_DEBUGGER = (
+    "The debugger is off: it would listen on a port to which other users could connect. Use %debug or breakpoint()."
+)
 
 #: this process's boundaries, for :func:`sharedkernel.iterations`; None in every other process
 boundaries: Boundaries | None = None
@@ -86,7 +91,7 @@ class SessionRuntime:
         #: what to serve once the executor has heard that this process is there; None: it says so itself
         self._awaited = assign
         self._is_afresh = assign is not None
-        #: since when executors have refused it; None: the last one knew it
+        #: since when executors have refused this spare; None: the last one took it
         self._refused_since: float | None = None
         #: the sentence with which it was refused last
         self._refusal: str | None = None
@@ -182,22 +187,20 @@ class SessionRuntime:
             self._gate.on_message(message)
 
     def _meet_refusal(self, failed: protocol.Failed, now: float) -> None:
-        """End, if there is nothing to lose, or no executor has known this session for a while.
+        """End, if there is nothing to lose; a session that serves somebody asks on, for as long as it takes.
 
-        Its user cannot reach it any more then. One that speaks another version of the protocol knows nothing of it;
-        the link asks on until one comes that does.
+        An executor may be unable to look at it, may speak another version of the protocol, or may have lost its
+        records: none of that is worth its user's variables.
         """
         if failed.message != self._refusal:  # once, and not each second for as long as it takes
             self._refusal = failed.message
             log.error("the executor refused this session: %s", failed.message)
-        if not self._assigned and failed.reason in (SessionNotFound.reason, ProtocolError.reason):
-            os._exit(1)  # a spare that its executor does not know will never serve anybody
-        if failed.reason == ProtocolError.reason:
-            self._refused_since = None
+        if self._assigned:
             return
         self._refused_since = self._refused_since or now
-        if now - self._refused_since > _REFUSED_PATIENCE:
-            os._exit(1)
+        is_unknown = failed.reason in (SessionNotFound.reason, ProtocolError.reason)
+        if is_unknown or now - self._refused_since > _REFUSED_PATIENCE:
+            os._exit(1)  # a spare that its executor does not know will never serve anybody
 
     def _assign(self, message: protocol.Assign) -> None:
         try:
@@ -215,6 +218,7 @@ class SessionRuntime:
         if message.account is not None:
             self._become(message.account)
         os.environ.update(message.env)
+        self._app.iopub_thread.serve_children(self._children_socket(message.account))
         place = user_account.enter_directory(message.cwd, message.notebook, own_home=message.account is not None)
         self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
         likeness.start_here(self._kernel.shell, message.notebook)
@@ -226,6 +230,12 @@ class SessionRuntime:
         self._link.send(protocol.Assigned(session=message.session))
         log.info("serves session %s of %s", message.session, message.user)
 
+    def _children_socket(self, account: protocol.Account | None) -> str:
+        """Return the path at which forked children find this process: nobody but its user may pass to it."""
+        if account is not None and account.runtime_directory is not None:
+            return os.path.join(account.runtime_directory, str(os.getpid()))
+        return f"{os.path.splitext(self._launch.connection_file)[0]}-out"
+
     def _become(self, who: protocol.Account) -> None:
         try:
             user_account.enter(who)
@@ -235,7 +245,7 @@ class SessionRuntime:
         user_account.open_profile(self._app)
 
 
-def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -> IPKernelApp:
+def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_history: bool) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
         kernel_class=GatedKernel,
         outstream_class="sharedkernel.session.kernel.backpressure.PacedStream",
@@ -246,6 +256,8 @@ def _make_app(connection_file: str, log_stream: TextIO, *, with_history: bool) -
     if not with_history:
         user_account.keep_no_history(app)
     app.initialize(["-f", connection_file])
+    if is_apart:
+        app.kernel.why_no_debugger = _NO_DEBUGGER
     own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
     return app
 
@@ -272,5 +284,6 @@ def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     likeness.take_arguments(launch.connection_file)
     _reseed()
     set_up_heap()
-    app = _make_app(launch.connection_file, log_stream, with_history=launch.isolation == "none")
+    is_apart, with_history = launch.isolation == "users", launch.isolation == "none"
+    app = _make_app(launch.connection_file, log_stream, is_apart=is_apart, with_history=with_history)
     SessionRuntime(launch, app, assign=assign).run()

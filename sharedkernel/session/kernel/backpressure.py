@@ -7,10 +7,14 @@ and nothing waits for ever: after :data:`PATIENCE` a message is queued neverthel
 
 Only the main thread waits, and threads that print; those that serve interrupts and the executor never do, nor does
 the line under a waiting cell (:func:`out_of_turn`), which the main thread shares with the one that serves the executor.
+
+What forked children print comes over a unix socket: the port that a stock kernel opens for it is open to all users.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 import time
@@ -19,12 +23,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import zmq
-from ipykernel.iostream import OutStream
+from ipykernel.iostream import IOPubThread, OutStream
 from ipykernel.kernelapp import IPKernelApp
+from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.system.deferred_signals import signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+
+log = logging.getLogger(__name__)
 
 #: messages in the socket's queue; each may be large
 _QUEUE = 16
@@ -89,14 +96,46 @@ class SessionApp(IPKernelApp):
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
         """Make the socket for outputs: a short queue, and a sender that waits instead of losing what does not fit."""
-        before = dict(context.sockopts)
-        # A socket takes these at its birth only; they are not meant for the ones that come later.
-        context.sockopts.update({zmq.SNDHWM: _QUEUE, zmq.XPUB_NODROP: 1})
+        publisher = context.socket(zmq.XPUB)
+        publisher.linger = 1000
+        publisher.setsockopt(zmq.SNDHWM, _QUEUE)
+        publisher.setsockopt(zmq.XPUB_NODROP, 1)
+        self.iopub_port = self._bind_socket(publisher, self.iopub_port)
+        self.configure_tornado_logger()
+        self.iopub_thread = OutputThread(publisher, session=self.session)
+        self.iopub_thread.start()
+        self.iopub_socket = self.iopub_thread.background_socket
+
+
+@named_as(IOPubThread)
+class OutputThread(IOPubThread):
+    """Publishes outputs; those of forked children, too, once it is known where these can send them."""
+
+    _children_at = ""
+
+    def serve_children(self, path: str) -> None:
+        """Publish what forked children print, which they send to the unix socket *path*."""
+        pipe = self.socket.context.socket(zmq.PULL)
+        pipe.linger = 0
         try:
-            super().init_iopub(context)
-        finally:
-            context.sockopts.clear()
-            context.sockopts.update(before)
+            pipe.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            log.warning("what forked processes print will not be shown: %s", error)
+            pipe.close()
+            return
+        self._children_at, self._pipe_uuid, self._pipe_flag = f"ipc://{path}", os.urandom(16), True
+        self.schedule(lambda: self._read_children(pipe))
+
+    def _read_children(self, pipe: zmq.Socket[Any]) -> None:
+        self._pipe_in = ZMQStream(pipe, self.io_loop)
+        self._pipe_in.on_recv(self._handle_pipe_msg)
+
+    def _setup_pipe_out(self) -> tuple[zmq.Context[Any], zmq.Socket[Any]]:
+        context = zmq.Context()  # the parent's cannot be used after a fork
+        pipe = context.socket(zmq.PUSH)
+        pipe.linger = 3000
+        pipe.connect(self._children_at)
+        return context, pipe
 
 
 class Pace:

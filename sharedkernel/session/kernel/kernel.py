@@ -89,6 +89,8 @@ class GatedKernel(IPythonKernel):
     notice = Instance(WaitNotice, allow_none=True)
     #: has what gateways may have missed
     message_log = Instance(MessageLog, allow_none=True)
+    #: a sentence; None: the debugger can be used
+    why_no_debugger: str | None = None
     #: said before the first cell's own output; None once it was
     greeting: str | None = None
 
@@ -146,6 +148,22 @@ class GatedKernel(IPythonKernel):
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
                 time.sleep(_STDIN_PAUSE)
+
+    @property
+    def kernel_info(self) -> dict[str, Any]:
+        """What clients are told of this kernel; they offer no debugger where it cannot be used."""
+        information: dict[str, Any] = super().kernel_info
+        if self.why_no_debugger is not None:
+            features = information["supported_features"]
+            information["supported_features"] = [feature for feature in features if feature != "debugger"]
+        return information
+
+    async def do_debug_request(self, msg: dict[str, Any]) -> Any:
+        """Carry out a request of the debugger, or refuse it."""
+        if self.why_no_debugger is None:
+            return await super().do_debug_request(msg)
+        asked = {"request_seq": msg.get("seq", 0), "command": msg.get("command", "")}
+        return {"type": "response", "success": False, "message": self.why_no_debugger, **asked}
 
     def why_busy(self) -> str | None:
         """Return why user code may run although no cell does, as a sentence; None if it cannot."""

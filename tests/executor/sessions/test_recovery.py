@@ -20,7 +20,7 @@ _DEAF = "import ctypes; ctypes.PyDLL(None).sleep(10)"
 
 def make_peer(name: str) -> ControlConnection:
     """Return the connection of an adopted session."""
-    peer = ControlConnection(Mock())
+    peer = ControlConnection(Mock(), Mock())
     peer.session = make_process(name)
     peer.transport = peer.session.transport = Mock(is_closing=Mock(return_value=False))
     return peer

@@ -20,6 +20,16 @@ from sharedkernel.ipc.shared_page import Page
 from tests.executor.harness import PATIENCE
 
 
+def reach(path: Path) -> PacketSocket:
+    """Connect to a warm parent that is starting."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.suppress(OSError):
+            return connect(str(path), protocol.FromWarmParent)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_everything_sessions_share_is_imported_without_a_device() -> None:
     """Neither torch nor what is imported beside it initialises CUDA."""
     code = """if True:
@@ -58,13 +68,7 @@ def test_it_ends_although_its_executor_went_while_it_was_starting(scratch: Path)
 
     page = Page.create("test")
     try:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            with contextlib.suppress(OSError):
-                executor = connect(str(path), protocol.FromWarmParent)
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        executor = reach(path)
         parent.send_signal(signal.SIGSTOP)
         fork = protocol.Fork(process="p", connection_file=str(scratch / "c.json"), log_file=str(scratch / "log"))
         executor.send(fork, [page.descriptor])
@@ -104,13 +108,46 @@ def test_it_ends_once_no_executor_has_come_for_a_while(scratch: Path) -> None:
     """Its executor was killed; while one is connected it waits for as long as that takes."""
     path = scratch / "warm.sock"
     with subprocess.Popen([sys.executable, "-c", _LONELY, str(path)]) as parent:
-        deadline = time.monotonic() + PATIENCE
-        executor = None
-        while executor is None:
-            assert time.monotonic() < deadline
-            with contextlib.suppress(OSError):
-                executor = connect(str(path), protocol.FromWarmParent)
+        executor = reach(path)
         time.sleep(1.0)
         assert parent.poll() is None
         executor.close()
         assert parent.wait(PATIENCE) == 0
+
+
+#: of a user id that has no other process, as root's would have no limit; may have others from SIGUSR1 on
+_ALONE = """
+import os, resource, signal, sys
+from sharedkernel.executor.supervision.warm_parent import WarmParent
+
+parent = WarmParent(sys.argv[1], "")
+if os.getuid() == 0:
+    os.setresuid(229999, 229999, 229999)
+hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+signal.signal(signal.SIGUSR1, lambda *_: resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard)))
+parent.run()
+"""
+
+
+def test_it_lives_on_where_no_process_can_be_forked(scratch: Path) -> None:
+    """It says why, and forks the next session once there is room again."""
+    path = scratch / "warm.sock"
+    page = Page.create("test")
+    fork = protocol.Fork(process="p", connection_file=str(scratch / "c.json"), log_file=str(scratch / "log"))
+    with subprocess.Popen([sys.executable, "-c", _ALONE, str(path)]) as parent:
+        try:
+            executor = reach(path)
+            executor.set_timeout(PATIENCE)
+            executor.send(fork, [page.descriptor])
+            answer, _ = executor.receive()
+            assert (answer.process, answer.why) == ("p", "Resource temporarily unavailable")
+            parent.send_signal(signal.SIGUSR1)
+            executor.send(fork, [page.descriptor])
+            assert isinstance(executor.receive()[0], protocol.Forked)
+            executor.send(protocol.Quit())
+            assert parent.wait(PATIENCE) == 0
+            executor.close()
+        finally:
+            parent.kill()
+            page.close()

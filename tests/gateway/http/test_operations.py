@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import stat
 import subprocess
 import sys
@@ -113,6 +114,32 @@ def test_metrics_and_readiness_say_when_the_executor_is_away(tmp_path: Path) -> 
             samples = await scrape(ada)
             assert total(samples, "sharedkernel_device_up") == 0
             assert total(samples, "http_request_duration_seconds_count") > 0
+
+        run(scenario())
+
+
+def test_an_executor_that_hangs_is_not_ready(tmp_path: Path) -> None:
+    """Readiness and status say so within seconds, instead of waiting for it, and everything goes on when it does."""
+    with Stack(users=["ada"], capacity="256MiB") as own:
+        assert own.executor.process is not None
+        executor = own.executor.process
+
+        async def scenario() -> None:
+            ada = own.client("ada")
+            assert (await ada.request("GET", "/readyz")).status == 200
+            executor.send_signal(signal.SIGSTOP)
+            try:
+                answer = await ada.request("GET", "/sharedkernel/api/status")
+                assert answer.status == 503
+                assert "does not answer" in answer.body["message"]
+                while (answer := await ada.request("GET", "/readyz")).status != 503:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                assert "does not answer" in answer.body
+            finally:
+                executor.send_signal(signal.SIGCONT)
+            while (await ada.request("GET", "/readyz")).status != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert (await ada.request("GET", "/sharedkernel/api/status")).status == 200
 
         run(scenario())
 

@@ -1,0 +1,134 @@
+"""What one user's session tries against all others, where the operating system keeps users apart."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+
+import psutil
+
+from sharedkernel.executor.processes.connections import MOST_UNGREETED
+from sharedkernel.paths import EXECUTOR_SOCKET
+from tests.executor.harness import until
+from tests.executor.isolation import ADA, GRACE, ApartExecutor, Executor, needs_root
+from tests.executor.sessions.test_debugger import debug
+from tests.processes import open_files, tcp_listeners, unix_listeners
+
+pytestmark = needs_root
+
+#: makes the ends of another process's pipes blocking and fills them; prints how many it has
+_FILL_PIPES = """if True:
+    import os
+    ends = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{{name}}") in {pipes!r}:
+                ends.append(int(name))
+        except OSError:
+            pass
+    for end in ends:
+        try:
+            os.set_blocking(end, False)
+            while True:
+                os.write(end, bytes(4096))
+        except OSError:
+            pass
+    for end in ends:
+        os.set_blocking(end, True)
+    print(len(ends))
+"""
+
+#: connects and says nothing, or that much is coming, and prints how many connections there are still
+_CONNECT = """if True:
+    import socket
+    connections = []
+    for number in range({number}):
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect({path!r})
+            if number % 2:
+                connection.sendall((1 << 20).to_bytes(4, "big") + bytes(100_000))
+        except OSError:
+            continue
+        connections.append(connection)
+    print(len(connections))
+"""
+
+
+def test_a_cell_cannot_stop_the_starts_of_others(apart: ApartExecutor) -> None:
+    """A session has no end of the pipe that wakes its parent, which it could fill so that the parent waits for ever."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook(ADA)
+            parent = psutil.Process(ada.record.pid).ppid()
+            pipes = sorted(name for name in open_files(parent).values() if name.startswith("pipe:"))
+            assert pipes
+            assert (await ada.run(_FILL_PIPES.format(pipes=pipes))).text.strip() == "0"
+            for _ in range(3):  # more than there are spares, and each end of a process wakes the parent
+                grace = await executor.notebook(GRACE)
+                assert (await grace.run("6 * 7")).text == "42"
+                await executor.client.end_session(grace.session)
+
+    asyncio.run(main())
+
+
+def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> None:
+    """Not for the debugger, which is off and says so, nor for what its forked processes print, which still arrives."""
+    forked = "import os\nif os.fork() == 0:\n    print('from a child', flush=True); os._exit(0)\n_ = os.wait()"
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook(ADA)
+            information = await ada.client.kernel_info(reply=True)
+            assert "debugger" not in information["content"]["supported_features"]
+            reply = await debug(ada, "initialize", clientID="c", adapterID="", pathFormat="path")
+            assert (reply["success"], reply["command"]) == (False, "initialize")
+            assert "other users could connect" in reply["message"]
+            assert not (await debug(ada, "disconnect"))["success"]
+            assert (await ada.run("6 * 7")).text == "42"
+
+            async def has_printed() -> bool:
+                return "from a child" in (await ada.run(forked)).text
+
+            await until(has_printed, "what a child prints is shown")
+            parent = psutil.Process(psutil.Process(ada.record.pid).ppid())
+            for process in (parent, *parent.children(recursive=True)):
+                assert tcp_listeners(process.pid) == set()
+                # others pass no directory on the way to these
+                assert all(path.startswith(f"{apart.runtime_directory}/") for path in unix_listeners(process.pid))
+
+    asyncio.run(main())
+
+
+def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor) -> None:
+    """One user has few of them, with little in each and for seconds only; others are served meanwhile."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook(ADA)
+            pid = apart.process.pid
+            before, most = len(open_files(pid)), resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            memory = psutil.Process(pid).memory_info().rss
+            # as few as many systems allow
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, most[1]))
+            try:
+                attack = _CONNECT.format(number=3000, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
+                running = asyncio.create_task(ada.run(attack))
+                grace = await executor.notebook(GRACE)
+                assert (await grace.run("6 * 7")).text == "42"
+                assert (await running).status == "ok"
+                # beside those that it has just accepted and is about to hang up on
+                assert len(open_files(pid)) < before + MOST_UNGREETED + 300
+                assert psutil.Process(pid).memory_info().rss < memory + (64 << 20)
+                assert apart.log().count("too many connections; refused") < 50
+                assert (await ada.run("import torch; torch.ones(2).sum().item()")).text == "2.0"
+
+                async def are_gone() -> bool:
+                    return len(open_files(pid)) < before + 32
+
+                await until(are_gone, "those that have not greeted are hung up on")
+            finally:
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, most)
+
+    asyncio.run(main())

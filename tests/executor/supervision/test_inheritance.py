@@ -1,0 +1,180 @@
+"""What the processes that an executor starts have from it, and sessions from their parent: what is on a list here."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from sharedkernel.executor.supervision.build_id import listener_of
+from sharedkernel.paths import KEEPER_SOCKET, WARM_PARENT_SOCKET
+from tests.executor.harness import Executor, ExecutorProcess, until
+from tests.processes import open_files, signals, tcp_listeners, unix_listeners
+
+#: names of variables that a process may have from its executor
+PASSED_ON = {"HOME", "LANG", "OMP_NUM_THREADS", "PATH", "XDG_DATA_HOME"}
+#: those that libraries and the session itself set
+SET_LATER = {
+    "ASKED", "CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GIT_PAGER", "JPY_PARENT_PID", "KERNEL_ENV_ASKED",
+    "MPLBACKEND", "PAGER", "PYDEVD_DISABLE_FILE_VALIDATION", "PYDEVD_USE_FRAME_EVAL", "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TERM", "TORCHINDUCTOR_CACHE_DIR",
+}  # fmt: skip
+#: its streams, sockets, event loops and log, its page, its messages, and its history
+_SESSION_FILES = (
+    r"/dev/null|pipe:.*|socket:.*|anon_inode:\[event(fd|poll)\]|/.*/logs/session-[0-9a-f]{12}\.log"
+    r"|/memfd:sharedkernel-([0-9a-f]{12}|outbox) \(deleted\)|/.*/profile_default(/history\.sqlite(-journal)?)?"
+)
+_SESSION_SOCKETS = r"/.*/run/s/[0-9a-f]{12}-(ipc-\d|out)"
+#: patterns of what a process of each kind may have open, and of where it listens
+KINDS = {
+    "session": (_SESSION_FILES, _SESSION_SOCKETS),
+    "session afresh": (_SESSION_FILES, _SESSION_SOCKETS),
+    "spare": (_SESSION_FILES, _SESSION_SOCKETS),
+    "program of a session": (r"/dev/null|pipe:.*|/proc/\d+/fd", ""),
+    "warm parent": (r"/dev/null|/.*/logs/warm_parent\.log|socket:.*|pipe:.*", rf"/.*/{WARM_PARENT_SOCKET}"),
+    "keeper": (
+        r"/dev/null|/.*/logs/keeper\.log|socket:.*|anon_inode:\[eventpoll\]"
+        r"|/memfd:sharedkernel-[0-9a-f]{12} \(deleted\)",
+        rf"/.*/{KEEPER_SOCKET}",
+    ),
+}
+
+#: opens what could be inherited, ignores and blocks signals, sets secrets, and becomes the executor
+_CARELESS = """if True:
+    import os, signal, socket, sys
+    for left in (os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), *os.pipe()):
+        os.set_inheritable(left, True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.set_inheritable(True)
+    for signum in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    environment = {name: os.environ[name] for name in sys.argv[2].split(",") if name in os.environ}
+    environment |= {"AWS_SECRET_ACCESS_KEY": "secret", "SHAREDKERNEL_TOKEN": "secret"}
+    os.execve(sys.argv[3], sys.argv[3:], environment)
+"""
+
+#: starts a program that inherits what it can, and prints what that is
+_PROGRAM = """if True:
+    import subprocess, sys
+    look = '''if True:
+        import os
+        files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        print({os.readlink(file) for file in files if os.path.lexists(file)})
+    '''
+    print(subprocess.run([sys.executable, "-c", look], close_fds=False, capture_output=True, text=True).stdout)
+"""
+
+
+class CarelessExecutor(ExecutorProcess):
+    """An executor whose starter left it open files, a listener, ignored and blocked signals, and secrets."""
+
+    def command(self) -> list[str]:
+        names = ",".join(sorted(PASSED_ON))
+        return [sys.executable, "-c", _CARELESS, str(self.directory / "left"), names, *super().command()]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a process has."""
+
+    files: set[str]
+    unix: set[str]
+    tcp: set[str]
+    #: names of its variables
+    variables: set[str]
+    ignored: set[int]
+    blocked: set[int]
+
+    @classmethod
+    def of(cls, pid: int, variables: set[str] | None = None) -> Seen:
+        """Look at a process; *variables* are those of now, where it has other ones than at its start."""
+        return cls(
+            set(open_files(pid).values()),
+            unix_listeners(pid),
+            tcp_listeners(pid),
+            set(psutil.Process(pid).environ()) if variables is None else variables,
+            signals(pid, "Ign"),
+            signals(pid, "Blk"),
+        )
+
+
+async def _look(process: ExecutorProcess) -> dict[str, Seen]:
+    async with Executor(process) as executor:
+        forked = await executor.notebook()
+        afresh = await executor.notebook(env={"KERNEL_ENV_ASKED": "1"})
+        parent = psutil.Process(psutil.Process(forked.record.pid).ppid())
+
+        async def spare() -> int | None:
+            children = {child.pid for child in parent.children()} - {forked.record.pid, afresh.record.pid}
+            return next((pid for pid in children if len(unix_listeners(pid)) == 5), None)
+
+        seen = {"spare": Seen.of(await until(spare, "there is a spare"))}
+        for kind, notebook in (("session", forked), ("session afresh", afresh)):
+            variables = (await notebook.run("import os; print(sorted(os.environ))")).text
+            seen[kind] = Seen.of(notebook.record.pid, set(ast.literal_eval(variables)))
+        files = set(ast.literal_eval((await forked.run(_PROGRAM)).text))
+        seen["program of a session"] = Seen(files, set(), set(), set(), set(), set())
+        seen["warm parent"] = Seen.of(parent.pid)
+        seen["keeper"] = Seen.of(listener_of(process.runtime_directory / KEEPER_SOCKET))
+        seen["executor"] = Seen.of(process.process.pid)
+        return seen
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[dict[str, Seen]]:
+    """Look at one executor, its helpers, and a session of each kind."""
+    process = CarelessExecutor()
+    try:
+        yield asyncio.run(_look(process))
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_listed_files_are_open(seen: dict[str, Seen], kind: str) -> None:
+    """Nothing that the executor's starter left, and no pipe or socket of the process that started this one."""
+    pattern, _ = KINDS[kind]
+    assert {name for name in seen[kind].files if not re.fullmatch(pattern, name)} == set()
+    for other in set(seen) - {kind}:
+        shared = seen[kind].files & seen[other].files
+        assert {name for name in shared if name.startswith(("pipe:", "socket:"))} == set(), other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_listens_at_its_own_sockets_only(seen: dict[str, Seen], kind: str) -> None:
+    """All of them are files in the runtime directory; no port is open."""
+    _, pattern = KINDS[kind]
+    assert {path for path in seen[kind].unix if not re.fullmatch(pattern, path)} == set()
+    assert seen[kind].unix or kind == "program of a session"
+    assert seen[kind].tcp == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_listed_variables_are_set(seen: dict[str, Seen], kind: str) -> None:
+    """No secret of the executor is among them."""
+    assert seen[kind].variables - PASSED_ON - SET_LATER == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_signals_are_those_of_a_new_process(seen: dict[str, Seen], kind: str) -> None:
+    """None is blocked; an interrupt is not for a helper, nor for a session while no cell runs."""
+    assert seen[kind].ignored <= {signal.SIGINT}
+    assert seen[kind].blocked == set()
+
+
+def test_the_executor_has_them(seen: dict[str, Seen]) -> None:
+    """What the others lack is there to be inherited."""
+    executor = seen["executor"]
+    assert {"AWS_SECRET_ACCESS_KEY", "SHAREDKERNEL_TOKEN"} <= executor.variables
+    assert executor.tcp
+    assert any(name.endswith("/left") for name in executor.files)
+    assert signal.SIGHUP in executor.ignored
+    assert signal.SIGUSR2 in executor.blocked
