@@ -70,6 +70,8 @@ The safety condition
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling.invariants import check
 from sharedkernel.scheduling.model.actions import Action
@@ -124,8 +126,13 @@ class Scheduler:
         """
         if now < self.clock.now:
             raise ValueError(f"time went back from {self.clock.now} to {now}.")
+        touched = self._records.touched
         if isinstance(event, SessionEvent):
             self._check(event)
+            touched.clear()
+            touched[event.session] = None
+        else:
+            touched.clear()
         self.clock.accrue(now)
         self._handlers.handle(event)
         self._reconciler.reconcile()
@@ -143,6 +150,11 @@ class Scheduler:
     def config(self) -> SchedulerConfig:
         """How the device is scheduled now."""
         return self._records.config
+
+    @property
+    def touched(self) -> Collection[SessionId]:
+        """The sessions that the last event concerned, or changed the state of; one that ended is among them."""
+        return self._records.touched
 
     @property
     def policy(self) -> Policy:

@@ -52,6 +52,8 @@ class Records:
         self.sessions: dict[SessionId, Session] = {}
         #: actions decided since the present event, in order
         self.actions: list[Action] = []
+        #: sessions whose state, or whose moving to and fro, the present event has changed; in order
+        self.touched: dict[SessionId, None] = {}
         self.ledger = Ledger(config.capacity, config.reserve)
         self.lanes = LanePlanner(self.ledger, self.actions)
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
@@ -148,6 +150,7 @@ class Records:
         reason
             An event's or a decision's name, for the story.
         """
+        self.touched[session.id] = None
         before, session.state = session.state, state
         session.story.append((self.clock.now, reason, state))
         if before is state:
