@@ -64,7 +64,7 @@ class _Selector(selectors.SelectSelector):
         return []
 
 
-class _SimulatedTime(asyncio.SelectorEventLoop):
+class SimulatedTime(asyncio.SelectorEventLoop):
     """An event loop in which no time passes but what is waited for."""
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ def _status(executor: _Executor, processes: list[SessionHandle]) -> tuple[float,
 
 def run(sessions: int, iterations: int) -> Cost:
     """Return what *sessions* that share *iterations* of 10 ms cost."""
-    with tempfile.TemporaryDirectory() as directory, asyncio.Runner(loop_factory=_SimulatedTime) as runner:
+    with tempfile.TemporaryDirectory() as directory, asyncio.Runner(loop_factory=SimulatedTime) as runner:
         return runner.run(_measure(sessions, iterations, Path(directory)))
 
 

@@ -134,7 +134,7 @@ class ControlApi:
                 for limits in message.limits:
                     self._controller.configure(limits)
                 self._share_out_processors()
-                self._controller.update_limits()
+                self._controller.limits.update()
             case protocol.SetPolicy(policy=policy):
                 self._controller.set_policy(policy)
             case protocol.StopExecutor(end_sessions=end_sessions):

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.executor.history.journal import Journal
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Limits
 
 #: the journal's name in the runtime directory, and the version of its records
@@ -39,6 +40,8 @@ class UserRecord:
     """One user."""
 
     limits: Limits
+    #: processes that serve the user's sessions, by session
+    sessions: dict[str, SessionHandle] = field(default_factory=dict)
     #: seconds waited for each grant, newest last
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
     #: most persistent and ephemeral bytes that the user's sessions had at a time
