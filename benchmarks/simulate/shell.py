@@ -44,6 +44,8 @@ from sharedkernel.system.tasks import BackgroundTasks
 
 #: seconds of an iteration, and of a turn
 _ITERATION, _QUANTUM = 0.01, 0.05
+#: iterations of a cell
+_CELL = 20
 #: bytes of the device, and what a session keeps and has in use in an iteration
 _CAPACITY, _PERSISTENT, _LIVE = 1 << 42, 64 << 20, 256 << 20
 #: no process has it
@@ -88,7 +90,7 @@ class _FakeDevice(HostLimits):
 
 
 class _FakeSession:
-    """A session's end of its connection: one cell of iterations that ends its turn when it is asked to."""
+    """A session's end of its connection: cells of iterations, each of which may end its turn."""
 
     def __init__(self, process: SessionHandle, router: MessageRouter, iterations: int, ended: Callable[[], None]):
         self._words = process.page.words
@@ -96,7 +98,7 @@ class _FakeSession:
         self._peer.role, self._peer.session = "session", process
         self._peer.transport = process.transport = cast(asyncio.Transport, self)
         self._left, self._ended = iterations, ended
-        self._in_turn = 0
+        self._left_in_cell = self._in_turn = 0
         self._memory = Memory(persistent=_PERSISTENT, ephemeral=_LIVE, framework=0)
         self._later = asyncio.get_running_loop().call_later
 
@@ -116,7 +118,8 @@ class _FakeSession:
     # --- the session -----------------------------------
 
     def begin(self) -> None:
-        """Open the cell."""
+        """Open a cell."""
+        self._left_in_cell = min(_CELL, self._left)
         self._words[Word.TURN] = Turn.WANTING
         self._report(protocol.CellOpenedReport(), self._wanted())
 
@@ -129,10 +132,14 @@ class _FakeSession:
         self._words[Word.ITERATIONS] += 1
         self._in_turn += 1
         self._left -= 1
-        if not self._left:
+        self._left_in_cell -= 1
+        if not self._left_in_cell:
             self._words[Word.TURN] = Turn.IDLE
             self._report(self._released("cell"), protocol.CellClosedReport(memory=self._memory))
-            self._ended()
+            if self._left:
+                self.begin()
+            else:
+                self._ended()
         elif self._words[Word.PREEMPT]:
             self._words[Word.TURN] = Turn.WANTING
             self._report(self._released("boundary"), self._wanted())
@@ -175,7 +182,7 @@ class _Executor:
         )
         isolation = Isolation(IsolationOptions(isolate="off"), directory)
         self.status = StatusBuilder(served, isolation, self.controller)
-        self.waits = WaitNotifier(self.controller.sessions, self.status.document)
+        self.waits = WaitNotifier(self.controller)
         nobody = cast(Any, None)
         api = ControlApi(self.controller, nobody, nobody, nobody, isolation, nobody, self.status, nobody)
         self.router = MessageRouter(
@@ -271,7 +278,7 @@ def main() -> None:
     """Print the cost by number of sessions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, nargs="+", default=[10, 100, 1000], help="how many, each by itself")
-    parser.add_argument("--iterations", type=int, default=10_000, help="of all sessions together")
+    parser.add_argument("--iterations", type=int, default=20_000, help="of all sessions together")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     asked = parser.parse_args()
     allow_many_descriptors()

@@ -223,8 +223,8 @@ class SessionActions:
         """Record that what *process* waited for has come."""
         if process.wait.since is not None:
             waited = self._now() - process.wait.since
-            process.wait.past.append(waited)
-            self._users.records[process.user or ""].waits.append(waited)
+            process.wait.past.add(waited)
+            self._users.records[process.user or ""].waits.add(waited)
             self._counters.waited(waited)
             process.wait.since = None
 

@@ -28,7 +28,7 @@ from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.scheduling.snapshot import Snapshot
+from sharedkernel.scheduling.snapshot import QueueView, Snapshot
 from sharedkernel.status.document import RecentTimeline
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -325,6 +325,15 @@ class SessionController:
     def snapshot(self) -> Snapshot:
         """Return the views of all sessions, users and lanes as the core has them now."""
         return self._driver.scheduler.snapshot(self._driver.now())
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether any session wants the device or memory."""
+        return self._driver.scheduler.has_queue
+
+    def queue(self) -> list[QueueView]:
+        """Return the views of the holders, and of those that want the device or memory, next first."""
+        return self._driver.scheduler.queue(self._driver.now())
 
     def timeline(self, user: str) -> RecentTimeline:
         """Return the last minutes as *user* may see them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,8 @@ from tests.executor.devices.support import make_process
 MIB = 1 << 20
 DEVICE = Device(name="host", kind="host", capacity_bytes=600 * MIB, reserve_bytes=0)
 USERS = ("ada", "bob", "cleo", "dan", "eve")
+#: called between two steps
+Check = Callable[[HostLimits, SessionController], None]
 #: no process has it
 NO_PID = 1 << 30
 
@@ -184,8 +186,19 @@ STEPS = (
 )
 
 
-async def follow(steps: list[tuple[str, int, int]], directory: Path) -> None:
-    """Do the *steps* one after another, and compare the leases of all once nothing happens any more."""
+def draw_steps() -> st.SearchStrategy[list[tuple[str, int, int]]]:
+    """Return steps, each of one session and with some bytes."""
+    step = st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.sampled_from([0, MIB, 90 * MIB, 300 * MIB]))
+    return st.lists(step, min_size=30, max_size=60)
+
+
+def run_steps(steps: list[tuple[str, int, int]], check: Check | None = None) -> None:
+    """Do the *steps* one after another, in simulated time, and compare the leases; *check* is called after each."""
+    with tempfile.TemporaryDirectory() as directory, asyncio.Runner(loop_factory=SimulatedTime) as runner:
+        runner.run(_run_steps(steps, Path(directory), check))
+
+
+async def _run_steps(steps: list[tuple[str, int, int]], directory: Path, check: Check | None) -> None:
     device = CheckedDevice()
     config = SchedulerConfig(capacity=DEVICE.capacity_bytes, preempt_patience=3600.0, memory_quantum=2.0)
     history = WorkloadHistory(directory, "host")
@@ -208,6 +221,8 @@ async def follow(steps: list[tuple[str, int, int]], directory: Path) -> None:
                 for notebook in notebooks:
                     notebook.answer()
             assert not device.differences
+            if check is not None:
+                check(device, controller)
         controller.limits.update()  # a report that a grant was released renews nothing; another follows it
         await asyncio.sleep(3.0)
         expected = device.all_leases()
@@ -218,14 +233,7 @@ async def follow(steps: list[tuple[str, int, int]], directory: Path) -> None:
             page.close()
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.sampled_from([0, MIB, 90 * MIB, 300 * MIB])),
-        min_size=30,
-        max_size=60,
-    )
-)
+@given(draw_steps())
 def test_leases_of_those_concerned_are_as_if_all_were_renewed(steps: list[tuple[str, int, int]]) -> None:
     """Whatever sessions and shelves do; the others' leases are the same soon."""
-    with tempfile.TemporaryDirectory() as directory, asyncio.Runner(loop_factory=SimulatedTime) as runner:
-        runner.run(follow(steps, Path(directory)))
+    run_steps(steps)
