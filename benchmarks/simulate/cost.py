@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="a million iterations and 10,000 sessions, too")
     parser.add_argument("--plot", type=Path, help="draw how the cost grows with the sessions, to this picture")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     asked = parser.parse_args()
     if asked.plot is not None:
         check_plot(asked.plot)
@@ -91,7 +92,11 @@ def main() -> None:
             seconds, events, iterations = run(1000, 1_000_000, quantum)
             rows.append([name, iterations, events, seconds, 1e6 * seconds / events, 1e6 * seconds / iterations])
     columns = ["sessions", "iterations", "events", "processor, s", "us an event", "us an iteration"]
-    tables.table("one device, turns of 50 ms, iterations of 10 ms", columns, rows)
+    how = "one device, turns of 50 ms, iterations of 10 ms"
+    if asked.json:
+        tables.print_json("cost", how, (columns, rows))
+    else:
+        tables.table(how, columns, rows)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,32 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     for row in rows:
         shown.add_row(*(_text(value) for value in row))
     _console.print(shown)
+
+
+def print_json(name: str, how: str, *measured: tuple[Sequence[str], Sequence[Sequence[object]]]) -> None:
+    """Print tables as `sharedkernel bench --json` prints its results; their first columns say of what.
+
+    Parameters
+    ----------
+    name, how
+        Of the benchmark.
+    measured
+        The columns and rows of each table; a metric is named by its column and row.
+    """
+    results = [
+        {
+            "metric": f"{column}, {row[0]} {columns[0]}",
+            "value": value,
+            "unit": column.partition(" ")[0] if " an " in column or " a " in column else "",
+            "target": None,
+            "met": None,
+            "how": how,
+        }
+        for columns, rows in measured
+        for row in rows
+        for column, value in list(zip(columns, row, strict=True))[1:]
+    ]
+    print(json.dumps({"name": name, "results": results}))  # noqa: T201
 
 
 def _text(value: object) -> str:

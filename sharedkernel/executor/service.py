@@ -158,7 +158,7 @@ class ExecutorService:
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
-        self._waits = WaitNotifier(self._controller.sessions, status.document)
+        self._waits = WaitNotifier(self._controller)
         self._status_stream = StatusStream(status.view)
         self._api = ControlApi(
             self._controller,

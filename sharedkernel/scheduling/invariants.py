@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharedkernel.scheduling.memory.demand import residue
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import (
     ACTIVE_STATES,
@@ -47,6 +48,7 @@ def _check_sums(records: Records) -> None:
         _require(
             total == sum(lane.size for lane in lanes if lane.domain == domain), f"lanes of {domain} are miscounted"
         )
+    _require(records.demand.update_residue() == sum(map(residue, sessions)), "what cannot be offloaded is miscounted")
     for user in records.users.values():
         persistent = sum(session.memory.persistent for session in user.sessions.values())
         _require(user.persistent == persistent + user.shelf, f"memory of user {user.id} is miscounted")

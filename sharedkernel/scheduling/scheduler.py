@@ -70,6 +70,8 @@ The safety condition
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling.invariants import check
 from sharedkernel.scheduling.model.actions import Action
@@ -78,7 +80,7 @@ from sharedkernel.scheduling.model.events import Event, SessionEvent
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import SessionId, SessionState
 from sharedkernel.scheduling.policies.builtin import Policy
-from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
+from sharedkernel.scheduling.snapshot import QueueView, Snapshot, take_queue, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.handlers import EventHandlers
 from sharedkernel.scheduling.steps.reconcile import Reconciler
@@ -126,6 +128,7 @@ class Scheduler:
             raise ValueError(f"time went back from {self.clock.now} to {now}.")
         if isinstance(event, SessionEvent):
             self._check(event)
+        self._records.begin(event)
         self.clock.accrue(now)
         self._handlers.handle(event)
         self._reconciler.reconcile()
@@ -145,6 +148,11 @@ class Scheduler:
         return self._records.config
 
     @property
+    def touched(self) -> Collection[SessionId]:
+        """The sessions that the last event concerned, or changed the state of; one that ended is among them."""
+        return self._records.touched
+
+    @property
     def policy(self) -> Policy:
         """The policy that ranks now."""
         return self._records.policy
@@ -152,6 +160,15 @@ class Scheduler:
     def snapshot(self, now: float) -> Snapshot:
         """Return the views of all sessions, users and lanes at *now*, seconds; changes nothing."""
         return take_snapshot(self._records, now)
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether any session wants the device or memory."""
+        return bool(self._records.queued or self._records.admission.waiting)
+
+    def queue(self, now: float) -> list[QueueView]:
+        """Return the views of the holders, and of those that want the device or memory, next first; changes nothing."""
+        return take_queue(self._records, now)
 
     def story(self, session: SessionId) -> list[str]:
         """Return *session*'s recent history, oldest first; empty for an unknown one."""

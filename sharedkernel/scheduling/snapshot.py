@@ -55,13 +55,29 @@ class UserView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionView:
-    """A session."""
+class QueueView:
+    """A session that wants the device or memory, or holds a grant: what its wait, and others', depend on."""
 
     id: SessionId
     user: UserId
-    domain: str
     state: SessionState
+    #: mean device time per iteration lately, seconds, as measured, else as the session foresees it; None: not known
+    iteration_seconds: float | None
+    #: place in the order in which those that want the device would be served now, from 1; None: wants no grant
+    queue_position: int | None
+    waiting_for: WaitingFor | None
+    #: device-seconds that its open cell may be expected to need, and where that is known from; None: no cell is open
+    remaining_seconds: float | None = None
+    remaining_from: PredictionOrigin | None = None
+    #: seconds that it may still wait for memory, by quanta and transfers; None: it does not, or there is no estimate
+    memory_wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView(QueueView):
+    """A session."""
+
+    domain: str
     lane: LaneId | None
     #: bytes
     persistent: int
@@ -74,21 +90,11 @@ class SessionView:
     #: bytes that are moved away
     offloaded: int
     iterations: int
-    #: mean device time per iteration lately, seconds, as measured, else as the session foresees it; None: not known
-    iteration_seconds: float | None
     #: device-seconds held under grants
     attained: float
-    #: place in the order in which those that want the device would be served now, from 1; None: wants no grant
-    queue_position: int | None
-    waiting_for: WaitingFor | None
-    #: device-seconds that its open cell may be expected to need, and where that is known from; None: no cell is open
-    remaining_seconds: float | None = None
-    remaining_from: PredictionOrigin | None = None
     #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
     utilisation: float | None = None
     utilisation_predicted: float | None = None
-    #: seconds that it may still wait for memory, by quanta and transfers; None: it does not, or there is no estimate
-    memory_wait_seconds: float | None = None
     #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
     #: run now; None: not known, or it does not run
     slowdown: float | None = None
@@ -128,9 +134,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         Seconds, not before the last event.
     """
     elapsed = max(0.0, now - records.clock.now)
-    wanting = [*records.queued.values(), *records.admission.waiting.values()]
-    order = [session.id for session in sorted(wanting, key=records.policy.rank)]
-    positions = {session: position for position, session in enumerate(order, start=1)}
+    positions = {session.id: position for position, session in enumerate(_in_order(records), start=1)}
     lanes = []
     for lane in records.lanes.by_id.values():
         queue = [session.id for session in lane.sessions.values() if session.state is SessionState.QUEUED]
@@ -191,6 +195,43 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         users=tuple(users),
         sessions=tuple(sessions),
     )
+
+
+def take_queue(records: Records, now: float) -> list[QueueView]:
+    """Return the views of the sessions that hold a grant, and of those that want one or memory, next first.
+
+    Parameters
+    ----------
+    records
+        The scheduler's.
+    now
+        Seconds, not before the last event.
+    """
+    elapsed = max(0.0, now - records.clock.now)
+    memory_waits = records.offloading.expected_waits(records.admission.queue(), now)
+    holders = ((None, session) for session in records.clock.holders.values())
+    views = []
+    for position, session in (*holders, *enumerate(_in_order(records), start=1)):
+        estimate = _estimate(records, session, elapsed)
+        views.append(
+            QueueView(
+                id=session.id,
+                user=session.user.id,
+                state=session.state,
+                iteration_seconds=session.stats.expected_iteration_seconds,
+                queue_position=position,
+                waiting_for=_waiting_for(session, is_queued=position is not None),
+                remaining_seconds=None if estimate is None else estimate.seconds,
+                remaining_from=None if estimate is None else estimate.origin,
+                memory_wait_seconds=memory_waits.get(session.id),
+            )
+        )
+    return views
+
+
+def _in_order(records: Records) -> list[Session]:
+    """Return the sessions that want the device or memory in the order in which they would be served now."""
+    return sorted([*records.queued.values(), *records.admission.waiting.values()], key=records.policy.rank)
 
 
 def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:

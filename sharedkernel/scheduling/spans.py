@@ -14,7 +14,7 @@ a trace all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -88,6 +88,8 @@ class _Doing:
     #: iterations it had completed when it began
     iterations: int
     revoked_at: float | None = None
+    #: whether its present grant was revoked when it was last looked at
+    is_revoked: bool = False
 
 
 class SpanTracker:
@@ -103,30 +105,35 @@ class SpanTracker:
         self._take = take
         self._doing: dict[str, _Doing] = {}
         self._tracks: dict[int, int] = {}
-        #: what of each session was looked at last
-        self._seen: dict[str, tuple[SessionState, bool, bool]] = {}
 
-    def follow(self, now: float, scheduler: Scheduler) -> None:
-        """Compare what every session of *scheduler* does at *now*, seconds, with what it did before."""
-        sessions = scheduler.sessions
-        lanes = scheduler.lanes.by_id
-        for name, session in sessions.items():
-            # Nearly all sessions do what they did: that must be seen quickly, since this is looked at after each event.
-            seen = (session.state, session.offload.is_returning, session.offload.is_asked)
-            if self._seen.get(name) == seen:
+    def follow(self, now: float, scheduler: Scheduler, touched: Iterable[SessionId]) -> None:
+        """Compare what sessions of *scheduler* do with what they did before.
+
+        Parameters
+        ----------
+        now
+            Seconds.
+        scheduler
+            Its records are read.
+        touched
+            Those that may do something else than before: after each event, :attr:`.Scheduler.touched`.
+        """
+        sessions, lanes = scheduler.sessions, scheduler.lanes.by_id
+        for name in touched:
+            session = sessions.get(name)
+            if session is None:
+                self.end(now, name)
                 continue
-            self._seen[name] = seen
             doing, activity = self._doing.get(name), activity_of(session)
             if doing is None or doing.activity is not activity:
                 lane = None if session.lane is None else session.lane.id
                 self.change(
                     now, name, session.user.id, activity, lane=lane, iterations=session.stats.iterations, lanes=lanes
                 )
-            elif session.state is SessionState.PREEMPTING:
+                doing = self._doing[name]
+            elif session.state is SessionState.PREEMPTING and not doing.is_revoked:
                 doing.revoked_at = now
-        if len(self._doing) != len(sessions):
-            for gone in [known for known in self._doing if SessionId(known) not in sessions]:
-                self.end(now, gone)
+            doing.is_revoked = session.state is SessionState.PREEMPTING
 
     def change(
         self,
@@ -172,7 +179,6 @@ class SpanTracker:
         if session in self._doing:
             self._close(now, session, self._doing[session].iterations)
             del self._doing[session]
-            self._seen.pop(session, None)
 
     def under_way(self, now: float) -> Iterator[Span]:
         """Yield what has not come to its end as if it ended at *now*, seconds."""

@@ -5,6 +5,9 @@ Names of users and notebooks come from other people: everything shown passes :fu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 from sharedkernel.status.document import SessionStatus, StatusDocument, UserStatus
 from sharedkernel.units import format_bytes, format_seconds
 
@@ -111,13 +114,91 @@ def queue_sentence(session: SessionStatus, status: StatusDocument) -> str:
     return f"This notebook waits {why}{place}{holders}."
 
 
-def expected_wait(session: SessionStatus, status: StatusDocument) -> float | None:
-    """Return how long a session's wait will likely last.
+class Waiter(Protocol):
+    """A session of the status document, or of the scheduler's queue."""
 
-    Where everybody gets turns, those before it get one each, of a quantum or an iteration, whichever is longer. Where
-    cells run to their end, it is what those before it still need, if that was declared or is known from earlier runs.
-    Those that run side by side share the wait. For memory it is what the executor foresees: when those that keep it
-    have had it for long enough, and how long moving takes.
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+    @property
+    def state(self) -> str:
+        """Its state."""
+
+    @property
+    def iteration_seconds(self) -> float | None:
+        """Mean device time of an iteration."""
+
+    @property
+    def queue_position(self) -> int | None:
+        """From 1; None: not queued."""
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What it waits for."""
+
+    @property
+    def memory_wait_seconds(self) -> float | None:
+        """How much longer it may wait for memory."""
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Device time that its open cell still needs."""
+
+    @property
+    def remaining_from(self) -> str | None:
+        """Where that is known from."""
+
+
+def expected_waits(sessions: Iterable[Waiter], *, policy: str, quantum: float) -> dict[str, float | None]:
+    """Return how long the waits of sessions will likely last.
+
+    Where everybody gets turns, those before a session get one each, of a quantum or an iteration, whichever is longer.
+    Where cells run to their end, it is what those before it still need, if that was declared or is known from earlier
+    runs. Those that run side by side share the wait. For memory it is what the executor foresees: when those that keep
+    it have had it for long enough, and how long moving takes.
+
+    Parameters
+    ----------
+    sessions
+        All of a device that wait or run.
+    policy, quantum
+        The device's; seconds.
+
+    Returns
+    -------
+    dict
+        Seconds by session, of those that wait; None where nobody can tell.
+    """
+    waits: dict[str, float | None] = {}
+    running: list[Waiter] = []
+    queued: list[tuple[int, Waiter]] = []
+    for session in sessions:
+        if session.state in ("running", "preempting"):
+            running.append(session)
+        elif session.waiting_for in ("memory", "quota", "restore"):
+            waits[session.id] = session.memory_wait_seconds
+        elif session.waiting_for == "lane":
+            waits[session.id] = None
+            if session.queue_position is not None:
+                queued.append((session.queue_position, session))
+    if policy not in _TURNS + _TO_THE_END:
+        return waits
+    queued.sort(key=lambda entry: entry[0])
+    work: float | None = 0.0
+    for number, session in enumerate((*running, *(session for _, session in queued))):
+        if number >= len(running):
+            waits[session.id] = None if work is None else work / max(1, len(running))
+        if policy in _TURNS:
+            needs: float | None = max(quantum, session.iteration_seconds or 0.0)
+        else:
+            needs = time_left(session)
+        work = None if work is None or needs is None else work + needs
+    return waits
+
+
+def expected_wait(session: SessionStatus, status: StatusDocument) -> float | None:
+    """Return how long a session's wait will likely last (see :func:`expected_waits`).
 
     Parameters
     ----------
@@ -131,46 +212,25 @@ def expected_wait(session: SessionStatus, status: StatusDocument) -> float | Non
     float or None
         Seconds; None when it does not wait, or nobody can tell.
     """
-    if session.waiting_for in ("memory", "quota", "restore"):
-        return session.memory_wait_seconds
-    device, position = status.device, session.queue_position
-    if session.waiting_for != "lane" or position is None:
-        return None
-    running = [other for other in status.sessions if other.state in ("running", "preempting")]
-    before = running + [
-        other
-        for other in status.sessions
-        if other.waiting_for == "lane" and (other.queue_position or position) < position
-    ]
-    if device.policy in _TURNS:
-        work = sum(max(device.quantum_seconds, other.iteration_seconds or 0.0) for other in before)
-    elif device.policy in _TO_THE_END:
-        left = [time_left(other) for other in before]
-        if None in left:
-            return None
-        work = sum(seconds or 0.0 for seconds in left)
-    else:
-        return None
-    return work / max(1, len(running))
+    device = status.device
+    waits = expected_waits(status.sessions, policy=device.policy, quantum=device.quantum_seconds)
+    return waits.get(session.id)
 
 
-def usual_wait(session: SessionStatus, status: StatusDocument) -> float | None:
-    """Return the median of a session's waits until now; of its user's, if it has not waited yet.
+def usual_wait(session: float | None, user: float | None) -> float | None:
+    """Return what is told of the waits until now.
 
     Parameters
     ----------
-    session
-        Its entry of *status*.
-    status
-        The status document of its device.
+    session, user
+        Median of a session's waits and of its user's, who may have had others; seconds, None: there were none.
 
     Returns
     -------
     float or None
         Seconds; None where that is too little to say anything about a wait that somebody notices.
     """
-    user = status.user(session.user)
-    usual = session.wait_p50_seconds or (None if user is None else user.wait_p50_seconds)
+    usual = session or user
     return None if usual is None or usual < _NOTICEABLE else usual
 
 
@@ -193,11 +253,12 @@ def wait_outlook(session: SessionStatus, status: StatusDocument) -> str | None:
         return None
     if (expected := expected_wait(session, status)) is not None:
         return f"Expected wait: about {format_seconds(expected)}."
-    usual = usual_wait(session, status)
+    user = status.user(session.user)
+    usual = usual_wait(session.wait_p50_seconds, None if user is None else user.wait_p50_seconds)
     return None if usual is None else f"Half of the waits until now took less than {format_seconds(usual)}."
 
 
-def time_left(session: SessionStatus) -> float | None:
+def time_left(session: Waiter) -> float | None:
     """Return the device-seconds that *session*'s open cell still needs; None where that is a mere guess."""
     return session.remaining_seconds if session.remaining_from in _KNOWN_FROM else None
 

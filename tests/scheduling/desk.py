@@ -40,14 +40,22 @@ class Desk:
         self.log: list[tuple[float, Event]] = []
         #: what they led to
         self.answers: list[list[Action]] = []
+        #: the sessions that events have touched since :meth:`take_touched`
+        self._touched: list[SessionId] = []
         self._memory: dict[str, MemoryProfile] = {}
 
     def send(self, event: Event) -> list[Action]:
         actions = self.scheduler.handle(event, now=self.now)
         self.log.append((self.now, event))
         self.answers.append(actions)
+        self._touched += self.scheduler.touched
         self.scheduler.validate()
         return actions
+
+    def take_touched(self) -> list[SessionId]:
+        """Return the sessions that events have touched since this was asked last."""
+        touched, self._touched = self._touched, []
+        return touched
 
     def user(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -49,6 +50,8 @@ from sharedkernel.scheduling.model.events import (
 )
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.snapshot import QueueView
+from sharedkernel.scheduling.spans import Span, SpanTracker
 from sharedkernel.status.refusal_text import explain_shortage
 
 MIB = 1 << 20
@@ -83,6 +86,11 @@ memories = st.builds(
 picks = st.integers(0, 99)
 
 
+def without_track(span: Span) -> Span:
+    """Return *span* without its track: of lanes that begin at once either may have the lower one."""
+    return dataclasses.replace(span, track=None)
+
+
 class Machine(RuleBasedStateMachine):
     """Sends legal events at random, and carries the actions out on a model of the device."""
 
@@ -95,6 +103,11 @@ class Machine(RuleBasedStateMachine):
         self.scheduler = Scheduler(config)
         self.now = 0.0
         self.num_sessions = 0
+        #: what sessions did, found by those that each event touched, and by looking at all
+        self.spans: list[Span] = []
+        self.all_spans: list[Span] = []
+        self.tracker = SpanTracker(self.spans.append)
+        self.full_tracker = SpanTracker(self.all_spans.append)
         #: lane sizes and granted sessions, as the actions made them
         self.lanes: dict[int, int] = {}
         self.granted: dict[str, int] = {}
@@ -122,9 +135,24 @@ class Machine(RuleBasedStateMachine):
             self.restoring.discard(event.session)
         if isinstance(event, DeviceWanted | ProcessStopped | CellClosed | SessionEnded):
             self.summoned.discard(event.session)
-        for action in self.scheduler.handle(event, now=self.now):
+        actions = self.scheduler.handle(event, now=self.now)
+        self.follow()
+        for action in actions:
             self.may_revoke = self.scheduler.policy.is_preemptive
             self.carry_out(action)
+
+    def follow(self) -> None:
+        """Compare the spans of the touched sessions with those that looking at every session finds."""
+        scheduler = self.scheduler
+        self.tracker.follow(self.now, scheduler, scheduler.touched)
+        everybody = map(SessionId, {**scheduler.sessions, **dict.fromkeys(self.full_tracker.sessions())})
+        self.full_tracker.follow(self.now, scheduler, everybody)
+        spans = [without_track(span) for span in (*self.spans, *self.tracker.under_way(self.now + 1))]
+        assert Counter(spans) == Counter(
+            without_track(span) for span in (*self.all_spans, *self.full_tracker.under_way(self.now + 1))
+        )
+        self.spans.clear()
+        self.all_spans.clear()
 
     def carry_out(self, action: Action) -> None:
         match action:
@@ -358,6 +386,11 @@ class Machine(RuleBasedStateMachine):
         assert holders == self.granted
         positions = [session.queue_position for session in snapshot.sessions if session.queue_position is not None]
         assert sorted(positions) == list(range(1, len(positions) + 1))
+        names = [field.name for field in dataclasses.fields(QueueView)]
+        waits_or_runs = [s for s in snapshot.sessions if s.queue_position is not None or s.id in self.granted]
+        queue = {view.id: view for view in self.scheduler.queue(self.now)}
+        assert queue == {s.id: QueueView(**{name: getattr(s, name) for name in names}) for s in waits_or_runs}
+        assert self.scheduler.has_queue == bool(positions)
         deadline = self.scheduler.next_deadline()
         assert deadline is None or deadline > self.now
 

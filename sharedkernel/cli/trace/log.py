@@ -189,7 +189,7 @@ class _Replay:
         except InvalidTransition:
             self._num_left_out += 1
             return
-        self._tracker.follow(now, scheduler)
+        self._tracker.follow(now, scheduler, scheduler.touched)
         used = scheduler.ledger.used
         if not self._memory or self._memory[-1][1] != used:
             self._memory.append((now, used))

@@ -115,6 +115,7 @@ class ControlApi:
                 await self._detach(self._session(message.session), seconds)
             case protocol.ReclaimSession():
                 process = self._reclaim(message)
+                self._status.forget()
                 return protocol.SessionReady(request=message.request, record=process.record())
             case protocol.NotifySession(text=text, question=question):
                 self._session(message.session).warn(text, question=question)
@@ -134,7 +135,7 @@ class ControlApi:
                 for limits in message.limits:
                     self._controller.configure(limits)
                 self._share_out_processors()
-                self._controller.update_limits()
+                self._controller.limits.update()
             case protocol.SetPolicy(policy=policy):
                 self._controller.set_policy(policy)
             case protocol.StopExecutor(end_sessions=end_sessions):
@@ -150,6 +151,7 @@ class ControlApi:
             case protocol.TakeOffShelf(user=user, name=name):
                 entries, used = self._shelves.take_off(user, name)
                 return protocol.TakenOffShelf(request=message.request, entries=entries, used_bytes=used)
+        self._status.forget()
         return protocol.Done(request=message.request)
 
     def _session(self, session: str) -> SessionHandle:

@@ -6,8 +6,8 @@ that each session writes into its shared page, which are newer than what it last
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,23 +54,26 @@ class StatusBuilder:
         self._built: _Built | None = None
 
     def document(self) -> StatusDocument:
-        """Return the whole document, nothing hidden."""
+        """Return the whole document, nothing hidden; all who ask share it for as long as its figures are fresh."""
+        now, revision = time.monotonic(), self._controller.revision
+        if self._built is None or self._built.revision != revision or now > self._built.at + _FRESH_SECONDS:
+            self._built = _Built(self._build(), revision, time.monotonic())
+        return self._built.document
+
+    def view(self, user: str) -> StatusDocument:
+        """Return what *user*, who is no admin, may see, with the last minutes."""
+        visible = self.document().visible_to(user)
+        return msgspec.structs.replace(visible, timeline=self._controller.timeline(user))
+
+    def forget(self) -> None:
+        """Build the document anew next time: something has changed that is no event of the core."""
+        self._built = None
+
+    def _build(self) -> StatusDocument:
         controller = self._controller
         users = controller.users.records
         device = _device(self._served, self._isolation, controller.config)
         return build_status(self._served.device, device, controller.snapshot(), controller.sessions, users)
-
-    def view(self, user: str) -> StatusDocument:
-        """Return what *user*, who is no admin, may see, with the last minutes."""
-        visible = self._recent_document().visible_to(user)
-        return msgspec.structs.replace(visible, timeline=self._controller.timeline(user))
-
-    def _recent_document(self) -> StatusDocument:
-        """Return the document of this revision; all who watch share it for as long as its figures are fresh."""
-        now, revision = time.monotonic(), self._controller.revision
-        if self._built is None or self._built.revision != revision or now > self._built.at + _FRESH_SECONDS:
-            self._built = _Built(self.document(), revision, now)
-        return self._built.document
 
 
 def build_status(
@@ -92,15 +95,14 @@ def build_status(
         What the executor remembers of sessions and users, by id and by name.
     """
     sessions = [_session(view, processes[view.id]) for view in snapshot.sessions]
+    by_user: defaultdict[str, list[SessionStatus]] = defaultdict(list)
+    for entry in sessions:
+        by_user[entry.user].append(entry)
     used = sum(entry.persistent_bytes + entry.framework_bytes + entry.live_bytes for entry in sessions)
     return StatusDocument(
         device=msgspec.structs.replace(device, used_bytes=min(used + snapshot.shelf, device.capacity_bytes)),
         lanes=[_lane(view) for view in snapshot.lanes],
-        users=[
-            _user(view, users[view.id], served, [entry for entry in sessions if entry.user == view.id])
-            for view in snapshot.users
-            if view.id in users
-        ],
+        users=[_user(view, users[view.id], served, by_user[view.id]) for view in snapshot.users if view.id in users],
         sessions=sessions,
     )
 
@@ -129,7 +131,7 @@ def _lane(view: LaneView) -> LaneStatus:
 
 def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     now = time.monotonic()
-    wait_p50, wait_p95 = _percentiles(process.wait.past)
+    wait_p50, wait_p95 = process.wait.past.percentiles()
     charged = MemoryProfile(persistent=view.persistent, ephemeral=view.ephemeral, framework=view.framework)
     said = believe_page(process.page, most=process.most_bytes, charged=charged, attained=view.attained)
     return SessionStatus(
@@ -173,7 +175,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
 
 
 def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:
-    wait_p50, wait_p95 = _percentiles(record.waits)
+    wait_p50, wait_p95 = record.waits.percentiles()
     return UserStatus(
         name=view.id,
         share=view.share,
@@ -189,12 +191,3 @@ def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence
         wait_p50_seconds=wait_p50,
         wait_p95_seconds=wait_p95,
     )
-
-
-def _percentiles(waits: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the median and the 95th percentile of waits for grants; None before the first."""
-    if not waits:
-        return None, None
-    # numpy's import would be waited for at every start; a single wait is all there is to tell, twice
-    marks = statistics.quantiles(waits if len(waits) > 1 else 2 * list(waits), n=20, method="inclusive")
-    return marks[9], marks[18]

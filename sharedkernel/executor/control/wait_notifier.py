@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 
 import msgspec
 
 from sharedkernel import protocol
-from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.status.document import StatusDocument
-from sharedkernel.status.text import expected_wait, usual_wait
+from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.status.text import expected_waits, usual_wait
 
 #: seconds until waiting sessions are first notified, and between looks at what has changed
 _INTERVAL = 0.1
+#: the same for each that waits, if they are many: notifying them takes no more than a small part of a processor
+_INTERVAL_EACH = 0.002
 #: an expected end is sent again when it has moved by more than this share of what is left, and by more than these
 #: seconds
 _MOVED_SHARE, _MOVED_SECONDS = 0.25, 0.5
 
 
 class WaitNotifier:
-    """Notifies the sessions that wait, while there are any.
+    """Notifies the sessions that wait, while there are any; needs a running event loop.
 
     Parameters
     ----------
-    sessions
-        Processes that serve a session, by its id.
-    status
-        Returns the status document.
+    controller
+        Knows who waits.
     """
 
-    def __init__(self, sessions: Mapping[str, SessionHandle], status: Callable[[], StatusDocument]) -> None:
-        self._sessions = sessions
-        self._status = status
+    def __init__(self, controller: SessionController) -> None:
+        self._controller = controller
         self._due: asyncio.TimerHandle | None = None
+        #: sessions that waited at the last look
+        self._num_waiting = 0
 
     def close(self) -> None:
         """Notify nobody any more."""
@@ -42,26 +42,28 @@ class WaitNotifier:
 
     def notify_soon(self) -> None:
         """Notify the sessions that wait now."""
-        if self._due is None and any(process.wait.since is not None for process in self._sessions.values()):
-            self._due = asyncio.get_running_loop().call_later(_INTERVAL, self._notify)
+        if self._due is None and self._controller.has_queue:
+            interval = max(_INTERVAL, _INTERVAL_EACH * self._num_waiting)
+            self._due = asyncio.get_running_loop().call_later(interval, self._notify)
 
     def _notify(self) -> None:
         self._due = None
-        if all(process.wait.since is None for process in self._sessions.values()):
-            return
-        now = asyncio.get_running_loop().time()
-        status = self._status()
-        running = sorted({session.user for session in status.sessions if session.state == "running"})
-        for session in status.sessions:
-            process = self._sessions[session.id]
-            if process.wait.since is None or session.waiting_for is None:
+        now, config, queue = asyncio.get_running_loop().time(), self._controller.config, self._controller.queue()
+        running = sorted({view.user for view in queue if view.state is SessionState.RUNNING})
+        expected = expected_waits(queue, policy=config.policy, quantum=config.quantum)
+        self._num_waiting = 0
+        for view in queue:
+            process = self._controller.sessions[view.id]
+            if process.wait.since is None or view.waiting_for is None:
                 continue
+            self._num_waiting += 1
+            user = self._controller.users.records[view.user]
             message = protocol.Waiting(
-                reason=session.waiting_for,
-                position=session.queue_position,
+                reason=view.waiting_for,
+                position=view.queue_position,
                 holder=", ".join(running) or None,
-                expected_seconds=expected_wait(session, status),
-                usual_seconds=usual_wait(session, status),
+                expected_seconds=expected[view.id],
+                usual_seconds=usual_wait(process.wait.past.percentiles()[0], user.waits.percentiles()[0]),
             )
             if process.wait.sent is None or _is_news(message, now, process.wait.sent, process.wait.sent_at):
                 process.wait.sent, process.wait.sent_at = message, now

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.executor.devices.lane_server import LaneServer
+from sharedkernel.executor.devices.leases import UserMemory
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.status.document import DeviceDetails
@@ -99,11 +100,8 @@ class ServedDevice(Protocol):
     def environment(self, limits: Limits) -> dict[str, str]:
         """Return the variables that a session of this user is assigned with; they win over its client's."""
 
-    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
-        """Lease memory to all *sessions*, of which those named in *busy* have a cell open.
-
-        *shelves* has the bytes on each user's shelf: they are the user's too.
-        """
+    def update(self, users: Iterable[UserMemory]) -> None:
+        """Lease memory anew to the sessions of *users*, whose figures may have changed; a user may have none left."""
 
     def seen_bytes(self, process: SessionHandle) -> int:
         """Return how much memory a session's process has at most, whatever it says itself."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import platform
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ import psutil
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices import SessionControl
-from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
+from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
 from sharedkernel.executor.devices.lifted import LimitTampering
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Allowance, Device, Limits
@@ -111,9 +111,9 @@ class HostLimits:
         """Return nothing: a session needs no variables to find the processor."""
         return {}
 
-    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
-        """Set the limits of all *sessions*, of which those named in *busy* have a cell open."""
-        self._leases.update(sessions, busy, shelves)
+    def update(self, users: Iterable[UserMemory]) -> None:
+        """Set the limits of all sessions of *users*."""
+        self._leases.update(users)
 
     def seen_bytes(self, process: SessionHandle) -> int:
         """Return what the process has of the machine's memory, as the system counts it."""

@@ -3,16 +3,21 @@
 A user's quota is leased to those of their sessions that have a cell open, in equal parts beyond what each holds
 already; the others may only keep what they have. Nobody is leased what the device has not got. How a lease is made to
 hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
+
+What each user holds is kept, with the sum, so that the cost of a lease does not grow with the number of other users.
+`dispatch/limits.py` knows whose leases are to be renewed when.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.quota_use import quota_of, used_by
+from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes
 
@@ -26,12 +31,13 @@ NUM_HOLDERS = 3
 WORTH_TELLING_BYTES = 1 << 20
 
 
-def _held(by_user: Mapping[str, list[SessionHandle]], shelves: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes that each user has on the device."""
-    held = dict(shelves)
-    for user, own in by_user.items():
-        held[user] = held.get(user, 0) + used_by(own) + sum(session.memory.framework for session in own)
-    return held
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserMemory:
+    """The sessions of one user, and the bytes on their shelf."""
+
+    user: str
+    sessions: Collection[SessionHandle]
+    shelf: int
 
 
 class Leases:
@@ -49,18 +55,48 @@ class Leases:
         self._device = device
         self._notify = notify
         self._warned: dict[str, int] = {}
+        #: bytes that each user has on the device, and their sum
+        self._held: dict[str, int] = {}
+        self._sum = 0
+        #: heap of what users hold, negated; outdated entries too
+        self._most: list[tuple[int, str]] = []
 
-    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
-        """Lease anew to all *sessions*, of which those named in *busy* have a cell open."""
-        by_user: dict[str, list[SessionHandle]] = {}
-        for session in sessions:
-            by_user.setdefault(session.user or "", []).append(session)
-        held = _held(by_user, shelves)
-        free = max(0, self._device.usable_bytes - sum(held.values()))
-        holders = heapq.nlargest(NUM_HOLDERS + 1, held.items(), key=lambda holder: holder[1])
-        for user, own in by_user.items():
-            others = tuple(holder for holder in holders if holder[0] != user)[:NUM_HOLDERS]
-            self._update_user(own, busy, free=free, shelf=shelves.get(user, 0), holders=others)
+    def update(self, users: Iterable[UserMemory]) -> None:
+        """Lease anew to the sessions of *users*; what the others were found to hold last still counts."""
+        users = list(users)
+        for memory in users:
+            self._set_held(memory)
+        free = max(0, self._device.usable_bytes - self._sum)
+        holders = self._largest_holders()
+        for memory in users:
+            others = tuple(holder for holder in holders if holder[0] != memory.user)[:NUM_HOLDERS]
+            if memory.sessions:
+                self._update_user(memory, free=free, holders=others)
+
+    def _set_held(self, memory: UserMemory) -> None:
+        framework = sum(session.memory.framework for session in memory.sessions)
+        held = memory.shelf + used_by(memory.sessions) + framework
+        before = self._held.pop(memory.user, None)
+        self._sum += held - (before or 0)
+        if not memory.sessions and not held:
+            return
+        self._held[memory.user] = held
+        if held != before:
+            heapq.heappush(self._most, (-held, memory.user))
+            if len(self._most) > 2 * len(self._held) + 16:
+                self._most = [(-each, user) for user, each in self._held.items()]
+                heapq.heapify(self._most)
+
+    def _largest_holders(self) -> list[tuple[str, int]]:
+        """Return the users who hold most, with their bytes, the largest first: one more than anybody is told."""
+        found: dict[str, int] = {}
+        while self._most and len(found) <= NUM_HOLDERS:
+            negated, user = heapq.heappop(self._most)
+            if self._held.get(user) == -negated:
+                found[user] = -negated
+        for user, held in found.items():
+            heapq.heappush(self._most, (-held, user))
+        return list(found.items())
 
     def warn_of_quota(self, limits: Limits) -> None:
         """Warn in the log, once, that a user's quota is more than the device can ever give."""
@@ -75,13 +111,12 @@ class Leases:
                 format_bytes(self._device.usable_bytes),
             )
 
-    def _update_user(
-        self, own: list[SessionHandle], busy: set[str], *, free: int, shelf: int, holders: tuple[tuple[str, int], ...]
-    ) -> None:
-        quota = quota_of(own[0].limits, self._device)
-        used = shelf + used_by(own)
+    def _update_user(self, memory: UserMemory, *, free: int, holders: tuple[tuple[str, int], ...]) -> None:
+        own = memory.sessions
+        quota = quota_of(next(iter(own)).limits, self._device)
+        used = memory.shelf + used_by(own)
         remainder = max(0, min(quota - used, free))
-        working = [session for session in own if session.session in busy] or own
+        working = [session for session in own if session.page.words[Word.TURN] != Turn.IDLE] or own
         for session in own:
             growth = remainder // len(working) if session in working else min(remainder, IDLE_GROWTH_BYTES)
             allowance = Allowance(

@@ -52,7 +52,7 @@ class SessionActions:
     counters
         Count the waits that end.
     update_limits
-        Sets what each session's memory may grow to.
+        Called with a session whose memory may grow to something else now.
     tasks
         Background tasks.
     """
@@ -64,7 +64,7 @@ class SessionActions:
         sessions: Mapping[str, SessionHandle],
         users: Users,
         counters: Counters,
-        update_limits: Callable[[], None],
+        update_limits: Callable[[SessionHandle], None],
         tasks: BackgroundTasks,
     ) -> None:
         self._scheduler = scheduler
@@ -108,7 +108,7 @@ class SessionActions:
     def _restore(self, process: SessionHandle) -> None:
         self._record_wait(process)
         process.promised_bytes = process.offload.bytes + process.growth
-        self._update_limits()
+        self._update_limits(process)
         # Its first call to a driver that suspended it waits until it goes on.
         self._tasks.spawn(self._served.resume(process))
         process.send(protocol.RestoreCommand())
@@ -170,7 +170,7 @@ class SessionActions:
         if process.growth:
             process.promised_bytes = process.live_bytes + process.growth
             process.growth = 0
-            self._update_limits()
+        self._update_limits(process)  # before it begins: others may have taken or freed memory while it waited
         if process.grant.is_unsanctioned:  # it holds one already, of the executor before this
             process.grant.is_unsanctioned = False
             return Effects()
@@ -223,8 +223,8 @@ class SessionActions:
         """Record that what *process* waited for has come."""
         if process.wait.since is not None:
             waited = self._now() - process.wait.since
-            process.wait.past.append(waited)
-            self._users.records[process.user or ""].waits.append(waited)
+            process.wait.past.add(waited)
+            self._users.records[process.user or ""].waits.add(waited)
             self._counters.waited(waited)
             process.wait.since = None
 

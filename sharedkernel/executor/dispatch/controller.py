@@ -6,6 +6,7 @@ What the core decides, `action_runner.py` does to them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from sharedkernel import protocol
@@ -13,6 +14,7 @@ from sharedkernel.errors import ConfigError, Refused, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
+from sharedkernel.executor.dispatch.limits import LimitUpdates
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
@@ -20,13 +22,13 @@ from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.executor.processes.quota_use import most_of
 from sharedkernel.executor.processes.sanitize import believe_iterations
-from sharedkernel.ipc.shared_page import Turn, Word
+from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.scheduling.snapshot import Snapshot
+from sharedkernel.scheduling.snapshot import QueueView, Snapshot
 from sharedkernel.status.document import RecentTimeline
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -53,22 +55,23 @@ class SessionController:
         self.sessions: dict[str, SessionHandle] = {}
         #: what is remembered of everybody
         self.users = Users()
-        #: bytes that each user's shelf is charged with
-        self._shelves: dict[str, int] = {}
         self._tasks = BackgroundTasks()
         self._served = served
         scheduler, counters = Scheduler(config), Counters()
+        #: what each session's memory may grow to
+        self.limits = LimitUpdates(served, self.users, scheduler.clock.holders)
         actions = SessionActions(
-            scheduler, served, self.sessions, self.users, counters, self.update_limits, self._tasks
+            scheduler, served, self.sessions, self.users, counters, self.limits.update, self._tasks
         )
         self._driver = SchedulerDriver(scheduler, event_log, actions, counters)
-        self.offloads = Offloads(self._driver, served, self._measured, self.update_limits, self._tasks)
+        self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
         self._workload = workload
         self._driver.handle(workload.open())
 
     def close(self) -> None:
         """Decide nothing any more."""
         self._tasks.cancel()
+        self.limits.close()
         self._driver.stop()
         self._workload.close()
 
@@ -84,10 +87,15 @@ class SessionController:
         """
         configured = user_configured(limits)
         self.users.set_limits(limits)
-        for process in self.sessions.values():
-            if process.user == limits.user:
-                process.limits, process.most_bytes = limits, most_of(limits, self._served.device)
+        for process in self._own(limits.user):
+            process.limits, process.most_bytes = limits, most_of(limits, self._served.device)
+        self.limits.changed(limits.user)
         self._driver.handle(configured)
+
+    def _own(self, user: str | None) -> Collection[SessionHandle]:
+        """Return the processes that serve *user*'s sessions."""
+        record = self.users.records.get(user or "")
+        return () if record is None else record.sessions.values()
 
     def totals(self) -> list[UserTotals]:
         """Return what every user who has come has had so far."""
@@ -113,6 +121,8 @@ class SessionController:
         assert process.session
         assert process.limits is not None
         self.sessions[process.session] = process
+        self.users.set_limits(process.limits)
+        self.users.records[process.limits.user].sessions[process.session] = process
         self.configure(process.limits)
         self._driver.handle(
             events.SessionStarted(
@@ -127,20 +137,22 @@ class SessionController:
     def remove(self, process: SessionHandle) -> None:
         """Release a process that ended."""
         attained = self._driver.scheduler.sessions[id_of(process)].service.attained
-        self.users.records[process.user or ""].iterations_before += believe_iterations(process.page, attained)
-        del self.sessions[process.session or ""]
+        record, session = self.users.records[process.user or ""], process.session or ""
+        record.iterations_before += believe_iterations(process.page, attained)
+        del self.sessions[session], record.sessions[session]
+        self.limits.changed(process.user or "")
         if self._served.lane_server is not None:
             self._served.lane_server.ended(process)
         self._driver.handle(events.SessionEnded(session=id_of(process)))
         self._workload.forget(id_of(process))
         answer_requests(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
-        self.update_limits()
+        self.limits.update(process)
 
     def shelf_changed(self, user: str, size: int) -> None:
         """Charge *user* for *size* bytes on the shelf from now on."""
-        self._shelves[user] = size
+        self.limits.shelf_changed(user, size)
         self._driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
-        self.update_limits()
+        self.limits.update()
 
     def charge(self, process: SessionHandle, seconds: float) -> None:
         """Count *seconds* in which a session used the device without a grant as served."""
@@ -149,11 +161,6 @@ class SessionController:
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
         return {view.id: view.attained for view in self.snapshot().sessions}
-
-    def update_limits(self) -> None:
-        """Set what each session's memory may grow to."""
-        busy = {name for name, process in self.sessions.items() if process.page.words[Word.TURN] != Turn.IDLE}
-        self._served.update(self.sessions.values(), busy, self._shelves)
 
     # --- what sessions say --------------------------------------------------------------------------------------------
 
@@ -181,7 +188,7 @@ class SessionController:
                 process.page.words[Word.PREEMPT] = 1
         elif hello.wanting:
             self._want(process)
-        self.update_limits()
+        self.limits.update(process)
 
     def _reset(self, process: SessionHandle) -> None:
         """Bring a session that greets again to where one starts, whatever was last heard of it."""
@@ -204,16 +211,17 @@ class SessionController:
     def handle(self, process: SessionHandle, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
         session = id_of(process)
+        self.limits.changed(process.user or "")
         match message:
             case protocol.CellOpenedReport():
                 if process.offload.bytes:  # it waits to be restored
                     self._wait_begins(process)
                 self._driver.handle(events.CellOpened(session=session))
-                self.update_limits()
+                self.limits.update(process)
             case protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth):
                 process.data_bytes = data_bytes
                 self._measured(process, memory)
-                self.update_limits()
+                self.limits.update(process)
                 self._want(process, growth)
             case protocol.Foreseen():
                 self._driver.handle(self._workload.foresee(session, process.user or "", message))
@@ -237,7 +245,7 @@ class SessionController:
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
                 self._workload.cell_ended(session, cell.user.id, cell.cell.source, cell.cell_service)
-                self.update_limits()
+                self.limits.update(process)
             case protocol.OffloadedReport() | protocol.OffloadDeclinedReport() | protocol.RestoredReport():
                 self.offloads.handle(process, message)
             case protocol.NotRestoredReport() if self._state(session) is SessionState.RESTORING:
@@ -248,7 +256,7 @@ class SessionController:
 
     def _measured(self, process: SessionHandle, memory: Memory) -> None:
         process.memory = memory
-        own = [other.memory for other in self.sessions.values() if other.user == process.user]
+        own = [other.memory for other in self._own(process.user)]
         used = sum(figures.persistent + (figures.ephemeral or 0) for figures in own)
         record = self.users.records[process.user or ""]
         record.peak_bytes = max(record.peak_bytes, used)
@@ -320,6 +328,15 @@ class SessionController:
     def snapshot(self) -> Snapshot:
         """Return the views of all sessions, users and lanes as the core has them now."""
         return self._driver.scheduler.snapshot(self._driver.now())
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether any session wants the device or memory."""
+        return self._driver.scheduler.has_queue
+
+    def queue(self) -> list[QueueView]:
+        """Return the views of the holders, and of those that want the device or memory, next first."""
+        return self._driver.scheduler.queue(self._driver.now())
 
     def timeline(self, user: str) -> RecentTimeline:
         """Return the last minutes as *user* may see them."""

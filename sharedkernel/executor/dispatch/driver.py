@@ -188,7 +188,7 @@ class SchedulerDriver:
             log.exception("%r was not recorded", event)
         for action in decided:
             self._carry_out(action)
-        self.timeline.record(now, self.scheduler)
+        self.timeline.record(now, self.scheduler, self.scheduler.touched)
         if decided or not isinstance(event, _MEASUREMENTS):
             self._change.set()
             self._change.clear()

@@ -34,7 +34,7 @@ class Offloads:
     measured
         Called with a session and its memory as measured now.
     update_limits
-        Sets what each session's memory may grow to.
+        Called with a session whose memory may grow to something else now.
     tasks
         Background tasks.
     """
@@ -44,7 +44,7 @@ class Offloads:
         driver: SchedulerDriver,
         served: ServedDevice,
         measured: Callable[[SessionHandle, Memory], None],
-        update_limits: Callable[[], None],
+        update_limits: Callable[[SessionHandle], None],
         tasks: BackgroundTasks,
     ) -> None:
         self._driver = driver
@@ -109,7 +109,7 @@ class Offloads:
                 log.warning("memory of session %s could not be restored; it waits again", process.session)
                 self._measured(process, memory)
                 self._driver.handle(events.NotRestored(session=id_of(process), memory=profile_of(memory)))
-                self._update_limits()
+                self._update_limits(process)
 
     def _offloaded(self, process: SessionHandle, message: protocol.OffloadedReport) -> None:
         offload = process.offload
@@ -123,7 +123,7 @@ class Offloads:
                 session=id_of(process), memory=profile_of(message.memory), offloaded=message.offloaded_bytes
             )
         )
-        self._update_limits()
+        self._update_limits(process)
         answer_requests(process, None)
         self._tasks.spawn(self._suspend(process))
 
@@ -145,7 +145,7 @@ class Offloads:
         process.offload.restore_seconds += message.seconds
         self._measured(process, message.memory)
         self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
-        self._update_limits()
+        self._update_limits(process)
 
     def _state(self, process: SessionHandle) -> SessionState:
         return self._driver.scheduler.sessions[id_of(process)].state

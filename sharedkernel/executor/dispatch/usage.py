@@ -6,7 +6,6 @@ that have ended: without it an executor that is started again would show everybo
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,13 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.executor.history.journal import Journal
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.progress import PastWaits
 from sharedkernel.protocol import Limits
 
 #: the journal's name in the runtime directory, and the version of its records
 JOURNAL_NAME, _SCHEMA = "users.journal", 1
-#: waits remembered for the percentiles in status
+#: waits of a user that are remembered
 _WAITS_KEPT = 1000
 
 
@@ -39,8 +40,10 @@ class UserRecord:
     """One user."""
 
     limits: Limits
-    #: seconds waited for each grant, newest last
-    waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
+    #: processes that serve the user's sessions, by session
+    sessions: dict[str, SessionHandle] = field(default_factory=dict)
+    #: the waits for each grant
+    waits: PastWaits = field(default_factory=lambda: PastWaits(_WAITS_KEPT))
     #: most persistent and ephemeral bytes that the user's sessions had at a time
     peak_bytes: int = 0
     #: iterations of sessions that ended

@@ -10,9 +10,12 @@ Other people's notebooks are not named: a session is its id and its user, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
+from sharedkernel.scheduling.model.types import SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.spans import WAITS, Activity, Span, SpanTracker
 from sharedkernel.status.document import OwnActivity, RecentTimeline, TimelineTrack, TrackEntry
@@ -34,31 +37,67 @@ _Key = tuple[str, Activity, int | None]
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """How much of each second a session did something; the value of second *n* is at *n* modulo the length."""
+    """How much of each second something was done; the value of second *n* is at *n* modulo the length."""
 
-    user: str
     seconds: list[float]
+    #: number of the last second that is in it
+    last: int = 0
+    #: number of the second that was added to last
+    added: int = 0
+    user: str = ""
+
+    def advance(self, number: int) -> None:
+        """Release the seconds that second *number* and those before it take the places of."""
+        length = len(self.seconds)
+        if number - self.last >= length:
+            self.seconds = [0.0] * length
+        else:
+            for passed in range(self.last + 1, number + 1):
+                self.seconds[passed % length] = 0.0
+        self.last = number
+
+    def add(self, begin: float, end: float) -> None:
+        """Add the time from *begin* to *end*, seconds, the second of which is the last one."""
+        length = len(self.seconds)
+        for number in range(max(int(begin // BIN_SECONDS), self.last - length + 1), self.last + 1):
+            since, until = max(begin, number * BIN_SECONDS), min(end, (number + 1) * BIN_SECONDS)
+            if until > since:
+                self.seconds[number % length] += until - since
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Strip:
     """A row as it is sent."""
 
-    session: str | None
-    user: str | None
+    session: str
+    user: str
     activity: Activity
-    track: int | None
     seconds: float
-    #: of each second, oldest first
-    percent: list[int]
+    row: _Row
+    #: of each second, oldest first, once somebody has looked at it
+    percent: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Track:
+    """What ran in one track."""
+
+    strips: list[_Strip]
+    seconds: float
+    users: frozenset[str]
+    #: the sum of all
+    row: _Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Picture:
-    """Everything at one moment."""
+    """Everything at one moment, each list with the longest first."""
 
     taken_at: float
-    strips: list[_Strip]
+    bin: int
+    tracks: dict[int, _Track]
+    #: what sessions did besides running, by user
+    besides: dict[str, list[_Strip]]
     #: lane that each track has
     lanes: dict[int, int]
     num_waiting: list[float]
@@ -75,84 +114,132 @@ class Timeline:
 
     def __init__(self, num_bins: int = NUM_BINS) -> None:
         self._num_bins = num_bins
-        self._rows: dict[_Key, _Row] = {}
-        self._tracker = SpanTracker(self._ended)
-        #: number of the bin that time is in
+        #: number of the second that time is in
         self._bin = 0
+        #: the one that was added to last is the last
+        self._rows: dict[_Key, _Row] = {}
+        #: the sum of what ran in each track, and of all waits
+        self._tracks: dict[int, _Row] = {}
+        self._waiting = self._new_row()
+        self._tracker = SpanTracker(self._ended)
         #: until when what a session is in the middle of has been added already
         self._added: dict[str, float] = {}
         self._scheduler: Scheduler | None = None
         self._picture: _Picture | None = None
 
-    def record(self, now: float, scheduler: Scheduler) -> None:
-        """Record where *scheduler*'s sessions stand at *now*, seconds; after each event."""
+    def record(self, now: float, scheduler: Scheduler, touched: Iterable[SessionId]) -> None:
+        """Record what *touched* sessions of *scheduler* do at *now*, seconds; after each event."""
         self._scheduler = scheduler
-        self._tracker.follow(now, scheduler)
+        self._tracker.follow(now, scheduler, touched)
 
     def recent(self, now: float, user: str) -> RecentTimeline:
         """Return the last minutes, as *user* may see them: their own activities, the largest of the others' by name."""
         picture = self._picture
-        if picture is None or not picture.taken_at <= now < picture.taken_at + _FRESH_SECONDS:
+        if (
+            picture is None
+            or not picture.taken_at <= now < picture.taken_at + _FRESH_SECONDS
+            or picture.bin != self._bin
+        ):
             picture = self._picture = self._take_picture(now)
-        tracks = _tracks(picture, user)
-        own = [strip for strip in picture.strips if strip.track is None and strip.user == user]
+        order = sorted(
+            picture.tracks.items(), key=lambda entry: (user in entry[1].users, entry[1].seconds), reverse=True
+        )
+        scale = self._scale(picture.taken_at)
         return RecentTimeline(
             bin_seconds=BIN_SECONDS,
             bins=self._num_bins,
             tracks=[
                 TimelineTrack(
-                    track=track,
-                    lane=picture.lanes.get(track),
-                    sessions=[
-                        TrackEntry(session=strip.session, user=strip.user, seconds=strip.seconds, percent=strip.percent)
-                        for strip in _largest(strips, user)
-                    ],
+                    track=number, lane=picture.lanes.get(number), sessions=list(self._largest(track, user, scale))
                 )
-                for track, strips in sorted(tracks[:_MOST_TRACKS])
+                for number, track in sorted(order[:_MOST_TRACKS], key=lambda entry: entry[0])
             ],
-            more_tracks=max(0, len(tracks) - _MOST_TRACKS),
+            more_tracks=max(0, len(order) - _MOST_TRACKS),
             own=[
                 OwnActivity(
                     session=strip.session,
                     activity=str(strip.activity),
                     seconds=strip.seconds,
-                    percent=strip.percent,
+                    percent=self._seen(strip, scale),
                 )
-                for strip in sorted(own, key=lambda strip: -strip.seconds)[:_MOST_OWN]
-                if strip.session is not None
+                for strip in picture.besides.get(user, [])[:_MOST_OWN]
             ],
             num_waiting=picture.num_waiting,
         )
+
+    def _largest(self, track: _Track, user: str, scale: list[float]) -> Iterator[TrackEntry]:
+        """Yield what is told one by one, *user*'s first, then all else as one."""
+        own = [strip for strip in track.strips if strip.user == user] if user in track.users else []
+        others = (strip for strip in track.strips if strip.user != user)
+        told = [*own[:_MOST_SESSIONS], *islice(others, max(0, _MOST_SESSIONS - len(own)))]
+        for strip in told:
+            yield TrackEntry(
+                session=strip.session,
+                user=strip.user,
+                seconds=strip.seconds,
+                percent=self._seen(strip, scale),
+            )
+        if len(told) < len(track.strips):
+            rest = list(track.row.seconds)
+            for strip in told:
+                rest = [max(0.0, all_of_it - part) for all_of_it, part in zip(rest, strip.row.seconds, strict=True)]
+            row = _Row(seconds=rest, last=track.row.last)
+            yield TrackEntry(session=None, user=None, seconds=round(sum(rest), 3), percent=self._percent(row, scale))
+
+    def _seen(self, strip: _Strip, scale: list[float]) -> list[int]:
+        if strip.percent is None:
+            strip.percent = self._percent(strip.row, scale)
+        return strip.percent
+
+    def _percent(self, row: _Row, scale: list[float]) -> list[int]:
+        return [min(round(100 * part), 100) for part in self._parts(row, scale)]
+
+    def _parts(self, row: _Row, scale: list[float]) -> list[float]:
+        """Return which part of each second is in *row*, oldest first."""
+        row.advance(self._bin)
+        first = (self._bin + 1) % self._num_bins
+        seconds = row.seconds[first:] + row.seconds[:first]
+        return [each * factor for each, factor in zip(seconds, scale, strict=True)]
+
+    def _scale(self, now: float) -> list[float]:
+        # The present second has lasted only so long.
+        elapsed = max(now - self._bin * BIN_SECONDS, 1e-3)
+        return [1 / BIN_SECONDS] * (self._num_bins - 1) + [1 / elapsed]
 
     def _take_picture(self, now: float) -> _Picture:
         for span in self._tracker.under_way(now):
             self._add(span)
             self._added[span.session] = now
         self._advance(now)
-        order = [(self._bin + 1 + position) % self._num_bins for position in range(self._num_bins)]
-        # The present second has lasted only so long.
-        elapsed = max(now - self._bin * BIN_SECONDS, 1e-3)
-        scale = [1 / BIN_SECONDS] * (self._num_bins - 1) + [1 / elapsed]
-        strips, num_waiting = [], [0.0] * self._num_bins
+        tracks: defaultdict[int, list[_Strip]] = defaultdict(list)
+        besides: defaultdict[str, list[_Strip]] = defaultdict(list)
         for (session, activity, track), row in self._rows.items():
-            parts = [row.seconds[at] * factor for at, factor in zip(order, scale, strict=True)]
-            if activity in WAITS:
-                num_waiting = [known + part for known, part in zip(num_waiting, parts, strict=True)]
-            strips.append(
-                _Strip(
-                    session=session,
-                    user=row.user,
-                    activity=activity,
-                    track=track,
-                    seconds=round(sum(row.seconds), 3),
-                    percent=[min(round(100 * part), 100) for part in parts],
-                )
-            )
+            row.advance(self._bin)
+            seconds = round(sum(row.seconds), 3)
+            strip = _Strip(session=session, user=row.user, activity=activity, seconds=seconds, row=row)
+            (besides[row.user] if track is None else tracks[track]).append(strip)
+        for strips in (*tracks.values(), *besides.values()):
+            strips.sort(key=lambda strip: -strip.seconds)
+        for track in self._tracks.keys() - tracks.keys():
+            del self._tracks[track]
+        for total in self._tracks.values():
+            total.advance(self._bin)
+        waiting = self._parts(self._waiting, self._scale(now))
         return _Picture(
             taken_at=now,
-            strips=strips,
+            bin=self._bin,
+            tracks={
+                track: _Track(
+                    strips=strips,
+                    seconds=sum(strip.seconds for strip in strips),
+                    users=frozenset(strip.user for strip in strips),
+                    row=self._tracks[track],
+                )
+                for track, strips in tracks.items()
+            },
+            besides=dict(besides),
             lanes={} if self._scheduler is None else self._tracker.lane_of_track(self._scheduler.lanes.by_id),
-            num_waiting=[round(number, 1) for number in num_waiting],
+            num_waiting=[round(number, 1) for number in waiting],
         )
 
     def _ended(self, span: Span) -> None:
@@ -164,52 +251,31 @@ class Timeline:
         begin = max(span.begin, self._added.get(span.session, span.begin))
         self._advance(span.end)
         key = (span.session, span.activity, span.track)
-        row = self._rows.get(key)
+        row = self._rows.pop(key, None)
         if row is None:
-            row = self._rows[key] = _Row(user=span.user, seconds=[0.0] * self._num_bins)
-        first = max(int(begin // BIN_SECONDS), self._bin - self._num_bins + 1)
-        for number in range(first, self._bin + 1):
-            start = max(begin, number * BIN_SECONDS)
-            end = min(span.end, (number + 1) * BIN_SECONDS)
-            if end > start:
-                row.seconds[number % self._num_bins] += end - start
+            row = self._new_row(span.user)
+        self._rows[key] = row
+        rows = [row]
+        if span.track is not None:
+            rows.append(self._tracks.setdefault(span.track, self._new_row()))
+        if span.activity in WAITS:
+            rows.append(self._waiting)
+        for each in rows:
+            each.advance(self._bin)
+            each.add(begin, span.end)
+        row.added = self._bin
+
+    def _new_row(self, user: str = "") -> _Row:
+        return _Row(seconds=[0.0] * self._num_bins, last=self._bin, user=user)
 
     def _advance(self, now: float) -> None:
-        """Release the seconds that are too long ago at *now*."""
+        """Go on to the second of *now*, and forget what was done too long ago."""
         number = int(now // BIN_SECONDS)
         if number <= self._bin:
             return
-        for passed in range(max(self._bin + 1, number - self._num_bins + 1), number + 1):
-            for row in self._rows.values():
-                row.seconds[passed % self._num_bins] = 0.0
         self._bin = number
-        for key in [key for key, row in self._rows.items() if not any(row.seconds)]:
-            del self._rows[key]
-
-
-def _tracks(picture: _Picture, user: str) -> list[tuple[int, list[_Strip]]]:
-    """Return what ran in each track: *user*'s tracks first, then those most used."""
-    tracks: dict[int, list[_Strip]] = {}
-    for strip in picture.strips:
-        if strip.track is not None:
-            tracks.setdefault(strip.track, []).append(strip)
-
-    def weight(entry: tuple[int, list[_Strip]]) -> tuple[bool, float]:
-        return any(strip.user == user for strip in entry[1]), sum(strip.seconds for strip in entry[1])
-
-    return sorted(tracks.items(), key=weight, reverse=True)
-
-
-def _largest(strips: list[_Strip], user: str) -> Iterator[_Strip]:
-    """Yield what is told one by one, *user*'s first, then all else as one."""
-    ordered = sorted(strips, key=lambda strip: (strip.user != user, -strip.seconds))
-    yield from ordered[:_MOST_SESSIONS]
-    if rest := ordered[_MOST_SESSIONS:]:
-        yield _Strip(
-            session=None,
-            user=None,
-            activity=Activity.RUNNING,
-            track=rest[0].track,
-            seconds=round(sum(strip.seconds for strip in rest), 3),
-            percent=[min(sum(parts), 100) for parts in zip(*(strip.percent for strip in rest), strict=True)],
-        )
+        while self._rows:
+            oldest = next(iter(self._rows))
+            if self._rows[oldest].added > number - self._num_bins:
+                break
+            del self._rows[oldest]

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
 from sharedkernel import protocol
 
-#: waits remembered for the percentiles in status
+#: waits of a session that are remembered
 _WAITS_KEPT = 200
+
+
+class PastWaits:
+    """The last waits for grants, and their percentiles, computed once for each new one.
+
+    Parameters
+    ----------
+    most
+        How many are remembered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._seconds: deque[float] = deque(maxlen=most)
+        self._percentiles: tuple[float | None, float | None] | None = (None, None)
+
+    def add(self, seconds: float) -> None:
+        """Remember a wait of so many seconds."""
+        self._seconds.append(seconds)
+        self._percentiles = None
+
+    def percentiles(self) -> tuple[float | None, float | None]:
+        """Return the median and the 95th percentile, seconds; None before the first."""
+        if self._percentiles is None:
+            # numpy's import would be waited for at every start; a single wait is all there is to tell, twice
+            waits = self._seconds if len(self._seconds) > 1 else 2 * list(self._seconds)
+            marks = statistics.quantiles(waits, n=20, method="inclusive")
+            self._percentiles = marks[9], marks[18]
+        return self._percentiles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,8 +81,8 @@ class WaitProgress:
 
     #: when it began, on the event loop's axis; None: it does not wait
     since: float | None = None
-    #: seconds waited for each grant, newest last
-    past: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
+    #: the waits for each grant
+    past: PastWaits = field(default_factory=lambda: PastWaits(_WAITS_KEPT))
     #: what was last sent to the session about it, and when
     sent: protocol.Waiting | None = None
     sent_at: float = 0.0

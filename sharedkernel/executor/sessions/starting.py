@@ -96,7 +96,7 @@ class SessionLauncher:
         self._give(process, message, account)
         self._assign(process, message, account)
         await self._wait(process)
-        self._controller.update_limits()
+        self._controller.limits.update(process)
         return process
 
     def _check(self, message: protocol.StartSession) -> None:

@@ -38,16 +38,24 @@ class MemoryDemand:
 
     Parameters
     ----------
-    ledger, lanes, sessions
+    ledger, lanes, sessions, touched
         The scheduler's.
     """
 
-    def __init__(self, ledger: Ledger, lanes: LanePlanner, sessions: Mapping[SessionId, Session]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        lanes: LanePlanner,
+        sessions: Mapping[SessionId, Session],
+        touched: Collection[SessionId],
+    ) -> None:
         self.ledger = ledger
         self.lanes = lanes
         self._sessions = sessions
-        #: residue of all sessions, and the ledger's revision for which it was summed
-        self._residue = (-1, 0)
+        self._touched = touched
+        #: residue of each session, without what the present event has changed, and the sum
+        self._residues: dict[SessionId, int] = {}
+        self._residue = 0
         #: all and only the sessions with an open cell
         self.open: dict[SessionId, Session] = {}
 
@@ -98,11 +106,20 @@ class MemoryDemand:
 
     def ceiling(self, session: Session) -> int:
         """Return the most bytes of persistent and ephemeral memory together that *session* can ever have."""
-        if self._residue[0] != self.ledger.revision:
-            self._residue = (self.ledger.revision, sum(map(residue, self._sessions.values())))
-        others = self._residue[1] - residue(session)
+        self.update_residue()
+        others = self._residue - residue(session)
         device = self.ledger.capacity - self.ledger.reserve - self.ledger.shelf
         return device - others - session.memory.framework
+
+    def update_residue(self) -> int:
+        """Bring the residue of all sessions up to date and return it, bytes."""
+        for name in self._touched:
+            session = self._sessions.get(name)
+            self._residue -= self._residues.pop(name, 0)
+            if session is not None:
+                self._residues[name] = residue(session)
+                self._residue += self._residues[name]
+        return self._residue
 
     def unmovable_of_others(self, session: Session) -> tuple[int, float]:
         """Return other open cells' bytes that cannot be offloaded, and when the last such cell ended, seconds."""

@@ -128,6 +128,7 @@ class Decisions:
     def offload(self, session: Session) -> None:
         """Ask *session* to offload its memory."""
         session.offload.is_asked = True
+        self._records.touched[session.id] = None
         session.residence.moving_since = self._records.clock.now
         self._records.ledger.revision += 1
         self._actions.append(Offload(session=session.id))

@@ -19,7 +19,7 @@ from sharedkernel.scheduling.memory.reclaim import Reclaimer
 from sharedkernel.scheduling.memory.turns import MemoryTurns
 from sharedkernel.scheduling.model.actions import Action
 from sharedkernel.scheduling.model.config import SchedulerConfig
-from sharedkernel.scheduling.model.events import SessionEvent
+from sharedkernel.scheduling.model.events import Event, SessionEvent, UserConfigured
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.transitions import DECISIONS, TRANSITIONS
 from sharedkernel.scheduling.model.types import (
@@ -52,10 +52,12 @@ class Records:
         self.sessions: dict[SessionId, Session] = {}
         #: actions decided since the present event, in order
         self.actions: list[Action] = []
+        #: sessions that the present event concerns, and those whose state it changed, in order
+        self.touched: dict[SessionId, None] = {}
         self.ledger = Ledger(config.capacity, config.reserve)
         self.lanes = LanePlanner(self.ledger, self.actions)
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
-        self.demand = MemoryDemand(self.ledger, self.lanes, self.sessions)
+        self.demand = MemoryDemand(self.ledger, self.lanes, self.sessions, self.touched)
         self.predictions = Predictions(self.demand.open.values)
         self.policy = POLICIES[config.policy](config, self.predictions)
         idle: dict[SessionId, Session] = {}
@@ -97,6 +99,15 @@ class Records:
         self.turns.config, self.turns.policy = config, self.policy
         self.reclaimer.policy = self.policy
         self.run_queue.rebuild(self.policy, self.queued.values())
+
+    def begin(self, event: Event) -> None:
+        """Forget what the last event touched; *event* touches its session, or all of its user's."""
+        self.demand.update_residue()
+        self.touched.clear()
+        if isinstance(event, SessionEvent):
+            self.touched[event.session] = None
+        elif isinstance(event, UserConfigured) and event.user in self.users:
+            self.touched.update(dict.fromkeys(self.users[event.user].sessions))
 
     # --- a session's state -----------------------------------
 
@@ -148,6 +159,7 @@ class Records:
         reason
             An event's or a decision's name, for the story.
         """
+        self.touched[session.id] = None
         before, session.state = session.state, state
         session.story.append((self.clock.now, reason, state))
         if before is state:

@@ -1,23 +1,34 @@
-"""Figures of the status document."""
+"""The status document that is kept is the one that would be built."""
 
 from __future__ import annotations
 
-import numpy
-import pytest
+from pathlib import Path
+
 from hypothesis import given
-from hypothesis import strategies as st
 
-from sharedkernel.executor.control.status_builder import _percentiles
-
-
-@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=300))
-def test_percentiles_are_numpys(waits: list[float]) -> None:
-    """Between two waits where none is at the place itself."""
-    p50, p95 = numpy.percentile(waits, (50, 95))
-    assert _percentiles(waits) == (pytest.approx(p50), pytest.approx(p95))
+from sharedkernel.executor.control.status_builder import StatusBuilder
+from sharedkernel.executor.devices.host import HostLimits
+from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
+from tests.executor.dispatch.test_limits import draw_steps, run_steps
 
 
-def test_nobody_waited_yet() -> None:
-    """There is no figure then, which is not the same as none to wait."""
-    assert _percentiles([]) == (None, None)
-    assert _percentiles([3.0, 1.0]) == (2.0, pytest.approx(2.9))
+@given(draw_steps())
+def test_the_document_is_new_after_each_event(steps: list[tuple[str, int, int]]) -> None:
+    """Also for those who may not see everything."""
+    isolation = Isolation(IsolationOptions(isolate="off"), Path("unused"))
+    kept: list[StatusBuilder] = []
+    revision = 0
+
+    def check(device: HostLimits, controller: SessionController) -> None:
+        nonlocal revision
+        if not kept:
+            kept.append(StatusBuilder(device, isolation, controller))
+        if controller.revision == revision:  # figures may be as old as they may be
+            return
+        revision = controller.revision
+        anew = StatusBuilder(device, isolation, controller)
+        assert kept[0].document() == anew.document()
+        assert kept[0].view("ada") == anew.view("ada")
+
+    run_steps(steps, check)

@@ -18,6 +18,7 @@ from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, L
 from sharedkernel.executor.devices.cuda.discovery import check_torch, describe, named_device, why_unshared
 from sharedkernel.executor.devices.cuda.mps import MpsMode
 from sharedkernel.executor.devices.lane_server import LaneServer
+from sharedkernel.executor.devices.leases import UserMemory
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.selftest.runner import SelfTest
@@ -268,7 +269,7 @@ def test_allowances_are_told_when_they_change() -> None:
         device, process = make_device(), make_process(limits=Limits(user="ada", quota_bytes=8 * GIB))
         process.transport = sent = Sent()  # type: ignore[assignment]
         for _ in range(2):
-            device.update([process], {process.session or ""}, {})
+            device.update([UserMemory(user="ada", sessions=[process], shelf=0)])
         assert len(sent) == 1
         assert process.sent_allowance is not None
         assert process.sent_allowance.limit_bytes == 8 * GIB

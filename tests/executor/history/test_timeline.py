@@ -35,8 +35,9 @@ class Watched:
         return self.desk
 
     def look(self) -> None:
-        self.timeline.record(self.desk.now, self.desk.scheduler)
-        self.tracker.follow(self.desk.now, self.desk.scheduler)
+        touched = self.desk.take_touched()
+        self.timeline.record(self.desk.now, self.desk.scheduler, touched)
+        self.tracker.follow(self.desk.now, self.desk.scheduler, touched)
 
     def recent(self, user: str) -> Any:
         self.look()
@@ -118,7 +119,7 @@ def test_a_restore_that_waits_is_told_from_one_under_way(is_returning: bool, act
     session.offload.is_returning = is_returning
     scheduler.sessions[session.id] = session
     tracker = SpanTracker(lambda span: None)
-    tracker.follow(1.0, scheduler)
+    tracker.follow(1.0, scheduler, [session.id])
     assert tracker.activity("ada") == activity
 
 
@@ -137,8 +138,8 @@ def busy_spans() -> tuple[list[Span], Timeline, float]:
     tracker = SpanTracker(spans.append)
     for now, event in device.desk.log:
         scheduler.handle(event, now=now)
-        timeline.record(now, scheduler)
-        tracker.follow(now, scheduler)
+        timeline.record(now, scheduler, scheduler.touched)
+        tracker.follow(now, scheduler, scheduler.touched)
     return [*spans, *tracker.under_way(now)], timeline, now
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,7 +29,7 @@ from sharedkernel.executor.devices.cuda.checkpoint import ProcessCheckpoint, Sus
 from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
 from sharedkernel.executor.devices.cuda.mps import Mps, MpsMode
 from sharedkernel.executor.devices.lane_server import LaneServer
-from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases
+from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
@@ -265,9 +265,9 @@ class CudaDevice:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def update(self, sessions: Iterable[SessionHandle], busy: set[str], shelves: Mapping[str, int]) -> None:
-        """Lease memory to all *sessions*, of which those named in *busy* have a cell open."""
-        self._leases.update(sessions, busy, shelves)
+    def update(self, users: Iterable[UserMemory]) -> None:
+        """Set the limits of all sessions of *users*."""
+        self._leases.update(users)
 
     @staticmethod
     def _notify(session: SessionHandle, allowance: Allowance) -> None:
