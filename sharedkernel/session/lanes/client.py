@@ -153,6 +153,7 @@ class LaneClient:
     def _set_up(self) -> None:
         try:
             self._torch.cuda.init()
+            self.cuda.limit(None)  # on a full device its own memory may be none, and pages have a limit themselves
             with _disable_current_modes():
                 pools = TorchPools(
                     self._torch,
