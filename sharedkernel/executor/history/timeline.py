@@ -124,12 +124,10 @@ class Timeline:
         self._tracker = SpanTracker(self._ended)
         #: until when what a session is in the middle of has been added already
         self._added: dict[str, float] = {}
-        self._scheduler: Scheduler | None = None
         self._picture: _Picture | None = None
 
     def record(self, now: float, scheduler: Scheduler, touched: Iterable[SessionId]) -> None:
         """Record what *touched* sessions of *scheduler* do at *now*, seconds; after each event."""
-        self._scheduler = scheduler
         self._tracker.follow(now, scheduler, touched)
 
     def recent(self, now: float, user: str) -> RecentTimeline:
@@ -238,7 +236,7 @@ class Timeline:
                 for track, strips in tracks.items()
             },
             besides=dict(besides),
-            lanes={} if self._scheduler is None else self._tracker.lane_of_track(self._scheduler.lanes.by_id),
+            lanes=self._tracker.lane_of_track(),
             num_waiting=[round(number, 1) for number in waiting],
         )
 
