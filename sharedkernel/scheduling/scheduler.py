@@ -74,11 +74,11 @@ from collections.abc import Collection
 
 from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling.invariants import check
-from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.model.actions import Action, RemoveLane
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import Event, SessionEvent
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
-from sharedkernel.scheduling.model.types import SessionId, SessionState
+from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
 from sharedkernel.scheduling.policies.builtin import Policy
 from sharedkernel.scheduling.snapshot import QueueView, Snapshot, take_queue, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
@@ -101,6 +101,8 @@ class Scheduler:
         #: all live sessions, the lanes, the charges, and the holders of grants with their service; read-only
         self.sessions, self.lanes = records.sessions, records.lanes
         self.ledger, self.clock = records.ledger, records.clock
+        #: lanes that the last event removed
+        self.removed_lanes: list[LaneId] = []
         decisions = Decisions(records)
         self._handlers = EventHandlers(records, decisions)
         self._reconciler = Reconciler(records, decisions)
@@ -134,6 +136,7 @@ class Scheduler:
         self._reconciler.reconcile()
         actions = self._records.actions[:]
         self._records.actions.clear()
+        self.removed_lanes = [action.lane for action in actions if isinstance(action, RemoveLane)]
         return actions
 
     def next_deadline(self) -> float | None:
@@ -160,6 +163,12 @@ class Scheduler:
     def snapshot(self, now: float) -> Snapshot:
         """Return the views of all sessions, users and lanes at *now*, seconds; changes nothing."""
         return take_snapshot(self._records, now)
+
+    def attained(self, now: float) -> dict[str, float]:
+        """Return each session's attained service at *now*, seconds; device-seconds."""
+        elapsed = max(0.0, now - self.clock.now)
+        held = {holder: elapsed for holder in self.clock.holders}
+        return {session.id: session.service.attained + held.get(session.id, 0.0) for session in self.sessions.values()}
 
     @property
     def has_queue(self) -> bool:

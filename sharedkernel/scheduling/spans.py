@@ -14,12 +14,13 @@ a trace all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sharedkernel.scheduling.model.session import Session
-from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
+from sharedkernel.scheduling.model.types import SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 
 
@@ -104,7 +105,9 @@ class SpanTracker:
     def __init__(self, take: Callable[[Span], None]) -> None:
         self._take = take
         self._doing: dict[str, _Doing] = {}
+        #: track of each lane, and those below the highest that no lane has; heap
         self._tracks: dict[int, int] = {}
+        self._free: list[int] = []
 
     def follow(self, now: float, scheduler: Scheduler, touched: Iterable[SessionId]) -> None:
         """Compare what sessions of *scheduler* do with what they did before.
@@ -118,18 +121,16 @@ class SpanTracker:
         touched
             Those that may do something else than before: after each event, :attr:`.Scheduler.touched`.
         """
-        sessions, lanes = scheduler.sessions, scheduler.lanes.by_id
+        self.remove_lanes(scheduler.removed_lanes)
         for name in touched:
-            session = sessions.get(name)
+            session = scheduler.sessions.get(name)
             if session is None:
                 self.end(now, name)
                 continue
             doing, activity = self._doing.get(name), activity_of(session)
             if doing is None or doing.activity is not activity:
                 lane = None if session.lane is None else session.lane.id
-                self.change(
-                    now, name, session.user.id, activity, lane=lane, iterations=session.stats.iterations, lanes=lanes
-                )
+                self.change(now, name, session.user.id, activity, lane=lane, iterations=session.stats.iterations)
                 doing = self._doing[name]
             elif session.state is SessionState.PREEMPTING and not doing.is_revoked:
                 doing.revoked_at = now
@@ -144,7 +145,6 @@ class SpanTracker:
         *,
         lane: int | None,
         iterations: int,
-        lanes: Container[LaneId],
     ) -> None:
         """Record that *session* does something else from *now* on.
 
@@ -160,8 +160,6 @@ class SpanTracker:
             Its lane, if it has one.
         iterations
             All that it has completed.
-        lanes
-            All lanes there are now: a track of any other is free.
         """
         self._close(now, session, iterations)
         runs = activity is Activity.RUNNING and lane is not None
@@ -170,7 +168,7 @@ class SpanTracker:
             activity=activity,
             begin=now,
             lane=lane if runs else None,
-            track=self._track(lane, lanes) if runs and lane is not None else None,
+            track=self._track(lane) if runs and lane is not None else None,
             iterations=iterations,
         )
 
@@ -187,9 +185,16 @@ class SpanTracker:
             if span is not None:
                 yield span
 
-    def lane_of_track(self, lanes: Container[LaneId]) -> dict[int, int]:
-        """Return the lane that each track has now, of *lanes*, which are all there are."""
-        return {track: lane for lane, track in self._tracks.items() if LaneId(lane) in lanes}
+    def remove_lanes(self, lanes: Iterable[int]) -> None:
+        """Record that there are no such lanes any more, so that others can have their tracks."""
+        for lane in lanes:
+            track = self._tracks.pop(lane, None)
+            if track is not None:
+                heapq.heappush(self._free, track)
+
+    def lane_of_track(self) -> dict[int, int]:
+        """Return the lane that each track has now."""
+        return {track: lane for lane, track in self._tracks.items()}
 
     def activity(self, session: str) -> Activity | None:
         """Return what *session* does, as last heard."""
@@ -200,11 +205,9 @@ class SpanTracker:
         """Return the sessions that have not ended."""
         return list(self._doing)
 
-    def _track(self, lane: int, lanes: Container[LaneId]) -> int:
+    def _track(self, lane: int) -> int:
         if lane not in self._tracks:
-            self._tracks = {known: track for known, track in self._tracks.items() if LaneId(known) in lanes}
-            taken = set(self._tracks.values())
-            self._tracks[lane] = next(track for track in range(1, len(taken) + 2) if track not in taken)
+            self._tracks[lane] = heapq.heappop(self._free) if self._free else len(self._tracks) + 1
         return self._tracks[lane]
 
     def _close(self, now: float, session: str, iterations: int) -> None:

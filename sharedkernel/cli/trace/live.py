@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from sharedkernel.cli.trace.document import Recording
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.scheduling.model.types import LaneId
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
 from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument
 from sharedkernel.status.text import session_name
@@ -35,6 +34,8 @@ class LiveRecorder:
         self._spans: list[Span] = []
         self._tracker = SpanTracker(self._spans.append)
         self._lanes: dict[str, int | None] = {}
+        #: the lanes of the last document
+        self._present: set[int] = set()
         self._names: dict[str, str] = {}
         self._memory: list[tuple[float, int]] = []
         self._shares: dict[str, list[tuple[float, float]]] = {}
@@ -53,7 +54,9 @@ class LiveRecorder:
         """
         self._times.append(now)
         self._memory.append((now, status.device.used_bytes))
-        lanes = {LaneId(lane.id) for lane in status.lanes}
+        lanes = {lane.id for lane in status.lanes}
+        self._tracker.remove_lanes(self._present - lanes)
+        self._present = lanes
         for session in status.sessions:
             name, activity = session.id, activity_of(session)
             self._names[name] = f"{session.user} {session_name(session)}"
@@ -67,7 +70,6 @@ class LiveRecorder:
                     activity,
                     lane=session.lane,
                     iterations=session.iterations,
-                    lanes=lanes,
                 )
         for gone in set(self._tracker.sessions()) - {session.id for session in status.sessions}:
             self._tracker.end(now, gone)

@@ -14,7 +14,7 @@ from sharedkernel.status.text import expected_waits, usual_wait
 #: seconds until waiting sessions are first notified, and between looks at what has changed
 _INTERVAL = 0.1
 #: the same for each that waits, if they are many: notifying them takes no more than a small part of a processor
-_INTERVAL_EACH = 0.002
+_INTERVAL_EACH = 0.005
 #: an expected end is sent again when it has moved by more than this share of what is left, and by more than these
 #: seconds
 _MOVED_SHARE, _MOVED_SECONDS = 0.25, 0.5

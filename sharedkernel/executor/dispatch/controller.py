@@ -160,7 +160,7 @@ class SessionController:
 
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
-        return {view.id: view.attained for view in self.snapshot().sessions}
+        return self._driver.scheduler.attained(self._driver.now())
 
     # --- what sessions say --------------------------------------------------------------------------------------------
 

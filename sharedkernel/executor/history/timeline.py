@@ -83,10 +83,8 @@ class _Track:
     """What ran in one track."""
 
     strips: list[_Strip]
-    seconds: float
     users: frozenset[str]
-    #: the sum of all
-    row: _Row
+    sum: _Strip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +122,10 @@ class Timeline:
         self._tracker = SpanTracker(self._ended)
         #: until when what a session is in the middle of has been added already
         self._added: dict[str, float] = {}
-        self._scheduler: Scheduler | None = None
         self._picture: _Picture | None = None
 
     def record(self, now: float, scheduler: Scheduler, touched: Iterable[SessionId]) -> None:
         """Record what *touched* sessions of *scheduler* do at *now*, seconds; after each event."""
-        self._scheduler = scheduler
         self._tracker.follow(now, scheduler, touched)
 
     def recent(self, now: float, user: str) -> RecentTimeline:
@@ -142,7 +138,7 @@ class Timeline:
         ):
             picture = self._picture = self._take_picture(now)
         order = sorted(
-            picture.tracks.items(), key=lambda entry: (user in entry[1].users, entry[1].seconds), reverse=True
+            picture.tracks.items(), key=lambda entry: (user in entry[1].users, entry[1].sum.seconds), reverse=True
         )
         scale = self._scale(picture.taken_at)
         return RecentTimeline(
@@ -180,11 +176,14 @@ class Timeline:
                 percent=self._seen(strip, scale),
             )
         if len(told) < len(track.strips):
-            rest = list(track.row.seconds)
-            for strip in told:
-                rest = [max(0.0, all_of_it - part) for all_of_it, part in zip(rest, strip.row.seconds, strict=True)]
-            row = _Row(seconds=rest, last=track.row.last)
-            yield TrackEntry(session=None, user=None, seconds=round(sum(rest), 3), percent=self._percent(row, scale))
+            of_told = zip(*(self._seen(strip, scale) for strip in told), strict=True)
+            of_all = self._seen(track.sum, scale)
+            yield TrackEntry(
+                session=None,
+                user=None,
+                seconds=round(max(0.0, track.sum.seconds - sum(strip.seconds for strip in told)), 3),
+                percent=[max(0, percent - sum(others)) for percent, others in zip(of_all, of_told, strict=True)],
+            )
 
     def _seen(self, strip: _Strip, scale: list[float]) -> list[int]:
         if strip.percent is None:
@@ -231,14 +230,19 @@ class Timeline:
             tracks={
                 track: _Track(
                     strips=strips,
-                    seconds=sum(strip.seconds for strip in strips),
                     users=frozenset(strip.user for strip in strips),
-                    row=self._tracks[track],
+                    sum=_Strip(
+                        session="",
+                        user="",
+                        activity=Activity.RUNNING,
+                        seconds=sum(strip.seconds for strip in strips),
+                        row=self._tracks[track],
+                    ),
                 )
                 for track, strips in tracks.items()
             },
             besides=dict(besides),
-            lanes={} if self._scheduler is None else self._tracker.lane_of_track(self._scheduler.lanes.by_id),
+            lanes=self._tracker.lane_of_track(),
             num_waiting=[round(number, 1) for number in waiting],
         )
 
