@@ -80,6 +80,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
     assert {type(event).__name__ for _, event in log} | {
         "CellInterrupted",
         "DeviceWantWithdrawn",
+        "NotRestored",
         "GrantMeasured",
         "ProcessStopped",
         "WorkForeseen",
