@@ -108,7 +108,8 @@ class MessageRouter:
     def _greeted(self, peer: ControlConnection, hello: protocol.SessionHello) -> None:
         process = peer.session
         hello = self._believe(process, hello)
-        process.disconnect()  # it has one connection, and says on the new one where it stands
+        if process.transport is not None and isinstance(old := process.transport.get_protocol(), ControlConnection):
+            old.supersede()
         process.transport = peer.transport
         if process.connection is None:  # later its user's code may say it, and gateways would connect to where it says
             process.connection = hello.connection

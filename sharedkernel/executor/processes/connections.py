@@ -41,7 +41,7 @@ class Listener(Protocol):
 
 
 class UngreetedConnections:
-    """The connections of users that have not greeted yet.
+    """The connections of users that have not greeted yet, or whose session has greeted anew on another.
 
     Parameters
     ----------
@@ -60,11 +60,15 @@ class UngreetedConnections:
             is_reserved = descriptor >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED
             if is_reserved or self._numbers[uid] >= MOST_UNGREETED:
                 return False
-        self._numbers[uid] += 1
+        self.add(uid)
         return True
 
+    def add(self, uid: int) -> None:
+        """Count a connection of *uid*."""
+        self._numbers[uid] += 1
+
     def release(self, uid: int) -> None:
-        """Count a connection no more: it has greeted, or is gone."""
+        """Count a connection of *uid* no more: it has greeted, or is gone."""
         self._numbers[uid] -= 1
         if not self._numbers[uid]:
             del self._numbers[uid]
@@ -84,6 +88,8 @@ class ControlConnection(asyncio.Protocol):
     def __init__(self, listener: Listener, ungreeted: UngreetedConnections) -> None:
         self._listener = listener
         self._ungreeted = ungreeted
+        #: it is one of those
+        self._is_counted = False
         #: hangs up unless a greeting comes; None: it has come, or none is awaited
         self._greeting_due: asyncio.TimerHandle | None = None
         self._decoder = protocol.Decoder(protocol.ToExecutor, most=_MOST_GREETING)
@@ -108,14 +114,16 @@ class ControlConnection(asyncio.Protocol):
             log.warning("too many connections; refused one of process %d, user id %d", self.pid, self.uid)
             transport.abort()
         else:
+            self._is_counted = True
             self._greeting_due = asyncio.get_running_loop().call_later(_GREETING_TIMEOUT, self._hang_up_silent)
 
     def data_received(self, data: bytes) -> None:
         """Hand each message on."""
         try:
             for message in self._decoder.feed(data):
-                self._await_no_greeting()
-                self._decoder.most = protocol.MAX_MESSAGE_BYTES
+                if self._greeting_due is not None:
+                    self._decoder.most = protocol.MAX_MESSAGE_BYTES
+                    self._count_no_more()
                 self._listener.received(self, message)
         except ProtocolError as error:
             log.warning("hung up on process %d: %s", self.pid, error)
@@ -129,13 +137,22 @@ class ControlConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the listener that it is gone."""
-        self._await_no_greeting()
+        self._count_no_more()
         self._listener.disconnected(self)
 
-    def _await_no_greeting(self) -> None:
+    def supersede(self) -> None:
+        """Give it little room again: its session has greeted anew on another, as often as its user likes."""
+        self._decoder.most = _MOST_GREETING
+        if not self._is_counted and not self.transport.is_closing():
+            self._is_counted = True
+            self._ungreeted.add(self.uid)
+
+    def _count_no_more(self) -> None:
         if self._greeting_due is not None:
             self._greeting_due.cancel()
             self._greeting_due = None
+        if self._is_counted:
+            self._is_counted = False
             self._ungreeted.release(self.uid)
 
     def _hang_up_silent(self) -> None:

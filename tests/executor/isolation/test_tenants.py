@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from pathlib import Path
 
 import psutil
 
@@ -52,6 +53,24 @@ _CONNECT = """if True:
             continue
         connections.append(connection)
     print(len(connections))
+"""
+
+#: greets as the session that it is, again and again, and keeps all connections
+_GREET = """if True:
+    import os, socket
+    from sharedkernel import protocol
+    hello = protocol.encode(protocol.SessionHello(
+        version=protocol.PROTOCOL_VERSION, process={name!r}, pid=os.getpid(), connection={{}},
+        memory=protocol.Memory(), data_bytes=0, cell_open=True))
+    connections = []
+    for _ in range(500):
+        connections.append(socket.socket(socket.AF_UNIX))
+        try:
+            connections[-1].connect({path!r})
+            connections[-1].sendall(hello)
+            connections[-1].recv(1)
+        except OSError:
+            pass
 """
 
 
@@ -130,5 +149,21 @@ def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor) -> N
                 await until(are_gone, "those that have not greeted are hung up on")
             finally:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, most)
+
+    asyncio.run(main())
+
+
+def test_a_session_that_greets_again_and_again_has_few_connections(apart: ApartExecutor) -> None:
+    """Those before its last one count as if they had not greeted."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook(ADA)
+            before = len(open_files(apart.process.pid))
+            name = Path(ada.record.connection["ip"]).name.removesuffix("-ipc")
+            greet = _GREET.format(name=name, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
+            assert (await ada.run(greet)).status == "ok"
+            assert len(open_files(apart.process.pid)) < before + MOST_UNGREETED + 32
+            assert (await (await executor.notebook(GRACE)).run("6 * 7")).text == "42"
 
     asyncio.run(main())
