@@ -29,7 +29,7 @@ from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.session.lanes.memory import Channel, CudaMemory, ExecutorSupplier
+from sharedkernel.session.lanes.turns import Channel, LaneTurns, ExecutorSupplier
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
 
@@ -78,7 +78,7 @@ class LaneClient:
         self._supplier = ExecutorSupplier(channel, self._check_limit)
         #: the session's device memory and its turns, once they are set up
         self._lanes: LaneMemory | None = None
-        self.pages: CudaMemory | None = None
+        self.pages: LaneTurns | None = None
 
     def enable(self, *, check_lanes: bool) -> None:
         """Set lanes up when CUDA is first used; called once the session is assigned.
@@ -170,7 +170,7 @@ class LaneClient:
             return
         self._lanes.watch_user_pools()
         self._empty_cache_by_page(self._lanes)
-        self.pages = CudaMemory(self._lanes, self._supplier, self._channel, lambda: self.cuda.look().allocated)
+        self.pages = LaneTurns(self._lanes, self._supplier, self._channel, lambda: self.cuda.look().allocated)
         self._meter.count_pages(self.pages)
 
     def _check_limit(self, size: int) -> None:

@@ -74,7 +74,7 @@ class PageBytes:
 
 
 class Pages(Protocol):
-    """Where torch's memory comes from that is shared: :class:`sharedkernel.session.lanes.memory.CudaMemory`."""
+    """Where torch's memory comes from that is shared: :class:`sharedkernel.session.lanes.turns.LaneTurns`."""
 
     #: bytes that may be private to the session; None: any number
     limit_bytes: int | None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.session.lanes.memory import CudaMemory
+from sharedkernel.session.lanes.turns import LaneTurns
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.cuda_storages import StorageMover, check_host_has_room
 from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RestoreFailed
@@ -31,7 +31,7 @@ class OffloadedPages:
         Whose, and how many bytes of the device they had.
     """
 
-    def __init__(self, pages: CudaMemory, size: int) -> None:
+    def __init__(self, pages: LaneTurns, size: int) -> None:
         self._pages = pages
         #: bytes moved away
         self.size = size
@@ -68,7 +68,7 @@ class PageOffload(PendingOffload):
         Whose, and the steps of it.
     """
 
-    def __init__(self, pages: CudaMemory, pending: ArenaOffload) -> None:
+    def __init__(self, pages: LaneTurns, pending: ArenaOffload) -> None:
         super().__init__(pending.size)
         self._pages = pages
         self._pending = pending
@@ -104,7 +104,7 @@ class PageMover:
         Tells what stayed.
     """
 
-    def __init__(self, pages: Callable[[], CudaMemory | None], storages: StorageMover, meter: Meter) -> None:
+    def __init__(self, pages: Callable[[], LaneTurns | None], storages: StorageMover, meter: Meter) -> None:
         self._pages = pages
         self._storages = storages
         self._meter = meter

@@ -26,7 +26,7 @@ from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
-from sharedkernel.session.lanes.memory import CudaMemory, ExecutorSupplier
+from sharedkernel.session.lanes.turns import LaneTurns, ExecutorSupplier
 from sharedkernel.system.deferred_signals import signals_held
 from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
@@ -109,7 +109,7 @@ class Session:
         self.client = DescriptorClient(str(directory / name / "executor.sock"))
         supplier = ExecutorSupplier(self.client)
         self.tenant = Tenant(supplier, name, driver=driver)
-        self.cuda = CudaMemory(self.tenant.memory, supplier, self.client)
+        self.cuda = LaneTurns(self.tenant.memory, supplier, self.client)
 
     def iterate(self, byte: int, *, keep: bool = False) -> Any:
         """Allocate and free as an iteration does; what is kept survives it."""

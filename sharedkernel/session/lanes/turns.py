@@ -3,10 +3,10 @@
 The gate calls this in the main thread:
 
 ========================  =============================================================================================
-a section begins          :meth:`CudaMemory.section_began`
-a grant was given         :meth:`CudaMemory.turn_began`, before the operation that wanted it
-a boundary is passed      :meth:`CudaMemory.boundary_passed`, with the grant kept
-the grant goes            :meth:`CudaMemory.hand_over`, before that is said; False: the grant has to be kept for now
+a section begins          :meth:`LaneTurns.section_began`
+a grant was given         :meth:`LaneTurns.turn_began`, before the operation that wanted it
+a boundary is passed      :meth:`LaneTurns.boundary_passed`, with the grant kept
+the grant goes            :meth:`LaneTurns.hand_over`, before that is said; False: the grant has to be kept for now
 ========================  =============================================================================================
 
 Where a lane cannot be had, iterations use memory of the session's own: never wrong, only dearer. What they leave
@@ -200,7 +200,7 @@ class ExecutorSupplier:
             self.release_units([unit for unit, _ in coming.result()[0].units])
 
 
-class CudaMemory:
+class LaneTurns:
     """One session's turns in its lane.
 
     Parameters
