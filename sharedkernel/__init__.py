@@ -1,6 +1,6 @@
 """One GPU, many notebooks: see README.md.
 
-In a notebook, :func:`iterations` and :data:`shelf` are all there may be to use, and nothing has to be.
+A notebook needs nothing from this package; :func:`iterations` and :data:`shelf` are there for those who want them.
 """
 
 from __future__ import annotations

@@ -8,8 +8,12 @@ Whoever enforces a quota fills in a :class:`QuotaUse` and asks it whether more b
 - the executor, for device memory outside torch: `executor/devices/overuse.py`.
 
 `gateway/config/quotas.py` has the quotas, `executor/processes/quota_use.py` what counts against them,
-`executor/devices/leases.py` divides them among sessions, and `status/refusal_text.py` has the sentences. A lease makes
-torch's own allocator fail, too, and `session/memory/lease_check.py` replaces its error. The number of a user's sessions
+`executor/devices/leases.py` divides them among sessions, and `status/refusal_text.py` has the sentences.
+
+In the session, three places raise `torch.OutOfMemoryError` with these: `session/memory/lease_check.py` (what was
+measured is too much, or torch's own allocator failed at the lease), `session/gate/acquisition.py` (the core refused a
+grant or growth) and `session/offload/residency.py` (it refused a restore). The core's refusals get there through
+`executor/dispatch/action_runner.py`. The number of a user's sessions
 is checked where they start: `gateway/kernels/starting.py`.
 """
 

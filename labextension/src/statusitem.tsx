@@ -1,4 +1,7 @@
-/** The status bar's item: the memory and the place in line of the notebook that the user looks at. */
+/**
+ * The status bar's item: memory, state and time left of the notebook that the user looks at. Its words come from
+ * `describe.ts` (the session) and `notice.ts` (what is wrong).
+ */
 
 import { VDomRenderer } from '@jupyterlab/ui-components';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -43,7 +46,7 @@ export class StatusItem extends VDomRenderer<ModelAdapter> {
       }
     }
     if (trouble !== null) {
-      text.push(trans.__('gateway away'));
+      text.push(trouble.brief);
       details.push(trouble.text);
     } else if (session !== null) {
       text.push(sessionState(session, trans));

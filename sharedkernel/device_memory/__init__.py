@@ -22,10 +22,12 @@ Who does what, from below:
 
 A turn of a session in a lane:
 
-1. The executor has created the lane (:meth:`LaneStore.create_lane`), told the session its units
-   (:meth:`LaneStore.share_lane`, :meth:`LaneStore.exported`), and the session has them (:meth:`LaneMemory.set_lane`).
-2. It grants: :meth:`LaneStore.begin_turn` says whether the lane has to be scrubbed, which is passed to
-   :meth:`LaneMemory.begin_turn`. The lane is occupied.
+1. The executor has created the lane (:meth:`LaneStore.create_lane`) and grants it. The session takes it:
+   :meth:`LaneStore.begin_turn` says whether the lane has to be scrubbed. The lane is occupied.
+2. The session fetches the units that it lacks (:meth:`LaneStore.share_lane`, :meth:`LaneStore.exported`) and imports
+   them (:meth:`LaneMemory.set_lane`, :meth:`Arena.import_lane`); then :meth:`LaneMemory.begin_turn`.
+   `executor/devices/lane_server.py` gives them, `session/lanes/turns.py` fetches them, and `ipc/fd_server.py` and
+   `ipc/fd_client.py` carry their descriptors.
 3. The session calls :meth:`LaneMemory.begin_iteration`, and :meth:`LaneMemory.next_iteration` at each boundary that it
    passes without being asked to stop.
 4. It is asked: :meth:`LaneMemory.hand_over` moves what survives to private pages, and the executor, told so, calls
@@ -35,7 +37,8 @@ Private units are asked for through a :class:`Supplier`: :meth:`LaneStore.give_p
 :meth:`LaneStore.exported` answer it, :meth:`LaneStore.confirm` takes note that the session has them, and
 :meth:`LaneStore.take_back` that it has released them. :meth:`LaneStore.session_gone` is for those that ended.
 
-Nothing here is imported into the executor that imports torch: `store`, `drivers`, `layout`.
+The executor must not import torch, so of this package it imports only modules that do not: `store`, `drivers`,
+`layout`, `mode` and `errors`.
 """
 
 from __future__ import annotations

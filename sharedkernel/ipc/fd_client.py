@@ -104,7 +104,10 @@ class DescriptorClient:
         self.start(message)
 
     def start(self, message: Any, descriptors: Sequence[Descriptor] = ()) -> Future[Answer]:
-        """Begin a request, whose answer comes in time, heeded or not; of several none waits for another's turn."""
+        """Start a request and return its future at once.
+
+        Requests are sent one at a time, and each runs to its end even if nobody waits for its answer.
+        """
         answer: Future[Answer] = Future()
 
         def run() -> None:

@@ -222,7 +222,8 @@ class OffloadCommand(Message, frozen=True, kw_only=True, tag="Offload"):
 class RestoreCommand(Message, frozen=True, kw_only=True, tag="Restore"):
     """There is room for what is offloaded: bring it back.
 
-    Answered by :class:`RestoredReport`, or by :class:`CellClosedReport` if that was cut short.
+    Answered by :class:`RestoredReport`, by :class:`CellClosedReport` if that was cut short, or by
+    :class:`NotRestoredReport` where a cell can neither go on nor end without its memory.
     """
 
 

@@ -82,7 +82,10 @@ def explain_private_memory(wanted: int, used: int, limit: int) -> str:
     wanted, used, limit
         Bytes that it asked for, that it has, and that were leased to it.
     """
-    return f"{format_bytes(wanted)} more than {format_bytes(used)} are beyond this session's {format_bytes(limit)}."
+    return (
+        f"this session has {format_bytes(used)} and asked for {format_bytes(wanted)} more, but may use only "
+        f"{format_bytes(limit)}."
+    )
 
 
 def explain_no_pause(wanted: int) -> str:

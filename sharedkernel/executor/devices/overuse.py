@@ -4,7 +4,8 @@ Torch's own memory is bounded where it is allocated. This is about the rest: lib
 the driver themselves. NVML says what each process holds; what is neither torch's nor a context's counts to its user's
 quota, too. Beyond that the session that holds most of it is warned in its notebook, then offloaded if it is idle, then
 ended, with `patience` seconds between these steps; who gets back below is forgiven. Where NVML cannot tell processes
-apart nobody is accused. What torch holds a session says itself; that counts up to what its user can have.
+apart nobody is accused. Each session reports what torch holds; the report is believed only up to the most that its user
+can have.
 """
 
 from __future__ import annotations

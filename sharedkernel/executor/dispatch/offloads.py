@@ -1,4 +1,7 @@
-"""Offloading of sessions' memory and its restoring: who asked for it, what sessions report, and the core's events."""
+"""Carries out the offloading and restoring of sessions' memory; `scheduling/memory/offloading.py` decides whose.
+
+Who asked for it, what sessions report, and the core's events for that.
+"""
 
 from __future__ import annotations
 

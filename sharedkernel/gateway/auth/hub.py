@@ -1,7 +1,7 @@
 """Users of a JupyterHub: their tokens, their groups, and which of them are admins.
 
 The gateway is a *service* of the hub. It sends each token to the hub (`HubAuth`, of the jupyterhub package) and keeps
-the answer for `hub_cache_seconds`: that long a revoked token still works, and that long a hub may be away unnoticed.
+the answer for `hub_cache_seconds`: for that time a revoked token still works, and an outage of the hub goes unnoticed.
 After that, requests are refused until the hub answers.
 """
 

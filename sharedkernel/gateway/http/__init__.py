@@ -1,1 +1,1 @@
-"""The HTTP server: routes, errors, encryption, health and metrics."""
+"""The HTTP server: routes, guards of requests, health and metrics."""

@@ -73,7 +73,8 @@ class Reclaimer:
             lane = self.admission.freeing(first)
             if lane is None:
                 return LaneReclaim()
-            # An unmeasured session takes less, too, where a signal brings no boundary; a measured one needs all of it.
+            # An unmeasured session can start in what a signal frees; a measured one needs the whole lane, which only a
+            # boundary frees for certain.
             is_known = first.wanted is not None or first.state is SessionState.RESTORING
             return LaneReclaim(asked=_running([lane])) if is_known else LaneReclaim(demanded=_unforced([lane]))
         victims = self._victims(first)

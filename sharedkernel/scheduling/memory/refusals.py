@@ -13,7 +13,7 @@ from sharedkernel.scheduling.model.types import SessionState
 
 
 def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
-    """Return the refusal of a want that cannot be met, whichever sessions leave; None: it can, sooner or later.
+    """Return a refusal if the want could not be met even if all other sessions left; None if it can sooner or later.
 
     Parameters
     ----------

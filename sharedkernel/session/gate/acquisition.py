@@ -79,7 +79,7 @@ class Acquisition(GatePart):
             self._asking.release()
 
     def acquire(self) -> None:
-        """Wait for a grant, with room for what the same code failed for when it ran last.
+        """Wait for a grant. If the same code ran out of memory last time, request what it lacked as well.
 
         Raises
         ------

@@ -29,7 +29,7 @@ from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.session.lanes.turns import Channel, LaneTurns, ExecutorSupplier
+from sharedkernel.session.lanes.turns import Channel, ExecutorSupplier, LaneTurns
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
 
@@ -128,7 +128,8 @@ class LaneClient:
     def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> bool:
         """Take everything that lives out of the lane; return whether the grant may go.
 
-        Where it may go although the lane could not be handed over, that stays this session's: others do without.
+        If the grant may be released although the hand-over failed, the lane stays with this session, and others work
+        without one.
         """
         if self.pages is None:
             return True

@@ -6,7 +6,7 @@ The gate calls this in the main thread:
 a section begins          :meth:`LaneTurns.section_began`
 a grant was given         :meth:`LaneTurns.turn_began`, before the operation that wanted it
 a boundary is passed      :meth:`LaneTurns.boundary_passed`, with the grant kept
-the grant goes            :meth:`LaneTurns.hand_over`, before that is said; False: the grant has to be kept for now
+the grant is released     :meth:`LaneTurns.hand_over`, before that is reported; False: the grant is kept for now
 ========================  =============================================================================================
 
 Where a lane cannot be had, iterations use memory of the session's own: never wrong, only dearer. What they leave
@@ -343,8 +343,9 @@ class LaneTurns:
         """Take everything that lives out of the lane; return whether the grant may go.
 
         It may not while a CUDA graph is captured, nor while there is no room for what has to be moved out; a later
-        boundary will do. A grant that goes all the same leaves the lane to nobody, since the executor is told of the
-        hand-over apart. At the end of a cell the lane is left, so that what others do with it needs nobody to wake.
+        boundary will do. If the grant is released anyway, nobody else gets the lane: the executor is told of the
+        hand-over in a separate message. At the end of a cell the session releases the lane's units, so that others can
+        change the lane without waking this process.
 
         Raises
         ------

@@ -1,4 +1,6 @@
-"""Check a session's memory against its lease, and raise `torch.OutOfMemoryError` where it is too much or torch fails.
+"""Check a session's memory against its lease.
+
+Raise `torch.OutOfMemoryError` if it uses too much, and replace torch's own errors when an allocation fails.
 
 Two things bound a session's memory on the host device: the meter's exact figure, looked at whenever it is measured,
 and a hard limit on the process's private memory that the executor sets from outside. Past the latter the allocator
