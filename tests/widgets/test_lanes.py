@@ -103,9 +103,9 @@ def test_a_real_timeline_is_a_small_picture() -> None:
         (holder,) = (name for name in names if desk.state(name) in ("running", "preempting"))
         desk.now += 0.25
         desk.release(holder)
-        recorder.record(desk.now, desk.scheduler)
+        recorder.record(desk.now, desk.scheduler, desk.scheduler.sessions)
         desk.want(holder)
-        recorder.record(desk.now, desk.scheduler)
+        recorder.record(desk.now, desk.scheduler, desk.scheduler.sessions)
     sessions = [session(name, name[:-1], desk.state(name)) for name in names]
     status = document(sessions=sessions, timeline=recorder.recent(desk.now, "ada"))
     markup = lanes_html(status, "ada0")
