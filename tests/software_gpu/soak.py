@@ -339,6 +339,8 @@ class Soak:
         self.say = say
         self.driver_logs = driver_logs
         self.capacity = device_bytes()
+        #: bytes of the device that others have, such as the tests' own process
+        self._others_bytes = used_bytes()
         self.report = Report(seed)
         self._tenants = [Tenant(f"tenant {number}", self, f"{seed}/{number}") for number in range(num_tenants)]
 
@@ -361,7 +363,7 @@ class Soak:
         found += [f"lane {lane.id} of {lane.size_bytes} bytes" for lane in status.lanes]
         if units := status.device.shared_units_bytes:
             found.append(f"{units} bytes of units")
-        if used := used_bytes():
+        if (used := used_bytes() - self._others_bytes) > 0:
             found.append(f"{used} bytes of the device, by process: {used_by_process()}")
         return found
 

@@ -170,11 +170,12 @@ class SessionActions:
         if process.growth:
             process.promised_bytes = process.live_bytes + process.growth
             process.growth = 0
-        self._update_limits(process)  # before it begins: others may have taken or freed memory while it waited
+        caused = () if process.grant.is_unsanctioned else self._expect_context(process)
+        # Before it begins: others may have taken or freed memory while it waited, and its context is not to be leased.
+        self._update_limits(process)
         if process.grant.is_unsanctioned:  # it holds one already, of the executor before this
             process.grant.is_unsanctioned = False
             return Effects()
-        caused = self._expect_context(process)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         lanes = self._served.lane_server
