@@ -1,6 +1,6 @@
 """The check of a user's quota: the one comparison behind every error that a quota of memory causes. Pure.
 
-Whoever enforces a quota fills in a :class:`QuotaUse` and asks it whether more bytes fit:
+Code that enforces a quota fills in a :class:`QuotaUse` and asks it whether more bytes fit:
 
 - the core, before a grant and before a restore: `scheduling/memory/refusals.py`;
 - the session, when its memory was measured: `session/memory/lease_check.py`;
@@ -10,11 +10,11 @@ Whoever enforces a quota fills in a :class:`QuotaUse` and asks it whether more b
 `gateway/config/quotas.py` has the quotas, `executor/processes/quota_use.py` what counts against them,
 `executor/devices/leases.py` divides them among sessions, and `status/refusal_text.py` has the sentences.
 
-In the session, three places raise `torch.OutOfMemoryError` with these: `session/memory/lease_check.py` (what was
-measured is too much, or torch's own allocator failed at the lease), `session/gate/acquisition.py` (the core refused a
-grant or growth) and `session/offload/residency.py` (it refused a restore). The core's refusals get there through
-`executor/dispatch/action_runner.py`. The number of a user's sessions
-is checked where they start: `gateway/kernels/starting.py`.
+In the session, three places raise `torch.OutOfMemoryError` with these sentences: `session/memory/lease_check.py` (what
+was measured is too much, or torch's own allocator failed at the lease), `session/gate/acquisition.py` (the core refused
+a grant or growth) and `session/offload/residency.py` (it refused a restore). The core's refusals get there through
+`executor/dispatch/action_runner.py`. The number of a user's sessions is checked where they start, in
+`gateway/kernels/starting.py`.
 """
 
 from __future__ import annotations

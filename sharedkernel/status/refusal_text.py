@@ -1,7 +1,7 @@
 """The sentences of refusals: what was wanted, the figures of the quota or the device, and what to do.
 
-Whoever refuses memory, or a session for want of quota, takes its sentence from here: gateway, executor, session and
-simulator. Whether something is refused is decided elsewhere (`quota_check.py`).
+Gateway, executor, session and simulator take their sentence from here when they refuse memory, or a session for want of
+quota. Whether something is refused is decided elsewhere (`quota_check.py`).
 """
 
 from __future__ import annotations

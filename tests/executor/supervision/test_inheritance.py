@@ -171,7 +171,7 @@ def test_signals_are_those_of_a_new_process(seen: dict[str, Seen], kind: str) ->
 
 
 def test_the_executor_has_them(seen: dict[str, Seen]) -> None:
-    """What the others lack is there to be inherited."""
+    """The executor has what the other processes must not inherit: otherwise their tests could not fail."""
     executor = seen["executor"]
     assert {"AWS_SECRET_ACCESS_KEY", "SHAREDKERNEL_TOKEN"} <= executor.variables
     assert executor.tcp
