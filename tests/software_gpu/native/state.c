@@ -2,21 +2,22 @@
 #include "device.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 struct shared {
     uint64_t magic;
     pthread_mutex_t mutex;
-    pid_t holder; /* who has the mutex */
     struct sg_device devices[SG_MAX_DEVICES];
 };
 static const uint64_t MAGIC = 0x736f66747761724;
@@ -68,9 +69,9 @@ struct sg_device *sg_device(int device) {
     return &shared->devices[device];
 }
 
-static bool is_stopped(pid_t pid) {
+static bool is_stopped(pid_t thread) {
     char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    snprintf(path, sizeof path, "/proc/%d/stat", thread);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     if (fd >= 0)
@@ -80,27 +81,47 @@ static bool is_stopped(pid_t pid) {
     return name_end && !strncmp(name_end, ") T", 3);
 }
 
+/* The thread that has the mutex, or 0. Only this word of glibc's changes in the same instant as the mutex itself. */
+static pid_t mutex_holder(void) {
+    return __atomic_load_n(&shared->mutex.__data.__lock, __ATOMIC_ACQUIRE) & FUTEX_TID_MASK;
+}
+
+/* Let a thread that we trace go on from where it last stopped, if it has; return whether it still lives. */
+static bool trace_on(pid_t traced, bool detach, int options) {
+    int status;
+    pid_t waited = waitpid(traced, &status, __WALL | options);
+    if (waited == 0)
+        return true;
+    if (waited < 0 || !WIFSTOPPED(status))
+        return false;
+    /* a signal is handed on; what else stops it comes with an event in the upper half */
+    long number = status >> 16 ? 0 : WSTOPSIG(status);
+    return !ptrace(detach ? PTRACE_DETACH : PTRACE_CONT, traced, NULL, (void *)number);
+}
+
 /* A process that is stopped (SIGSTOP) first leaves a driver in the kernel, which has locks only there. This one may
- * have to go on until it has released the mutex; then it is stopped again. */
+ * have to go on until it has released the mutex. Its thread alone is let go on, by tracing it: with SIGCONT and another
+ * SIGSTOP the SIGCONT of somebody else that comes in between would be lost, and the process stopped for ever. Once it
+ * is not traced any more, the kernel has it stop again if, and only if, its process still is to be stopped. */
 static int lock_mutex(void) {
-    pid_t resumed = 0;
+    pid_t traced = 0;
     for (;;) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 20000000;
+        until.tv_nsec += traced ? 1000000 : 20000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
         int result = pthread_mutex_timedlock(&shared->mutex, &until);
         if (result != ETIMEDOUT) {
-            if (resumed)
-                kill(resumed, SIGSTOP);
+            if (traced && !ptrace(PTRACE_INTERRUPT, traced, NULL, NULL))
+                trace_on(traced, true, 0);
             return result;
         }
-        pid_t holder = shared->holder;
-        if (holder > 0 && is_stopped(holder)) {
-            resumed = holder;
-            kill(holder, SIGCONT);
-        }
+        if (traced && !trace_on(traced, false, WNOHANG))
+            traced = 0;
+        pid_t holder = traced ? 0 : mutex_holder();
+        if (holder && is_stopped(holder) && !ptrace(PTRACE_SEIZE, holder, NULL, NULL))
+            traced = holder;
     }
 }
 
@@ -110,13 +131,9 @@ void sg_lock(void) {
         for (int i = 0; i < SG_MAX_DEVICES; i++)
             shared->devices[i].used = sg_recount_memory(i);
     }
-    shared->holder = getpid();
 }
 
-void sg_unlock(void) {
-    shared->holder = 0;
-    pthread_mutex_unlock(&shared->mutex);
-}
+void sg_unlock(void) { pthread_mutex_unlock(&shared->mutex); }
 
 int64_t sg_now(void) {
     struct timespec now;
