@@ -109,6 +109,38 @@ def test_a_fault_stays_in_its_session(process: ExecutorProcess) -> None:
     asyncio.run(scenario())
 
 
+def test_a_forked_child_collects_no_garbage_of_the_session(process: ExecutorProcess) -> None:
+    """Plain torch ends a worker of a DataLoader in which such objects happen to be collected."""
+    garbage = """if True:
+        import gc, os, torch
+        event, tensor, pool = torch.cuda.Event(), torch.ones(1 << 20, device="cuda"), torch.cuda.MemPool()
+        pinned = torch.ones(1 << 16).pin_memory()
+        event.record()
+        tensor.record_stream(torch.cuda.Stream())
+        with torch.cuda.use_mem_pool(pool):
+            pooled = torch.ones(1 << 20, device="cuda")
+        kept = pinned.to("cuda", non_blocking=True)
+        gc.disable()
+        cycle = [event, tensor, pool, pinned, pooled]
+        cycle.append(cycle)
+        del cycle, event, tensor, pool, pinned, pooled
+        child = os.fork()
+        if not child:
+            gc.collect()
+            os._exit(0)
+        gc.enable()
+        print(os.waitpid(child, 0)[1], gc.collect() > 0)
+    """
+
+    async def scenario() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            outcome = await notebook.run(garbage)
+            assert outcome.text == "0 True\n", outcome
+
+    asyncio.run(scenario())
+
+
 def test_offloaded_memory_comes_back(process: ExecutorProcess) -> None:
     """Asked for, the memory leaves; the next cell finds it as it was."""
 

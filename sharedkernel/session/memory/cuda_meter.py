@@ -29,6 +29,7 @@ from sharedkernel.device_memory.layout import lane_for
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.session.memory.forked_garbage import leave_garbage_to_parent
 from sharedkernel.session.memory.host_meter import CLOCK_INTERVAL, DECAY, SETTLE_INTERVAL, STABLE_AFTER
 from sharedkernel.session.memory.torch_cuda import AllocatorBytes, TorchCuda
 from sharedkernel.system.nvml import Gpu, GpuSample
@@ -138,6 +139,7 @@ class CudaMeter:
         on_sample: Callable[[int], None] = lambda used: None,
     ) -> None:
         """Start to measure; see :class:`.Meter`."""
+        leave_garbage_to_parent()
         self.cuda.install(self._on_first_use)
         self.start_over()
         self._clock = threading.Thread(
