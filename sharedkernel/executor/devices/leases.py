@@ -63,19 +63,18 @@ class Leases:
 
     def update(self, users: Iterable[UserMemory]) -> None:
         """Lease anew to the sessions of *users*; what the others were found to hold last still counts."""
-        users = list(users)
-        for memory in users:
-            self._set_held(memory)
+        used = [(memory, memory.shelf + used_by(memory.sessions)) for memory in users]
+        for memory, size in used:
+            self._set_held(memory, size)
         free = max(0, self._device.usable_bytes - self._sum)
         holders = self._largest_holders()
-        for memory in users:
+        for memory, size in used:
             others = tuple(holder for holder in holders if holder[0] != memory.user)[:NUM_HOLDERS]
             if memory.sessions:
-                self._update_user(memory, free=free, holders=others)
+                self._update_user(memory, used=size, free=free, holders=others)
 
-    def _set_held(self, memory: UserMemory) -> None:
-        framework = sum(session.memory.framework for session in memory.sessions)
-        held = memory.shelf + used_by(memory.sessions) + framework
+    def _set_held(self, memory: UserMemory, used: int) -> None:
+        held = used + sum([session.memory.framework for session in memory.sessions])
         before = self._held.pop(memory.user, None)
         self._sum += held - (before or 0)
         if not memory.sessions and not held:
@@ -111,18 +110,18 @@ class Leases:
                 format_bytes(self._device.usable_bytes),
             )
 
-    def _update_user(self, memory: UserMemory, *, free: int, holders: tuple[tuple[str, int], ...]) -> None:
+    def _update_user(self, memory: UserMemory, *, used: int, free: int, holders: tuple[tuple[str, int], ...]) -> None:
         own = memory.sessions
         quota = quota_of(next(iter(own)).limits, self._device)
-        used = memory.shelf + used_by(own)
         remainder = max(0, min(quota - used, free))
         working = [session for session in own if session.page.words[Word.TURN] != Turn.IDLE] or own
         for session in own:
             growth = remainder // len(working) if session in working else min(remainder, IDLE_GROWTH_BYTES)
+            own_bytes = session.own_bytes
             allowance = Allowance(
-                limit_bytes=session.own_bytes + growth,
+                limit_bytes=own_bytes + growth,
                 quota_bytes=quota,
-                others_bytes=max(0, used - session.own_bytes),
+                others_bytes=max(0, used - own_bytes),
                 capacity_bytes=self._device.capacity_bytes,
                 holders=holders,
             )

@@ -221,8 +221,8 @@ class SessionController:
             case protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth):
                 process.data_bytes = data_bytes
                 self._measured(process, memory)
-                self.limits.update(process)
                 self._want(process, growth)
+                self.limits.update_changed()  # nothing, if it was granted: its lease came before
             case protocol.Foreseen():
                 self._driver.handle(self._workload.foresee(session, process.user or "", message))
             case protocol.GrantMeasuredReport(iterations=iterations):

@@ -42,7 +42,7 @@ class LimitUpdates:
         self._holders = holders
         #: bytes that each user's shelf is charged with
         self._shelves: dict[str, int] = {}
-        #: users whose figures may have changed since their leases were renewed
+        #: users whose figures may have changed since the last update
         self._concerned: set[str] = set()
         #: users whose turn is still to come in the present round
         self._left: list[str] = []
@@ -73,6 +73,11 @@ class LimitUpdates:
         self._served.update(map(self._memory, concerned))
         self._is_outdated = True
         self._look_soon()
+
+    def update_changed(self) -> None:
+        """Renew the leases of all who are concerned, if anybody is since the last update."""
+        if self._concerned:
+            self.update()
 
     def _look_soon(self) -> None:
         if self._due is None:
