@@ -20,11 +20,14 @@ class Ledger:
         Memory of the device.
     reserve
         Held back from sessions.
+    touched
+        Takes the id of each session whose charge changes.
     """
 
-    def __init__(self, capacity: int, reserve: int) -> None:
+    def __init__(self, capacity: int, reserve: int, touched: dict[SessionId, None]) -> None:
         self.capacity = capacity
         self.reserve = reserve
+        self._touched = touched
         #: persistent and framework memory of all sessions
         self.resident = 0
         #: bytes on all users' shelves
@@ -90,6 +93,7 @@ class Ledger:
         session.user.persistent += memory.persistent - session.memory.persistent
         is_other = memory.ephemeral != session.memory.ephemeral
         session.memory = memory
+        self._touched[session.id] = None
         if is_other and session.lane is not None:
             session.lane.update_need(session)
 

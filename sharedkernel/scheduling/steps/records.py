@@ -52,9 +52,9 @@ class Records:
         self.sessions: dict[SessionId, Session] = {}
         #: actions decided since the present event, in order
         self.actions: list[Action] = []
-        #: sessions that the present event concerns, and those whose state it changed, in order
+        #: sessions that the present event concerns, and those whose state or memory it changed, in order
         self.touched: dict[SessionId, None] = {}
-        self.ledger = Ledger(config.capacity, config.reserve)
+        self.ledger = Ledger(config.capacity, config.reserve, self.touched)
         self.lanes = LanePlanner(self.ledger, self.actions)
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
         self.demand = MemoryDemand(self.ledger, self.lanes, self.sessions, self.touched)

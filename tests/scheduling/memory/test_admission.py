@@ -255,3 +255,16 @@ def test_a_context_is_charged_with_the_first_grant_or_refused_soon(sched: Desk) 
     sched.end("ada")
     assert Grant(session="dan", lane=1) in sched.want("dan", context=300)
     assert sched.view("dan").framework == 300
+
+
+def test_a_context_that_is_charged_before_its_lane_fits_counts_for_all(sched: Desk) -> None:
+    """Another session's memory made room for the context alone; the lane comes with a boundary soon."""
+    sched.start("ada", "eve")
+    sched.start("dan", domain="other")
+    sched.begin("ada", ephemeral=600)
+    sched.measure("eve", persistent=250)
+    sched.open("dan")
+    sched.want("dan", context=300)
+    assert sched.view("dan").framework == 0
+    sched.measure("eve", persistent=100)  # each event ends with a look at all sums
+    assert (sched.state("dan"), sched.view("dan").framework) == ("waiting", 300)
