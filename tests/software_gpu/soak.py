@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,9 @@ class Tenant:
             return
         except Hung as error:
             report.hung.append(f"{self.name}: {cell.kind} did not end in {MOST_SECONDS:.0f} s: {error}\n{cell.code}")
+            os.kill(self._notebook.record.pid, signal.SIGABRT)  # it logs its threads' stacks
+            await asyncio.sleep(_POLL)
+            self._say_log()
             await self._end()
             return
         if outcome.error:
@@ -213,6 +217,12 @@ class Tenant:
         session = self._notebook.session
         self._soak.report.unexpected.append(f"{self.name}: {cell.kind} in {session}: {what}\n{cell.code[-300:]}")
         self._soak.say(self._soak.report.unexpected[-1])
+        self._say_log()
+
+    def _say_log(self) -> None:
+        """Say what this session has logged."""
+        assert self._notebook is not None
+        session = self._notebook.session
         for log in (self._soak.executor.process.runtime_directory / LOGS_DIRECTORY).glob("session-*.log"):
             if session in (text := log.read_text()):
                 self._soak.say(text)
@@ -300,7 +310,7 @@ class Tenant:
         lanes = [(lane.id, lane.size_bytes) for lane in status.lanes]
         return (
             f"{session}\nothers:\n{others}\nlanes: {lanes}\ndevice: {status.device}\n"
-            f"by process: {used_by_process()}\nthreads: {', '.join(_threads(pid))}"
+            f"by process: {used_by_process()}\nthreads: {', '.join(_threads(pid))}\n{_native_stacks(pid)}"
         )
 
 
@@ -425,6 +435,16 @@ def _threads(pid: int) -> list[str]:
     """Return the names of a process's threads, and where in the kernel each waits."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [f"{(task / 'comm').read_text().strip()} {(task / 'wchan').read_text()}" for task in tasks]
+
+
+def _native_stacks(pid: int) -> str:
+    """Return the C stacks of a process's threads, where gdb is installed."""
+    if (gdb := shutil.which("gdb")) is None:
+        return "no gdb to see C stacks with"
+    command = [gdb, "--batch", "-p", str(pid), "-ex", "thread apply all backtrace 30"]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE).stdout
+    return "gdb took too long"
 
 
 def _is_alive(pid: int) -> bool:
