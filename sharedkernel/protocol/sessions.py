@@ -190,7 +190,7 @@ class Granted(Message, frozen=True, kw_only=True):
 
 
 class WithdrawalSeen(Message, frozen=True, kw_only=True):
-    """Answer to :class:`DeviceWantWithdrawnReport`, unless a :class:`Granted` was already under way."""
+    """Answer to each :class:`DeviceWantWithdrawnReport`, after any other answer that crossed it."""
 
 
 class Waiting(Message, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ class SessionUnderTest:
         self._connection: socket.socket | None = None
         #: called with each :class:`DeviceWanted`, to say what the executor does
         self.on_wanted: Callable[[protocol.DeviceWantedReport], None] = lambda wanted: self.say(protocol.Granted())
+        self.on_withdrawn: Callable[[], None] = lambda: self.say(protocol.WithdrawalSeen())
         #: whether the executor greets the session that comes to it
         self.is_there = True
         self.page = Page.create("test")
@@ -92,7 +93,7 @@ class SessionUnderTest:
         if isinstance(message, protocol.DeviceWantedReport):
             self.on_wanted(message)
         elif isinstance(message, protocol.DeviceWantWithdrawnReport):
-            self.say(protocol.WithdrawalSeen())
+            self.on_withdrawn()
 
     def say(self, message: protocol.Message) -> None:
         """Send *message* to the session."""

@@ -144,5 +144,4 @@ class SessionEviction(GatePart):
                     self._residency.answer.clear()
                     self._link.send(protocol.NotRestoredReport(memory=self._meter.memory))
         if interrupt is not None:
-            self._request.answered.set()  # there is nothing to withdraw
             raise interrupt

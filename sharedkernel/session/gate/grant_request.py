@@ -72,6 +72,7 @@ class GrantRequest(GatePart):
         self.is_open = False
         #: there is something to do for who waits: an answer, or else what the gate has to do meanwhile
         self.answered = InterruptSafeEvent()
+        self._withdrawal_seen = InterruptSafeEvent()
         #: the answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
 
@@ -109,11 +110,13 @@ class GrantRequest(GatePart):
         self._words[Word.TURN] = Turn.READY
 
     def withdraw(self) -> None:
-        """Withdraw the request. A grant may already be under way: wait for the answer, and release it."""
+        """Withdraw the request. A grant may already be under way: wait until that is known, and release it."""
         with signals_held():  # also where the interrupt that ended the wait left them let through
+            self._withdrawal_seen.clear()
             self._link.send(protocol.DeviceWantWithdrawnReport())
+            # Nothing less will do, even if another answer has come: the next request must not meet this one's.
             # The executor answers at once; if it is gone, the greeting to the next one says what holds.
-            while not self.answered.wait(0.1) and self._link.is_connected:
+            while not self._withdrawal_seen.wait(0.1) and self._link.is_connected:
                 pass
             with self._link.lock:
                 self.drop()
@@ -128,6 +131,9 @@ class GrantRequest(GatePart):
         message
             A grant, a refusal, or that a withdrawal was seen.
         """
+        if isinstance(message, protocol.WithdrawalSeen):
+            self._withdrawal_seen.set()
+            return
         with self._link.lock:
             granted = isinstance(message, protocol.Granted)
             if not self.is_open:

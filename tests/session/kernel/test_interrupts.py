@@ -13,7 +13,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
-from tests.session.harness import SessionUnderTest
+from tests.session.harness import PATIENCE, SessionUnderTest
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,33 @@ def test_a_cell_that_is_interrupted_at_any_moment_has_its_reply(
         # What is done after a cell may be interrupted, too, and says so without failing it.
         assert reply["errors"] == [failed] or (failed is None and reply["errors"] in ([], ["KeyboardInterrupt"])), reply
     assert session.run(code)["status"] == "ok"
+
+
+def test_a_grant_that_crosses_an_interrupt_does_not_answer_the_next_cell(session: SessionUnderTest) -> None:
+    """Nor does the answer to the withdrawal, which comes late: the next cell waits for a grant of its own."""
+    wanted = threading.Semaphore(0)
+    granting, session.on_wanted = session.on_wanted, lambda message: wanted.release()
+    answering, session.on_withdrawn = session.on_withdrawn, lambda: session.say(protocol.Granted())
+    try:
+        request = session.client.execute("torch.zeros(1)")
+        assert wanted.acquire(timeout=PATIENCE)
+        since = session.mark
+        session.interrupt()
+        session.wait_for(protocol.DeviceWantWithdrawnReport, since)
+        late = threading.Timer(0.3, answering)
+        late.start()
+        reply = session.reply(request)
+        assert reply["ename"] == "KeyboardInterrupt", reply
+        request = session.client.execute("print(torch.zeros(1).sum().item())")
+        assert wanted.acquire(timeout=PATIENCE)
+        since = session.mark
+        late.join()
+        time.sleep(0.3)  # nothing may happen now
+        assert session.kinds(since) == [], "it ran without a grant"
+        session.say(protocol.Granted())
+        assert session.reply(request)["text"] == "0.0\n"
+    finally:
+        session.on_wanted, session.on_withdrawn = granting, answering
 
 
 def test_a_hook_that_waits_for_the_device_is_interrupted_with_its_cell(session: SessionUnderTest) -> None:
