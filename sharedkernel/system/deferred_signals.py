@@ -154,6 +154,29 @@ def interruptible_wait() -> contextlib.AbstractContextManager[None]:
     return interrupts_let_through() if _held.is_open_in_waits else contextlib.nullcontext()
 
 
+class SignalHoldingLock:
+    """A reentrant lock whose owner, if that is the main thread, holds signals off.
+
+    A handler may wait for another lock, whose owner may wait for this one. It must not run where this one is held.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        #: stretches of :func:`signals_held`, the innermost last; covered by the lock
+        self._stretches: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        stretch = signals_held()
+        stretch.__enter__()
+        self._lock.acquire()
+        self._stretches.append(stretch)
+
+    def __exit__(self, *error: Any) -> None:
+        stretch = self._stretches.pop()
+        self._lock.release()
+        stretch.__exit__(*error)
+
+
 def holdable(act: Callable[[], None]) -> Callable[..., None]:
     """Return a signal's handler that does *act*, though not within :func:`signals_held`: once, at its end."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel.system.deferred_signals import (
+    SignalHoldingLock,
     holdable,
     interruptible_wait,
     interrupts_let_through,
@@ -162,3 +163,37 @@ def test_other_threads_hold_nothing() -> None:
     thread.start()
     thread.join()
     assert was == [signal.default_int_handler]
+
+
+def test_a_handler_runs_only_once_the_lock_is_free() -> None:
+    """It waits for a lock whose owner waits for that one."""
+    lock, others, is_waited_for, got = SignalHoldingLock(), threading.Lock(), threading.Event(), []
+
+    def wait_for_lock() -> None:
+        with others:
+            is_waited_for.set()
+            with lock:
+                pass
+
+    signal.signal(FORCE, holdable(lambda: got.append(others.acquire(timeout=10))))
+    thread = threading.Thread(target=wait_for_lock)
+    with lock, lock:
+        thread.start()
+        is_waited_for.wait()
+        signal.raise_signal(FORCE)
+        assert not got
+    assert got == [True]
+    thread.join()
+
+
+def test_an_interrupt_leaves_the_lock_free() -> None:
+    """It is raised at the end, once."""
+    lock, done = SignalHoldingLock(), []
+    with pytest.raises(KeyboardInterrupt), lock:  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        done.append(1)
+    assert done == [1]
+    thread = threading.Thread(target=lambda: (lock.__enter__(), lock.__exit__(None, None, None), done.append(2)))
+    thread.start()
+    thread.join(10)
+    assert done == [1, 2]

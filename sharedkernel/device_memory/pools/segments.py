@@ -13,7 +13,6 @@ never called under it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -30,7 +29,7 @@ from sharedkernel.device_memory.layout import (
 from sharedkernel.device_memory.mapper import Area, Slot, SlotState
 from sharedkernel.device_memory.pools.torch_pool import Pool, TorchPools
 from sharedkernel.device_memory.ranges import FreeRanges, LiveRanges
-from sharedkernel.system.deferred_signals import signals_held, signals_held_between_waits
+from sharedkernel.system.deferred_signals import SignalHoldingLock, signals_held, signals_held_between_waits
 
 
 class Supplier(Protocol):
@@ -127,8 +126,9 @@ class Segments:
         self._arena = arena
         self._pools = pools
         self._supplier = supplier
-        #: covers the arena and the lists of addresses
-        self.lock = threading.RLock()
+        #: covers the arena and the lists of addresses; the link's thread takes it with its own lock held, which the
+        #: handler of the force signal wants
+        self.lock = SignalHoldingLock()
         self._headroom = FreeRanges()
         self._retired: list[Generation] = []
 
