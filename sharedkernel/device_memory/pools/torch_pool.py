@@ -191,8 +191,10 @@ class TorchPools:
 
         cuda.use_mem_pool = cuda.memory.use_mem_pool = use_mem_pool
 
+        get_ident, getpid = threading.get_ident, os.getpid  # modules may be gone when the last pools are
+
         def forget(pool: Any) -> None:
-            if self._destroyer != threading.get_ident() and os.getpid() == self._process:
+            if self._destroyer != get_ident() and getpid() == self._process:
                 self._forgotten.append(pool)  # so it lives on; Python calls this once only
 
         cuda.MemPool.__del__ = forget
