@@ -275,7 +275,8 @@ class Tenant:
                 if not running.done() and not _is_alive(pid):
                     raise SessionEnded
                 if time.monotonic() > deadline:
-                    raise Hung(await self._describe(pid))
+                    end = repr(ending) if ending.done() else "not brought about yet"
+                    raise Hung(f"{await self._describe(pid)}\nits end: {end}")
             content = running.result()["content"]
             if content["status"] == "error" and not outcome.error:  # an interrupt may end the display of an error
                 outcome.error, outcome.message = content["ename"], content["evalue"]
@@ -310,7 +311,8 @@ class Tenant:
         lanes = [(lane.id, lane.size_bytes) for lane in status.lanes]
         return (
             f"{session}\nothers:\n{others}\nlanes: {lanes}\ndevice: {status.device}\n"
-            f"by process: {used_by_process()}\nthreads: {', '.join(_threads(pid))}\n{_native_stacks(pid)}"
+            f"by process: {used_by_process()}\nsignals: {_signals(pid)}\nthreads: {', '.join(_threads(pid))}\n"
+            f"{_native_stacks(pid)}"
         )
 
 
@@ -435,6 +437,12 @@ def _threads(pid: int) -> list[str]:
     """Return the names of a process's threads, and where in the kernel each waits."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [f"{(task / 'comm').read_text().strip()} {(task / 'wchan').read_text()}" for task in tasks]
+
+
+def _signals(pid: int) -> str:
+    """Return a process's signals, as masks: pending ones, and those that it blocks, ignores and catches."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return " ".join("".join(line.split()) for line in lines if line.startswith(("Sig", "ShdPnd", "State")))
 
 
 def _native_stacks(pid: int) -> str:

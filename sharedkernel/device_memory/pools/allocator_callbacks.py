@@ -55,11 +55,14 @@ _frame_ends: list[weakref.ref[FrameEnd]] = []
 
 def _refuse(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Keep an error from torch's C++; an interrupt comes again when no line of Python is left before torch's."""
-    if isinstance(error, KeyboardInterrupt):
-        frame_end = FrameEnd()
+    frame_end = FrameEnd()
+    try:
+        if isinstance(error, KeyboardInterrupt):
+            _frame_ends[:] = [raise_after(frame_end, SIGINT)]
+        else:
+            log.info("torch gets no memory: %s", error)
+    except KeyboardInterrupt:  # it came only now: what this raises is lost
         _frame_ends[:] = [raise_after(frame_end, SIGINT)]
-    else:
-        log.info("torch gets no memory: %s", error)
 
 
 def is_called_back() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import types
 import pytest
 
 from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
+from sharedkernel.device_memory.pools import allocator_callbacks
 from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from tests.device_memory.pool_model import MIB, ModelTorch, OutOfMemoryError
@@ -159,6 +161,24 @@ def test_no_error_passes_through_torch(torch, pools):
 def test_an_interrupt_comes_once_torch_has_returned(torch, pools):
     """Whatever torch does then: the interrupt does not pass through it, and is not lost."""
     pool = pools.make(_out_of(KeyboardInterrupt()))
+    pools.begin(pool)
+    with pytest.raises(KeyboardInterrupt):
+        torch.malloc(1)
+    pools.end(pool)
+
+
+def test_an_interrupt_while_a_refusal_is_logged_is_not_lost(torch, pools):
+    """That is a line of Python between torch's C++ and the callback that failed."""
+
+    class Interrupting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            log.removeHandler(self)
+            signal.raise_signal(signal.SIGINT)
+
+    log = logging.getLogger(allocator_callbacks.__name__)
+    log.addHandler(Interrupting())
+    log.setLevel(logging.INFO)
+    pool = pools.make(_out_of(ValueError("a reason")))
     pools.begin(pool)
     with pytest.raises(KeyboardInterrupt):
         torch.malloc(1)
