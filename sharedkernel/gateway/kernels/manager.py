@@ -103,7 +103,7 @@ class SessionKernels(AsyncMappingKernelManager):
             on_earlier_wanted=self._on_earlier_wanted,
         )
         self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, self.registry.owners, tasks)
-        self.detached = DetachedSessions(self.registry, self.executors)
+        self.detached = DetachedSessions(self.registry, self.executors, tasks)
         self._ends = ProcessEnds(self.registry, self.detached, tasks)
         self.recovery = SessionRecovery(
             self.registry,
@@ -331,7 +331,7 @@ class SessionKernels(AsyncMappingKernelManager):
     def _on_earlier_wanted(self, device: str, session: str, question: int) -> None:
         """Reattach the earlier session of a session's notebook; its user asked with *question*."""
         if (kernel := self.registry.of_session(session, device)) is not None:
-            self._tasks.spawn(self.detached.reattach(kernel, question))
+            self.detached.request(kernel, question)
 
     # --- while no client is connected ---------------------------------------------------------------------------------
 

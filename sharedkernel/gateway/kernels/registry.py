@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
@@ -70,7 +71,13 @@ class SessionRegistry:
         device
             Its executor's device, as in the configuration.
         """
-        found = (kernel for kernel in self._kernels.values() if (kernel.session_id, kernel.device) == (session, device))
+        # A session has its kernel's id, unless an earlier one has taken its place.
+        likely = [self._kernels[session]] if session in self._kernels else []
+        found = (
+            kernel
+            for kernel in chain(likely, self._kernels.values())
+            if (kernel.session_id, kernel.device) == (session, device)
+        )
         return next(found, None)
 
     def owners(self) -> set[str]:
