@@ -99,14 +99,20 @@ async def is_available(stack: Stack) -> bool:
 
 def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None:
     """New sessions go to the one that is; what may be on the other is not called unknown until it is back."""
-    grace = devices.client("grace")
+    grace, linus = devices.client("grace"), devices.client("linus")
     kernels = asyncio.run(start_on_each(devices, grace))
     devices.executors["host:1"].kill()
+    own = asyncio.run(linus.start())
     devices.gateway.kill()
     devices.restart_gateway()
 
     async def scenario() -> None:
         assert await devices_of(devices, await grace.start()) == ["host"]
+        # A list without some of her kernels would make a stock client give them up; others' lists are whole.
+        answer = await grace.request("GET", "/api/kernels")
+        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+        assert "the executor of host:1 yet, which had sessions of yours" in answer.body["message"]
+        assert [model["id"] for model in (await linus.request("GET", "/api/kernels")).body] == [own]
         answer = await grace.request("GET", f"/api/kernels/{kernels['host:1']}")
         assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
         assert "the executor of host:1" in answer.body["message"]
@@ -115,6 +121,8 @@ def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None
         while (await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert (await grace.request("GET", path)).status == 200
+        listed = {model["id"] for model in (await grace.request("GET", "/api/kernels")).body}
+        assert listed > set(kernels.values())
 
     run(scenario())
 
