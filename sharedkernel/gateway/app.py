@@ -16,6 +16,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
+from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
@@ -38,7 +39,6 @@ from sharedkernel.gateway.http.metrics import watch_loop_lag
 from sharedkernel.gateway.http.request_guard import RequestGuard
 from sharedkernel.gateway.http.server import check_port, make_http_server
 from sharedkernel.gateway.http.status_feed import StatusFeed
-from sharedkernel.gateway.http.user_bytes import UserBytes
 from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry
 from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
 from sharedkernel.gateway.kernels.kernel import SessionKernel
@@ -192,7 +192,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         manager, settings = self.kernel_manager, self.tornado_settings
         settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
-        settings["user_bytes"] = self._user_bytes = UserBytes(self.max_user_bytes)
+        settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
         # Only a guard: smaller messages beyond the limit are refused with a sentence.
         settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
@@ -238,7 +238,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 hosts=None if self.allow_remote_access else self.local_hostnames,
                 remote=not (self.sock or is_loopback(self.ip)),
                 identity=cast("TokenOnlyIdentity", self.identity_provider),
-                user_bytes=self._user_bytes,
+                user_bytes=self._user_budgets.bodies,
                 max_body_bytes=self.max_body_size,
             ),
             self._certificate,

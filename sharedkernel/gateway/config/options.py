@@ -77,8 +77,9 @@ class GatewayOptions(HasTraits):
     max_user_bytes = Integer(
         256 * 1024**2,
         min=1024**2,
-        help="Most bytes of a user's requests and messages that the gateway holds at a time, over all connections; "
-        "more are refused, and messages of websockets wait.",
+        help="Most bytes of a user that the gateway holds at a time, over all connections: of requests, and of "
+        "messages that are unfinished, that sessions have not read, and that clients have not taken, each. More "
+        "requests and messages are refused, unfinished ones wait, and clients that take nothing are disconnected.",
     ).tag(config=True)
     revocation_seconds = Float(
         60.0, help="Seconds between checks of the tokens of open websockets; those with a revoked token are closed."

@@ -27,8 +27,8 @@ from tornado.web import Application, RequestHandler
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
+from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 from sharedkernel.gateway.errors import finish_refused
-from sharedkernel.gateway.http.user_bytes import TooManyBytes, UserBytes
 from sharedkernel.gateway.tls import is_loopback
 
 _TOKEN = "token"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
-from sharedkernel.gateway.http.user_bytes import TooManyBytes, UserBytes
+from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 from tests.gateway.conftest import Stack, run
 
 MIB = 1024**2
@@ -75,7 +75,7 @@ def test_a_users_unfinished_bodies_have_a_limit(stack: Stack) -> None:
 
 def test_a_budget_counts_what_is_held_now() -> None:
     """By user; a holder's bytes replace those that it had, and what is refused changes nothing."""
-    budget = UserBytes(10)
+    budget = UserBytes("requests", 10)
     budget.hold("ada", "a", 6)
     budget.hold("ada", "b", 4)
     budget.hold("grace", "c", 10)
