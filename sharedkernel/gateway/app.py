@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from jupyter_server.serverapp import ServerApp
 
@@ -15,7 +15,8 @@ from sharedkernel.cli.base import CommandApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.identity import SingleUser, TokenUsers
+from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
+from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
@@ -191,6 +192,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         manager, settings = self.kernel_manager, self.tornado_settings
         settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
+        settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
         # Only a guard: smaller messages beyond the limit are refused with a sentence.
         settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
@@ -209,6 +211,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         """
         if self._memberships is not None and self._memberships.record(user, groups):
             self.kernel_manager.rules.replace_quotas(self.kernel_manager.rules.quotas)
+
+    def record_wrong_token(self, address: str) -> None:
+        """Record in the audit log that a wrong token came from *address*."""
+        self.deployment.audit_log.record("refuse token", user=None, address=address)
 
     def _apply(self, changes: Changes) -> None:
         """Apply a configuration that was read again."""
@@ -231,6 +237,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 self.web_app,
                 hosts=None if self.allow_remote_access else self.local_hostnames,
                 remote=not (self.sock or is_loopback(self.ip)),
+                identity=cast("TokenOnlyIdentity", self.identity_provider),
+                user_bytes=self._user_budgets.bodies,
+                max_body_bytes=self.max_body_size,
             ),
             self._certificate,
             patience=self.request_patience,

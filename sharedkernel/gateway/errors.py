@@ -25,6 +25,7 @@ _STATUSES = {
     "session_not_found": HTTPStatus.NOT_FOUND,
     "not_shelved": HTTPStatus.NOT_FOUND,
     "quota": HTTPStatus.TOO_MANY_REQUESTS,
+    "too_many_bytes": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_websockets": HTTPStatus.TOO_MANY_REQUESTS,
     "draining": HTTPStatus.SERVICE_UNAVAILABLE,

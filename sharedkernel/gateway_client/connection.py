@@ -30,6 +30,7 @@ from sharedkernel.jupyter.names import (
     environment_of,
     kernel_of,
 )
+from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 
 #: the status document, see `executor/control/status_builder.py`
 STATUS_PATH = "/sharedkernel/api/status"
@@ -37,8 +38,8 @@ STATUS_PATH = "/sharedkernel/api/status"
 SHELVES_PATH = "/sharedkernel/api/shelves"
 #: where a gateway's routes are that no other server has
 _OWN_ROUTES = "/sharedkernel/"
-#: longest message that a session may send, in bytes: widgets carry images and arrays
-MAX_MESSAGE_BYTES = 512 * 1024**2
+#: longest frame from a gateway, in bytes: a session's message, and where its parts are
+_MAX_FRAME_BYTES = MAX_OUTPUT_BYTES + 1024**2
 #: seconds until a gateway that does not even accept a connection counts as unreachable
 CONNECT_TIMEOUT = 10.0
 #: seconds that a gateway may take to start a session or to open its websocket
@@ -190,7 +191,7 @@ class Gateway:
                 request,
                 on_message_callback=on_frame,
                 ping_interval=PING_INTERVAL,
-                max_message_size=MAX_MESSAGE_BYTES,
+                max_message_size=_MAX_FRAME_BYTES,
                 subprotocols=[WEBSOCKET_PROTOCOL],
             )
         except (HTTPClientError, WebSocketError, OSError) as error:

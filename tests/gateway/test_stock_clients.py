@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,19 +15,39 @@ import pytest
 
 from sharedkernel.local_stack import free_port
 from tests.gateway.client import PATIENCE, Client
-from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.conftest import Stack, clean_gateway, run, wait_for
+
+
+@pytest.fixture(scope="module")
+def whole_own_stack() -> Iterator[Stack]:
+    """Run a stack whose services may be killed."""
+    with Stack(users=["ada", "grace"], capacity="1GiB") as stack:
+        yield stack
+
+
+@pytest.fixture
+def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
+    """Return it, cleaned after the test."""
+    yield from clean_gateway(whole_own_stack)
 
 
 @pytest.fixture
 def server(stack: Stack, tmp_path: Path) -> Iterator[Client]:
     """Run grace's own Jupyter server, whose kernels are the gateway's."""
+    with stock_server(stack, tmp_path) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def stock_server(stack: Stack, directory: Path) -> Iterator[Client]:
+    """Run grace's own Jupyter server, with its files in *directory*."""
     port = free_port()
-    directories = {name: str(tmp_path) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
-    with (tmp_path / "log").open("w") as log:
+    directories = {name: str(directory) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
+    with (directory / "log").open("w") as log:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "jupyter", "server", "--allow-root", "--no-browser", f"--port={port}",
-                "--IdentityProvider.token=secret", f"--gateway-url={stack.gateway_url}", f"--notebook-dir={tmp_path}",
+                "--IdentityProvider.token=secret", f"--gateway-url={stack.gateway_url}", f"--notebook-dir={directory}",
             ],
             env=os.environ | directories | {"JUPYTER_GATEWAY_AUTH_TOKEN": stack.token("grace")},
             stdout=log,
@@ -33,11 +55,14 @@ def server(stack: Stack, tmp_path: Path) -> Iterator[Client]:
         )  # fmt: skip
     try:
         wait_for(lambda: process.poll() is not None or _listens(port))
-        assert process.poll() is None, (tmp_path / "log").read_text()
+        assert process.poll() is None, (directory / "log").read_text()
         yield Client(f"http://127.0.0.1:{port}", "secret")
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        try:
+            process.wait(PATIENCE)
+        finally:
+            process.kill()  # it waits long for a gateway that is away
 
 
 def _listens(port: int) -> bool:
@@ -69,3 +94,38 @@ def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, server: 
         assert (await stack.client("grace").request("GET", "/api/kernels")).body == []
 
     run(scenario())
+
+
+@pytest.mark.heavy
+def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(own_stack: Stack, tmp_path: Path) -> None:
+    """A new gateway that has not reached the executor refuses to list kernels, where an empty list would end them."""
+    grace = own_stack.client("grace")
+
+    async def lists(client: Client) -> tuple[int, list[str]]:
+        answer = await client.request("GET", "/api/kernels")
+        return answer.status, [model["id"] for model in answer.body] if answer.status == 200 else []
+
+    async def scenario(server: Client) -> None:
+        kernel = await server.start()
+        async with server.attach(kernel, legacy=True) as channels:
+            assert (await channels.run("x = 41; x"))["text"] == "41"
+        own_stack.gateway.kill()
+        own_stack.executor.kill()
+        assert (await lists(server))[0] >= 500
+        own_stack.gateway.start()
+        while not _listens(own_stack.port):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        for client in (server, grace, server):
+            assert await lists(client) == (503, [])
+        own_stack.executor.start()
+        while (await lists(grace))[0] != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        for client in (server, grace):
+            assert await lists(client) == (200, [kernel])
+        async with server.attach(kernel, legacy=True) as channels:
+            assert (await channels.run("x + 1"))["text"] == "42"
+        await server.end(kernel)
+        assert await lists(grace) == (200, [])
+
+    with stock_server(own_stack, tmp_path) as server:
+        run(scenario(server))

@@ -33,6 +33,13 @@ def test_stopping_the_executor_leaves_its_sessions_and_what_they_need() -> None:
     assert "PrivateTmp" not in executor  # it would be emptied under them
 
 
+def test_a_gateway_that_takes_too_much_memory_starts_again() -> None:
+    """It is ended before the machine has none left, and always comes back."""
+    gateway = settings(GATEWAY)
+    assert gateway["MemoryMax"] == ["4G"]
+    assert gateway["Restart"] == ["always"]
+
+
 def test_neither_unit_has_more_rights_or_shows_more_than_it_must() -> None:
     """No new privileges, private directories and files; the gateway may write nowhere else."""
     for unit in map(settings, (EXECUTOR, GATEWAY)):

@@ -66,6 +66,20 @@ def test_a_relay_that_was_killed_comes_back_to_its_tensors(stack: LocalStack, no
     assert sessions(stack) == before
 
 
+@pytest.mark.heavy
+def test_an_output_that_is_too_long_for_a_websocket_breaks_none(notebook: Notebook) -> None:
+    """The longest that the gateway passes on arrives; a sentence says that a longer one is not shown."""
+    notebook.run("x = 1")
+    (long,) = notebook.run("display({'text/plain': 'y' * (95 << 20)}, raw=True)").of_type("display_data")
+    assert len(long["data"]["text/plain"]) == 95 << 20
+    longer = notebook.run("display({'text/plain': 'y' * (105 << 20)}, raw=True)")
+    assert longer.text("stderr") == (
+        "105 MiB of output are not shown: the gateway passes on 96.0 MiB at a time. Show less, or write it to a file.\n"
+    )
+    assert longer.status == "ok"
+    assert notebook.run("print(x)").text() == "1\n"
+
+
 def test_a_restart_begins_clean(stack: LocalStack, notebook: Notebook) -> None:
     """The old session is gone, and a new one is there."""
     notebook.run("weights = 1")

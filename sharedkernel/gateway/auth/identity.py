@@ -7,6 +7,7 @@ and a page on another site cannot act for a user. The kernel manager knows the o
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import hmac
 import time
@@ -14,10 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
+from weakref import WeakKeyDictionary
 
 from jupyter_server.auth import Authorizer, IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
 from jupyter_server.base.handlers import JupyterHandler
+from tornado.httputil import HTTPServerRequest
 from tornado.web import RequestHandler
 from traitlets import Unicode, default
 
@@ -28,6 +31,8 @@ from sharedkernel.gateway.errors import finish_refused
 
 #: seconds after which a client should ask again when tokens cannot be read
 _TOKENS_RETRY = 10.0
+#: characters below which a token can be guessed by trying
+_SHORT_TOKEN = 16
 
 
 class IdentityUnavailable(Refused):
@@ -68,6 +73,9 @@ class IdentityOwner(Protocol):
     def record_groups(self, user: str, groups: Iterable[str]) -> None:
         """Record the groups of *user* as the identity reports them."""
 
+    def record_wrong_token(self, address: str) -> None:
+        """Record in the audit log that a wrong token came from *address*."""
+
 
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: a token identifies a user, and nothing else does."""
@@ -75,6 +83,8 @@ class TokenOnlyIdentity(IdentityProvider):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
+        #: of requests that are being handled: a token is checked and counted once for each
+        self._users: WeakKeyDictionary[HTTPServerRequest, asyncio.Future[GatewayUser | None]] = WeakKeyDictionary()
 
     @property
     def _gateway(self) -> IdentityOwner:
@@ -90,26 +100,44 @@ class TokenOnlyIdentity(IdentityProvider):
         """Return False: nobody is logged in."""
         return False
 
-    async def _get_user(self, handler: RequestHandler) -> User | None:
-        token = self.get_token(handler)
+    def get_token(self, handler: RequestHandler) -> str | None:
+        """Return the token in the request's headers, where the request guard has moved one from the address."""
+        return self._token_of(handler.request)
+
+    def _token_of(self, request: HTTPServerRequest) -> str | None:
+        found = self.auth_header_pat.match(request.headers.get("Authorization", ""))
+        return None if found is None else found.group(2)
+
+    async def find_user(self, request: HTTPServerRequest) -> GatewayUser | None:
+        """Return the user of a request, whose body need not have come; None without a right token.
+
+        Raises
+        ------
+        Refused
+            When the token cannot be checked now, or too many wrong ones came from its address.
+        """
+        if request not in self._users:
+            self._users[request] = asyncio.ensure_future(self._check_token(request))
+        return await self._users[request]
+
+    async def _check_token(self, request: HTTPServerRequest) -> GatewayUser | None:
+        token, address = self._token_of(request), request.remote_ip or ""
         if not token:
             return None
-        address = handler.request.remote_ip or ""
+        async with self._limit.turn(address, token, now=time.monotonic()):
+            user = await self.identify(token)
+        if user is not None:
+            self._limit.succeeded(token)
+        elif self._limit.failed(address, token, now=time.monotonic()):
+            self._gateway.record_wrong_token(address)
+        return user
+
+    async def _get_user(self, handler: RequestHandler) -> User | None:
         try:
-            async with self._limit.turn(address, token):
-                is_new = self._limit.attempt(address, token, now=time.monotonic())
-                user = await self.identify(token)
-        except IdentityUnavailable as refusal:
-            self._limit.withdraw(address, token)
+            user = await self.find_user(handler.request)
+        except (IdentityUnavailable, TooManyFailures, TooManyAtOnce) as refusal:
             self._refuse(handler, refusal)
-        except (TooManyFailures, TooManyAtOnce) as refusal:
-            self._refuse(handler, refusal)
-        if user is None:
-            self._limit.failed(token)
-            if is_new:
-                handler.settings["audit_log"].record("refuse token", user=None, address=address)
-        else:
-            self._limit.succeeded(address, token)
+        if user is not None:
             # For jupyter_server: such a request needs no protection against other sites' forms.
             handler._token_authenticated = True  # type: ignore[attr-defined]
         return user
@@ -162,7 +190,7 @@ class SingleUser(TokenOnlyIdentity):
         return True
 
     def validate_security(self, app: Any, ssl_options: dict[str, Any] | None = None) -> None:
-        """Refuse to serve without a token.
+        """Refuse to serve without a token, and warn of a short one.
 
         Raises
         ------
@@ -172,6 +200,12 @@ class SingleUser(TokenOnlyIdentity):
         if not self.token:
             raise ConfigError(
                 "an empty token would let anybody in; remove it from the configuration, or set identity to 'tokens'."
+            )
+        if len(self.token) < _SHORT_TOKEN:
+            self.log.warning(
+                "the token has %d characters and can be guessed; use at least %d, or remove it from the configuration.",
+                len(self.token),
+                _SHORT_TOKEN,
             )
 
 

@@ -1,11 +1,12 @@
-"""A rate limit on wrong tokens by address, which affects only those who guess tokens.
+"""A rate limit on wrong tokens by address, which never keeps a right token out.
 
-An address that has sent too many *different* wrong tokens gets no further one checked for a while. Tokens that were
-right before still work: other users behind the same address (a classroom, a proxy) are not locked out. A wrong token
-that is sent repeatedly counts once: a forgotten notebook with an old token locks nobody out.
+Each token is checked, and only wrong ones count. Once an address has sent too many *different* wrong ones, further ones
+are answered with an error that says so. Whoever else is behind the same address (a classroom, a proxy) does not notice.
+A wrong token that is sent repeatedly counts once. The limit protects what checks tokens (JupyterHub), the audit log and
+the memory of the gateway; tokens themselves are too long to be guessed.
 
-A token that is being checked counts as wrong until the answer is known. So that a classroom whose notebooks reconnect
-at once does not reach the limit, only some of an address's tokens are checked at a time, and the others wait.
+Only some of an address's new tokens are checked at a time, and one by one when it has sent too many wrong ones; the
+others wait.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class LoginLimit:
         self._failures: OrderedDict[str, dict[bytes, float]] = OrderedDict()
         #: fingerprints of tokens that were right
         self._right: OrderedDict[bytes, None] = OrderedDict()
-        #: by address: permits to check tokens, so few that they alone never reach the limit
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        #: by address and their number: permits to check tokens
+        self._turns: WeakValueDictionary[tuple[str, int], asyncio.Semaphore] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
-    async def turn(self, address: str, token: str) -> AsyncIterator[None]:
+    async def turn(self, address: str, token: str, *, now: float) -> AsyncIterator[None]:
         """Wait until a token may be checked; keep the context open during the check.
 
         Parameters
@@ -73,6 +74,8 @@ class LoginLimit:
             IP address of the client.
         token
             The token that it sent.
+        now
+            Seconds on a monotonic clock.
 
         Raises
         ------
@@ -82,7 +85,9 @@ class LoginLimit:
         if not self._max or self._fingerprint(token) in self._right:
             yield
             return
-        turns = self._turns.setdefault(_network(address), asyncio.Semaphore(max(1, self._max // 3)))
+        place = _network(address)
+        num_turns = 1 if len(self._failures_of(place, now)) >= self._max else max(1, self._max // 3)
+        turns = self._turns.setdefault((place, num_turns), asyncio.Semaphore(num_turns))
         try:
             async with asyncio.timeout(_PATIENCE):
                 await turns.acquire()
@@ -96,10 +101,16 @@ class LoginLimit:
         finally:
             turns.release()
 
-    def attempt(self, address: str, token: str, *, now: float) -> bool:
-        """Count a token as wrong, until :meth:`succeeded` or :meth:`withdraw` is called.
+    def succeeded(self, token: str) -> None:
+        """Record that *token* is right; no later one waits for a turn with it."""
+        shown = self._fingerprint(token)
+        self._right[shown] = None
+        self._right.move_to_end(shown)
+        if len(self._right) > _MAX_REMEMBERED:
+            self._right.popitem(last=False)
 
-        Counted before the check, so that many parallel requests cannot avoid the limit.
+    def failed(self, address: str, token: str, *, now: float) -> bool:
+        """Count a wrong or revoked token.
 
         Parameters
         ----------
@@ -121,57 +132,28 @@ class LoginLimit:
             When the address has sent too many others.
         """
         place, shown = _network(address), self._fingerprint(token)
-        if shown in self._right:
-            return False
-        failures = self._failures.setdefault(place, {})
-        self._failures.move_to_end(place)
-        if len(self._failures) > _MAX_REMEMBERED:
-            self._failures.popitem(last=False)
-        for fingerprint in [known for known, when in failures.items() if now - when >= self._window]:
-            del failures[fingerprint]
+        self._right.pop(shown, None)
+        failures = self._failures_of(place, now)
         is_new = shown not in failures
         if self._max and is_new and len(failures) >= self._max:
             wait = self._window - (now - min(failures.values()))
             raise TooManyFailures(
-                f"too many wrong tokens came from {address}; check yours and try again in {max(1, round(wait))} s.",
-                retry_after=wait,
+                f"too many wrong tokens came from {address}, and this is another; check yours.", retry_after=wait
             )
         if self._max or len(failures) < _MAX_UNLIMITED:
             failures[shown] = now
+        self._failures[place] = failures
+        self._failures.move_to_end(place)
+        if len(self._failures) > _MAX_REMEMBERED:
+            self._failures.popitem(last=False)
         return is_new
 
-    def succeeded(self, address: str, token: str) -> None:
-        """Record that a token is right.
-
-        Parameters
-        ----------
-        address
-            Where it came from.
-        token
-            As it was sent.
-        """
-        self.withdraw(address, token)
-        shown = self._fingerprint(token)
-        self._right[shown] = None
-        self._right.move_to_end(shown)
-        if len(self._right) > _MAX_REMEMBERED:
-            self._right.popitem(last=False)
-
-    def failed(self, token: str) -> None:
-        """Record that *token* is wrong, or was revoked."""
-        self._right.pop(self._fingerprint(token), None)
-
-    def withdraw(self, address: str, token: str) -> None:
-        """Forget that a token was sent, since it could not be checked.
-
-        Parameters
-        ----------
-        address
-            Where it came from.
-        token
-            As it was sent.
-        """
-        self._failures.get(_network(address), {}).pop(self._fingerprint(token), None)
+    def _failures_of(self, place: str, now: float) -> dict[bytes, float]:
+        """Return the wrong tokens of an address that still count, with the time of each."""
+        failures = self._failures.get(place, {})
+        for fingerprint in [known for known, when in failures.items() if now - when >= self._window]:
+            del failures[fingerprint]
+        return failures
 
     def _fingerprint(self, token: str) -> bytes:
         """Return a keyed hash of *token*, so that tokens are not kept in memory."""

@@ -81,3 +81,11 @@ def refusal_answers(channel: str, message_type: str, sentence: str) -> list[Answ
         (channel, reply, {"status": "error", **error}),
         ("iopub", "status", {"execution_state": "idle"}),
     ]
+
+
+def without_buffers(message: dict[str, Any]) -> dict[str, Any]:
+    """Return *message* without its binary buffers, and without the places that they have in its data."""
+    data = message["content"].get("data")
+    if isinstance(data, dict) and "buffer_paths" in data:
+        message = {**message, "content": {**message["content"], "data": {**data, "buffer_paths": []}}}
+    return {**message, "buffers": []}

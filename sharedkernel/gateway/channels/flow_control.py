@@ -9,9 +9,12 @@ Clients cannot be slowed down: messages to a session that does not read are coun
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
+
+from sharedkernel.gateway.channels.user_bytes import UserBytes
 
 
 class TokenBucket:
@@ -106,12 +109,19 @@ class UnreadCounter:
     ----------
     stream
         The stream; the counter takes its callback for sent messages.
+    budget
+        That of the client's user, in which they count as well.
+    user
+        Name of this user.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, budget: UserBytes, user: str) -> None:
         self._stream = stream
         self._sizes: deque[int] = deque()
         self._bytes = 0
+        self._budget, self._user = budget, user
+        self._holder = object()
+        weakref.finalize(self, budget.release, self._holder)
         stream.on_send(self._on_sent)
 
     @property
@@ -119,14 +129,24 @@ class UnreadCounter:
         """Number of unread bytes, less a few messages in the system's buffers."""
         if not self._stream.sending():
             self._sizes.clear()  # not every counted message was sent: Jupyter drops some types
-            self._bytes = 0
+            self._set(0)
         return self._bytes
 
     def add(self, num_bytes: int) -> None:
-        """Count a message of *num_bytes* that was just sent on the stream."""
+        """Count a message of *num_bytes* that is about to be sent on the stream.
+
+        Raises
+        ------
+        TooManyBytes
+            When its user's budget has no room for it.
+        """
+        self._set(self._bytes + num_bytes)
         self._sizes.append(num_bytes)
-        self._bytes += num_bytes
 
     def _on_sent(self, _message: object, _status: object) -> None:
         if self._sizes:
-            self._bytes -= self._sizes.popleft()
+            self._set(self._bytes - self._sizes.popleft())
+
+    def _set(self, num_bytes: int) -> None:
+        self._budget.hold(self._user, self._holder, num_bytes)
+        self._bytes = num_bytes

@@ -17,6 +17,8 @@ from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.channels.flow_control import OutputFlow
+from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
+from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +111,9 @@ class SessionOutputs:
     def _handle(self, frames: list[bytes]) -> None:
         if not self._subscribed.done():
             self._subscribed.set_result(None)
+        if sum(map(len, frames)) > MAX_OUTPUT_BYTES:
+            self.show(f"An output is not shown: the gateway passes on {format_bytes(MAX_OUTPUT_BYTES)} at a time.")
+            return
         try:
             parts = frames[frames.index(DELIM) + 2 :]
             message_type = self._activity.record_message(parts)

@@ -26,10 +26,11 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.channels.backlog import Backlog
-from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse_frame, refusal_answers
+from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse_frame, refusal_answers, without_buffers
 from sharedkernel.gateway.channels.flow_control import UnreadCounter
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
+from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets
 from sharedkernel.jupyter.names import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
 from sharedkernel.session.kernel.message_log import Missed
 from sharedkernel.units import format_bytes
@@ -228,7 +229,9 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 connect = getattr(self.kernel_manager, f"connect_{channel}")
                 self.channels[channel] = connect(identity=self.session.bsession)
                 self.channels[channel].channel = channel
-                self.channels[channel].unread = UnreadCounter(self.channels[channel])
+                self.channels[channel].unread = UnreadCounter(
+                    self.channels[channel], self._budgets.unread, self.websocket_handler.current_user.username
+                )
             self.channels[channel].on_recv_stream(self.handle_outgoing_message)
 
     @property
@@ -262,41 +265,42 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             if self._is_outdated:  # the client was notified, and connects again
                 self.websocket_handler.close()
                 return
-            if len(incoming_msg) > self.max_message_bytes:
-                self._refuse(
-                    channel,
-                    header,
-                    f"this message has {format_bytes(len(incoming_msg))}; the gateway accepts "
-                    f"{format_bytes(self.max_message_bytes)} (c.SessionWebsocket.max_message_bytes).",
-                )
-                return
-            is_cell = header.get("msg_type") == "execute_request"
-            if is_cell and self.kernel_manager.activity.num_cells >= self.max_queued_cells:
-                self._refuse(
-                    channel,
-                    header,
-                    f"this session has {self.max_queued_cells} cells to run already; wait for some of them to end "
-                    "(c.SessionWebsocket.max_queued_cells).",
-                )
-                return
             if not self.channels:  # closed meanwhile
                 return
-            unread = self.channels[channel].unread
-            if unread.num_bytes and unread.num_bytes + len(incoming_msg) > self.max_unread_bytes:
-                self._refuse(
-                    channel,
-                    header,
-                    f"{format_bytes(unread.num_bytes)} wait for this session already, which does not read them now; "
-                    "send this again when it does (c.SessionWebsocket.max_unread_bytes).",
-                )
+            is_cell = header.get("msg_type") == "execute_request"
+            if sentence := self._why_refused(channel, len(incoming_msg), is_cell=is_cell):
+                self._refuse(channel, header, sentence)
                 return
             if is_cell:
                 self.kernel_manager.activity.record_request(header)
             super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
-            unread.add(len(incoming_msg))
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.log.info("a client of kernel %s sent an invalid message: %r", self.kernel_id, error)
             self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})
+
+    def _why_refused(self, channel: str, size: int, *, is_cell: bool) -> str | None:
+        """Count a message of *size* bytes for the session; return a sentence instead if it has to be refused."""
+        if size > self.max_message_bytes:
+            return (
+                f"this message has {format_bytes(size)}; the gateway accepts {format_bytes(self.max_message_bytes)} "
+                "(c.SessionWebsocket.max_message_bytes)."
+            )
+        if is_cell and self.kernel_manager.activity.num_cells >= self.max_queued_cells:
+            return (
+                f"this session has {self.max_queued_cells} cells to run already; wait for some of them to end "
+                "(c.SessionWebsocket.max_queued_cells)."
+            )
+        unread = self.channels[channel].unread
+        if unread.num_bytes and unread.num_bytes + size > self.max_unread_bytes:
+            return (
+                f"{format_bytes(unread.num_bytes)} wait for this session already, which does not read them now; send "
+                "this again when it does (c.SessionWebsocket.max_unread_bytes)."
+            )
+        try:
+            unread.add(size)
+        except TooManyBytes as refusal:
+            return str(refusal)
+        return None
 
     def _refuse(self, channel: str, header: dict[str, Any], sentence: str) -> None:
         """Answer a request with an error, or show why another message is refused."""
@@ -320,11 +324,16 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     def _write(self, frame: str | bytes) -> None:
         try:
+            self._count_unsent(len(frame))
             sent = self.write_message(frame, binary=isinstance(frame, bytes))
+        except TooManyBytes as refusal:
+            self.log.info("closing a connection to kernel %s, whose client is too slow: %s", self.kernel_id, refusal)
+            self.websocket_handler.close()  # it comes back for what it has missed
+            return
         except WebSocketClosedError:
+            self._count_unsent(-len(frame))
             self.log.debug("a client of kernel %s went away", self.kernel_id)
             return
-        self._unsent_bytes += len(frame)
         sent.add_done_callback(partial(self._sent, len(frame)))
         if self._unsent_bytes > self.max_unsent_bytes and not self._closed:
             self._outputs.flow.hold(self)
@@ -332,9 +341,19 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     def _sent(self, num_bytes: int, sent: asyncio.Future[None]) -> None:
         if not sent.cancelled():
             sent.exception()  # that the client went away is noticed elsewhere
-        self._unsent_bytes -= num_bytes
+        self._count_unsent(-num_bytes)
         if self._unsent_bytes <= self.max_unsent_bytes // 2:
             self._outputs.flow.release(self)
+
+    def _count_unsent(self, num_bytes: int) -> None:
+        """Count bytes that wait for the client, or no longer do; raises TooManyBytes."""
+        self._budgets.unsent.hold(self.websocket_handler.current_user.username, self, self._unsent_bytes + num_bytes)
+        self._unsent_bytes += num_bytes
+
+    @property
+    def _budgets(self) -> UserBudgets:
+        budgets: UserBudgets = self.websocket_handler.settings["user_budgets"]
+        return budgets
 
     def write_stderr(self, error_message: str, parent_header: dict[str, Any]) -> None:
         """Show a sentence in the notebook."""
@@ -378,7 +397,4 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 "run `sharedkernel install` and choose the kernel it adds instead of `--gateway-url`.",
                 message["parent_header"],
             )
-        data = message["content"].get("data")
-        if isinstance(data, dict) and "buffer_paths" in data:
-            message["content"] = {**message["content"], "data": {**data, "buffer_paths": []}}
-        return {**message, "buffers": []}
+        return without_buffers(message)

@@ -67,12 +67,19 @@ class GatewayOptions(HasTraits):
     max_failed_logins = Integer(
         30,
         min=0,
-        help="Different wrong tokens that one address may send within `failed_login_seconds`. Further new tokens are "
-        "refused then; tokens that were right before still work. 0: any number.",
+        help="Different wrong tokens that one address may send within `failed_login_seconds`; the answer to further "
+        "ones says that they are too many. A right token always works. 0: any number.",
     ).tag(config=True)
     failed_login_seconds = Float(60.0, help="How long a wrong token counts, in seconds.").tag(config=True)
     max_websockets = Integer(
         100, min=1, help="Most websockets that a user may have open: notebooks, and pages that watch the status."
+    ).tag(config=True)
+    max_user_bytes = Integer(
+        256 * 1024**2,
+        min=1024**2,
+        help="Most bytes of a user that the gateway holds at a time, over all connections: of requests, and of "
+        "messages that are unfinished, that sessions have not read, and that clients have not taken, each. More "
+        "requests and messages are refused, unfinished ones wait, and clients that take nothing are disconnected.",
     ).tag(config=True)
     revocation_seconds = Float(
         60.0, help="Seconds between checks of the tokens of open websockets; those with a revoked token are closed."

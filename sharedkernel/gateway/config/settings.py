@@ -119,10 +119,11 @@ def _read(path: Path) -> Config:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
     except SyntaxError as error:
         raise ConfigError(f"{path}, line {error.lineno}: {error.msg}.") from None
-    except Exception as error:  # the file is a program, and may raise anything
+    except (Exception, SystemExit) as error:  # the file is a program, and may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""
-        raise ConfigError(f"{path}{where}: {type(error).__name__}: {error}.") from None
+        why = f": {error}" if str(error) else ""
+        raise ConfigError(f"{path}{where}: {type(error).__name__}{why}.") from None
     return config
 
 

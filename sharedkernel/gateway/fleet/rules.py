@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
 
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.protocol import Limits
 from sharedkernel.system.tasks import BackgroundTasks
+
+#: seconds to wait for executors to confirm a change
+_PATIENCE = 5.0
 
 
 class FleetRules:
@@ -78,7 +82,18 @@ class FleetRules:
             with contextlib.suppress(ExecutorUnavailable):
                 await self.send_limits(device)
 
-        await asyncio.gather(*map(send, self._executors.connected()))
+        await self._do_on(self._executors.connected(), send)
+
+    async def _do_on(self, devices: Collection[str], work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """Do something on several devices at once.
+
+        One whose executor hangs keeps neither the others nor the caller waiting: it does it when it goes on.
+        """
+        tasks = [self._tasks.spawn(work(device)) for device in devices]
+        if tasks:
+            done, _ = await asyncio.wait(tasks, timeout=_PATIENCE)
+            for task in done:
+                task.result()
 
     async def send_limits(self, device: str) -> None:
         """Send everybody's limits to the executor of *device*.
@@ -118,8 +133,7 @@ class FleetRules:
         devices = self._executors.connected()
         if not devices:
             raise self._executors.unavailable()
-        # In parallel: an executor that hangs must not keep the others from it.
-        await asyncio.gather(*(self._executors[device].set_policy(policy) for device in devices))
+        await self._do_on(devices, lambda device: self._executors[device].set_policy(policy))
 
     def replace_policy(self, policy: str) -> None:
         """Apply *policy* from now on, also on executors that connect later; "": leave each with its own."""

@@ -41,9 +41,13 @@ class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandl
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """List the kernels, once those that outlived an earlier gateway are known."""
+        """List the kernels, once those that outlived an earlier gateway are known.
+
+        Stock clients give up a kernel that is not listed: an incomplete list is refused instead.
+        """
         manager = kernel_manager_of(self)
         await manager.recovery.gathered()
+        manager.check_listed(self.current_user)
         await cast("Awaitable[None]", super().get())
 
     @web.authenticated

@@ -1,11 +1,12 @@
 """Routes for operators: health, readiness and metrics.
 
-``/healthz`` and ``/readyz`` need no token, since probes have none; they reveal nothing else.
+``/healthz`` and ``/readyz`` need no token, since probes have none; they reveal nothing but names of devices.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import prometheus_client
 from jupyter_server.auth.decorator import allow_unauthenticated, authorized
@@ -15,7 +16,11 @@ from tornado import web
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.metrics import DeviceMetrics
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Counts, Device
+
+#: seconds to wait for an executor's counters
+_TIMEOUT = 2.0
 
 
 class HealthHandler(web.RequestHandler):
@@ -40,10 +45,10 @@ class ReadyHandler(web.RequestHandler):
         reason = "ok"
         if manager.is_draining:
             reason = "draining"
-        elif set(manager.executors.connected()) != set(manager.executors):
-            reason = "no executor" if not manager.executors.connected() else "an executor is away"
-        elif manager.executors.silent():
-            reason = "an executor is there and does not answer; its log may say why"
+        elif away := [name for name in manager.executors if name not in manager.executors.connected()]:
+            reason = f"away: {_names(away)}" if manager.executors.connected() else "no executor"
+        elif silent := manager.executors.silent():
+            reason = f"there, but does not answer; its log may say why: {_names(silent)}"
         if reason != "ok":
             self.set_status(503)
         self.finish(f"{reason}\n")
@@ -64,7 +69,7 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
         manager = kernel_manager_of(self)
         executors = manager.executors
         documents = await executors.documents()
-        asked = await asyncio.gather(*(executors[name].counts() for name in documents), return_exceptions=True)
+        asked = await asyncio.gather(*(_counts(executors[name]) for name in documents), return_exceptions=True)
         counts = {name: answer for name, answer in zip(documents, asked, strict=True) if isinstance(answer, Counts)}
         labels = {name: _label(name, executors[name].device) for name in executors}
         metrics = DeviceMetrics(
@@ -75,6 +80,16 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
         self.set_header("Content-Type", prometheus_client.CONTENT_TYPE_LATEST)
         self.write(prometheus_client.generate_latest(prometheus_client.REGISTRY))
         self.finish(prometheus_client.generate_latest(metrics.registry))
+
+
+async def _counts(executor: ExecutorClient) -> Counts:
+    async with asyncio.timeout(_TIMEOUT):
+        return await executor.counts()
+
+
+def _names(devices: Iterable[str]) -> str:
+    """Return the devices' names; the only device has none."""
+    return ", ".join(f"the executor of {name}" if name else "the executor" for name in devices)
 
 
 def _label(name: str, device: Device | None) -> str:

@@ -1,15 +1,53 @@
-"""Log format for machines: lines of JSON, with the user and the session of the request."""
+"""The gateway's log: without tokens, and as lines of JSON if machines read it.
+
+The request guard keeps tokens out of addresses and headers that are logged. Wherever else one comes from (the path of a
+request, a refused configuration, an exception of a library), :class:`RedactingFormatter` removes it.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
 import logging
+import re
 from typing import Any
 
 from jupyter_server.base.call_context import CallContext
 
 from sharedkernel.gateway.auth.audit import user_of
+
+#: the secret part of this gateway's tokens; what is called a token, whatever it looks like; and long hexadecimal
+#: numbers, as Jupyter makes them (kernel ids are shorter, and have dashes)
+_SECRETS = re.compile(
+    r"(?P<kept>\bsk-[0-9a-f]{1,8}-)[0-9a-f]{8,}"
+    r"|(?P<name>\b(?:token|bearer|api_key|password)\b[\"']?(?:\s*[=:]\s*|%3d|\s+)[\"']?(?:(?:token|bearer)\s+)?)"
+    r"(?=[^\s\"'&]*[0-9])[^\s\"'&,;)]{16,}"
+    r"|\b[0-9a-f]{40,}\b",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """Return *text* with ``[secret]`` in the place of everything that looks like a token."""
+    return _SECRETS.sub(lambda found: f"{found['kept'] or found['name'] or ''}[secret]", text)
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formats a record as another formatter does, without secrets.
+
+    Parameters
+    ----------
+    formatter
+        The other one.
+    """
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self._formatter = formatter
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return *record* as text, its exception included."""
+        return redact(self._formatter.format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,7 +74,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(log: logging.Logger, style: str) -> None:
-    """Send all log messages of this package to one logger's handlers.
+    """Send all log messages of this package, and of asyncio, to one logger's handlers, and keep secrets out of them.
 
     Parameters
     ----------
@@ -48,6 +86,9 @@ def set_up(log: logging.Logger, style: str) -> None:
     ours = logging.getLogger("sharedkernel")
     ours.parent = log
     ours.setLevel(log.level)
-    if style == "json":
-        for handler in log.handlers:
-            handler.setFormatter(JsonFormatter())
+    asyncios = logging.getLogger("asyncio")
+    asyncios.parent = log
+    asyncios.setLevel(logging.WARNING)
+    for handler in log.handlers:
+        formatter = JsonFormatter() if style == "json" else handler.formatter or logging.Formatter()
+        handler.setFormatter(RedactingFormatter(formatter))

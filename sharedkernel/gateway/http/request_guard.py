@@ -1,22 +1,33 @@
-"""The request guard: it hides tokens from logs, and refuses requests for other hosts, before any handler runs.
+"""The request guard: it hides tokens from logs, and refuses requests and bodies, before any handler runs.
 
 A token in the address is moved to the headers, since the gateway, Jupyter and tornado log addresses. A request for
 another host is refused, so that a web page cannot reach the gateway under a name of its own (DNS rebinding).
+
+A request's body is kept only if its token is right and its user's budget has room for it: whoever has no token can have
+the gateway keep nothing but headers. Other bodies are dropped as they come, and the request is answered without it.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
+from tornado.httputil import (
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerRequest,
+    RequestStartLine,
+    ResponseStartLine,
+)
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
 from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
+from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 from sharedkernel.gateway.errors import finish_refused
 from sharedkernel.gateway.tls import is_loopback
 
@@ -34,10 +45,28 @@ class RequestGuard(Router):
         Host names by which clients may address this gateway, beside this machine's own; None: any.
     remote
         Whether it listens beyond this machine, so that clients may use the machine's name or an IP address.
+    identity
+        Says whose a request is.
+    user_bytes
+        Counts the bodies of each user's requests.
+    max_body_bytes
+        Longest body; counted where a request does not say how long its own is.
     """
 
-    def __init__(self, application: Application, *, hosts: Collection[str] | None, remote: bool) -> None:
+    def __init__(
+        self,
+        application: Application,
+        *,
+        hosts: Collection[str] | None,
+        remote: bool,
+        identity: TokenOnlyIdentity,
+        user_bytes: UserBytes,
+        max_body_bytes: int,
+    ) -> None:
         self._application = application
+        self._identity = identity
+        self._user_bytes = user_bytes
+        self._max_body_bytes = max_body_bytes
         self._remote = remote
         self._hosts = None if hosts is None else {host.lower() for host in (*hosts, "localhost")}
         if self._hosts is not None and remote:
@@ -47,8 +76,44 @@ class RequestGuard(Router):
         """Return the handler of *request*; *kwargs* are for tornado."""
         hide_token(request)
         if not self._is_own_host(request.host_name):
-            return self._application.get_handler_delegate(request, _WrongHost)
-        return self._application.find_handler(request, **kwargs)
+            wrong_host = Refused(
+                f"this gateway is not {request.host_name!r}; if it should be, its admin adds that to "
+                "c.ServerApp.local_hostnames.",
+                reason="not_allowed",
+            )
+            return self.handler_of(request, wrong_host)
+        if not _has_body(request.headers):
+            return self._application.find_handler(request, **kwargs)
+        return _GuardedBody(self, request)
+
+    async def admit_body(self, request: HTTPServerRequest, holder: object) -> bool:
+        """Count the body of *request* for *holder*; False if nobody's token came with it, or a wrong one.
+
+        Raises
+        ------
+        TooManyBytes
+            When the gateway holds too much of its user already.
+        """
+        try:
+            user = await self._identity.find_user(request)
+        except Refused:
+            return False  # the handler answers why
+        if user is None:
+            return False
+        length = request.headers.get("Content-Length", "")
+        num_bytes = int(length) if length.isdecimal() else self._max_body_bytes
+        self._user_bytes.hold(user.username, holder, num_bytes)
+        return True
+
+    def release_body(self, holder: object) -> None:
+        """Count the body of *holder* no more."""
+        self._user_bytes.release(holder)
+
+    def handler_of(self, request: HTTPServerRequest, refusal: Refused | None) -> HTTPMessageDelegate:
+        """Return what handles *request*, or answers it with *refusal*."""
+        if refusal is None:
+            return self._application.find_handler(request)
+        return self._application.get_handler_delegate(request, _RefusedRequest, {"refusal": refusal})
 
     def _is_own_host(self, host: str) -> bool:
         if self._hosts is None or host in self._hosts:
@@ -79,15 +144,56 @@ def hide_token(request: HTTPServerRequest) -> None:
             del request.headers["Referer"]
 
 
-class _WrongHost(RequestHandler):
-    """Refuses a request for another host."""
+class _GuardedBody(HTTPMessageDelegate):
+    """Passes a request to its handler; its body only if that may be kept."""
+
+    def __init__(self, guard: RequestGuard, request: HTTPServerRequest) -> None:
+        self._guard = guard
+        self._request = request
+        self._is_kept = False
+        self._handler: HTTPMessageDelegate | None = None
+
+    async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        """Find out whose the request is, before its body is read."""
+        refusal = None
+        try:
+            self._is_kept = await self._guard.admit_body(self._request, self)
+        except TooManyBytes as error:
+            refusal = error
+        self._handler = self._guard.handler_of(self._request, refusal)
+        handled = self._handler.headers_received(start_line, headers)
+        if handled is not None:
+            await handled
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        """Keep a part of the body, or drop it."""
+        return self._handler.data_received(chunk) if self._is_kept and self._handler is not None else None
+
+    def finish(self) -> None:
+        """Have the request answered."""
+        self._guard.release_body(self)
+        if self._handler is not None:
+            self._handler.finish()
+
+    def on_connection_close(self) -> None:
+        """Drop what was kept."""
+        self._guard.release_body(self)
+        if self._handler is not None:
+            self._handler.on_connection_close()
+
+
+def _has_body(headers: HTTPHeaders) -> bool:
+    return headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in headers
+
+
+class _RefusedRequest(RequestHandler):
+    """Answers a request with an error."""
+
+    def initialize(self, refusal: Refused) -> None:
+        self._refusal = refusal
+
+    def check_xsrf_cookie(self) -> None:
+        """Check nothing: there is nothing to protect."""
 
     def prepare(self) -> None:
-        name = self.request.host_name
-        finish_refused(
-            self,
-            Refused(
-                f"this gateway is not {name!r}; if it should be, its admin adds that to c.ServerApp.local_hostnames.",
-                reason="not_allowed",
-            ),
-        )
+        finish_refused(self, self._refusal)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sharedkernel.errors import Refused
+from sharedkernel.gateway.channels.user_bytes import BudgetedProtocol
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,12 @@ class JupyterPingMixin:
     ping_callback: Any
 
     def get_websocket_protocol(self) -> Any:
-        """Return the websocket protocol, which does not ping by itself."""
+        """Return the websocket protocol, which does not ping by itself and keeps to its user's budget."""
         protocol = super().get_websocket_protocol()  # type: ignore[misc]
-        if protocol is not None:
-            protocol.params.ping_interval = protocol.params.ping_timeout = None
-        return protocol
+        if protocol is None:
+            return None
+        protocol.params.ping_interval = protocol.params.ping_timeout = None
+        return BudgetedProtocol(self, False, protocol.params)  # type: ignore[arg-type]
 
     def on_close(self) -> None:
         """Stop pinging; Jupyter would stop at the next ping only, and keep this handler until then."""

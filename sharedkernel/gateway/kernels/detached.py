@@ -17,12 +17,15 @@ import contextlib
 import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sharedkernel.errors import SessionNotFound, SharedKernelError
+from sharedkernel.gateway.channels.flow_control import TokenBucket
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.protocol import SessionRecord
+from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 _CELL_INTERVAL = 0.05
 #: seconds that the client of an earlier session has to go: the relay of a killed Jupyter server needs a moment
 _CLIENT_PATIENCE = 5.0
+#: answers per second to a session that asks for the earlier one; a person asks once
+_ANSWERS_PER_SECOND = 2.0
 
 _NOT_BACK = "The earlier session could not be brought back"
 
@@ -68,6 +73,17 @@ class EarlierSession:
         return self.kernel is not None and bool(self.kernel.outputs.clients)
 
 
+@dataclass(slots=True)
+class _Questions:
+    """The questions of one session for the earlier one; a later question replaces one that waits."""
+
+    pace: TokenBucket = field(default_factory=lambda: TokenBucket(_ANSWERS_PER_SECOND))
+    #: number of the newest one; None: it is answered
+    newest: int | None = None
+    #: whether a task answers them
+    is_answering: bool = False
+
+
 class DetachedSessions:
     """The detached sessions of all executors.
 
@@ -77,11 +93,15 @@ class DetachedSessions:
         All sessions that are not detached.
     executors
         Those that have the sessions.
+    tasks
+        Runs what takes longer.
     """
 
-    def __init__(self, registry: SessionRegistry, executors: Executors) -> None:
+    def __init__(self, registry: SessionRegistry, executors: Executors, tasks: BackgroundTasks) -> None:
         self._registry = registry
         self._executors = executors
+        self._tasks = tasks
+        self._questions: WeakKeyDictionary[SessionKernel, _Questions] = WeakKeyDictionary()
         #: by session, in the order in which they were shut down
         self._sessions: dict[str, EarlierSession] = {}
         #: sessions that are taking another one's place right now, so that no other takes them
@@ -188,18 +208,47 @@ class DetachedSessions:
             "run `%shared attach` to bring it back in place of this one."
         )
 
-    async def reattach(self, kernel: SessionKernel, question: int = 0) -> None:
-        """Put the earlier session of *kernel*'s notebook in *kernel*'s place, once its cell has ended.
+    def request(self, kernel: SessionKernel, question: int) -> None:
+        """Answer a question for the earlier session of *kernel*'s notebook, and reattach it if there is one.
 
-        The notebook shows the outcome: first as the session's own output, whose cell waits for the answer to its
-        question, then from here.
+        A session's code may ask in a loop. So each session has one task for all of its questions, at a limited pace,
+        and a question that waits is dropped for a later one: the cell that asked it waits no more.
 
         Parameters
         ----------
         kernel
             The kernel in which the user asked.
         question
-            Number of its session's question; 0: none waits.
+            Number of its session's question.
+        """
+        questions = self._questions.setdefault(kernel, _Questions())
+        questions.newest = question
+        if not questions.is_answering:
+            questions.is_answering = True
+            self._tasks.spawn(self._answer_all(kernel, questions))
+
+    async def _answer_all(self, kernel: SessionKernel, questions: _Questions) -> None:
+        try:
+            while questions.newest is not None:
+                await self._reattach(kernel, questions)
+        finally:
+            questions.is_answering = False
+
+    async def _answer(self, kernel: SessionKernel, questions: _Questions) -> EarlierSession | None:
+        """Answer the newest question if it has no answer yet, and return the session that it asks for."""
+        if questions.newest is not None:
+            await asyncio.sleep(questions.pace.spend(1, now=asyncio.get_running_loop().time()))
+        earlier = self.find(kernel, include_open=True)
+        question, questions.newest = questions.newest, None
+        if question is not None:
+            await kernel.notify(_outlook(earlier), question=question)
+        return earlier
+
+    async def _reattach(self, kernel: SessionKernel, questions: _Questions) -> None:
+        """Put the earlier session of *kernel*'s notebook in *kernel*'s place, once its cell has ended.
+
+        The notebook shows the outcome: first as the session's own output, whose cell waits for the answer to its
+        question, then from here.
 
         Raises
         ------
@@ -207,12 +256,10 @@ class DetachedSessions:
             When the earlier session or an executor is gone.
         """
         cell = kernel.activity.running_cell
-        earlier = self.find(kernel, include_open=True)
-        await kernel.notify(_outlook(earlier), question=question)
-        if earlier is None:
+        if await self._answer(kernel, questions) is None:
             return
         own = kernel.session_id
-        await self._wait_for_turn(kernel, cell)
+        await self._wait_for_turn(kernel, cell, questions)
         if kernel.session_id != own:
             return  # the user asked twice
         # The cell may have taken long, and another page may have the earlier session by now.
@@ -246,12 +293,15 @@ class DetachedSessions:
             log.info("session %s of %s ended: %s took its place", own, kernel.user, earlier.session)
             await kernel.refresh_activity()
 
-    async def _wait_for_turn(self, kernel: SessionKernel, cell: dict[str, Any]) -> None:
-        """Return when *cell*, which asked, has ended, and the client of the last session has had its time to go."""
+    async def _wait_for_turn(self, kernel: SessionKernel, cell: dict[str, Any], questions: _Questions) -> None:
+        """Return when *cell*, which asked, has ended, and the client of the last session has had its time to go.
+
+        Answers later questions meanwhile.
+        """
         clock = asyncio.get_running_loop().time
         patient_until = clock() + _CLIENT_PATIENCE
         while kernel.has_kernel:
-            newest = self.find(kernel, include_open=True)
+            newest = await self._answer(kernel, questions)
             is_open = newest is not None and newest.is_open
             if _is_idle(kernel, cell) and not (is_open and clock() < patient_until):
                 return

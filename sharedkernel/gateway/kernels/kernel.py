@@ -26,6 +26,7 @@ from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import MissedRequests
 from sharedkernel.ipc.executor_client import ExecutorClient
+from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.protocol import Limits, SessionRecord
 
 #: messages that wait in a socket's queue; each may be large
@@ -358,6 +359,8 @@ class SessionKernel(ServerKernelManager):
         connected = self.context.socket(channel_socket_types[channel])
         connected.linger = 1000
         connected.sndhwm = _QUEUE
+        # The session's own limit is in its user's hands; libzmq refuses a frame before it makes room for it.
+        connected.maxmsgsize = MAX_OUTPUT_BYTES
         if channel == "iopub":
             connected.rcvhwm = _QUEUE
         if identity:

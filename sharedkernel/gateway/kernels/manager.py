@@ -27,17 +27,19 @@ from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.config.quotas import Quotas
-from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.fleet.executors import ONLY, Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.culling import IdleCuller
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.gateway.kernels.process_ends import ProcessEnds
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
+from sharedkernel.paths import gateway_directory
 from sharedkernel.protocol import Limits
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.tasks import BackgroundTasks
@@ -93,7 +95,10 @@ class SessionKernels(AsyncMappingKernelManager):
         #: whether this gateway is about to stop, and starts no sessions any more
         self.is_draining = False
         tasks = self._tasks = BackgroundTasks()
-        self.registry = SessionRegistry(self._kernels, self._kernel_connections)
+        owners_file = OwnersFile(
+            gateway_directory(deployment.runtime_directory) / "owners.json", deployment.devices or (ONLY,)
+        )
+        self.registry = SessionRegistry(self._kernels, self._kernel_connections, owners_file)
         self.executors = Executors(
             deployment.runtime_directory,
             deployment.devices,
@@ -103,7 +108,7 @@ class SessionKernels(AsyncMappingKernelManager):
             on_earlier_wanted=self._on_earlier_wanted,
         )
         self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, self.registry.owners, tasks)
-        self.detached = DetachedSessions(self.registry, self.executors)
+        self.detached = DetachedSessions(self.registry, self.executors, tasks)
         self._ends = ProcessEnds(self.registry, self.detached, tasks)
         self.recovery = SessionRecovery(
             self.registry,
@@ -151,6 +156,7 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def on_followed(self, kernel: SessionKernel) -> None:
         """Handle that *kernel* follows another process now."""
+        self.registry.store_owners()  # an earlier session that took its place may be on another device
         self._ends.on_followed(kernel)
 
     # --- visibility ---------------------------------------------------------------------------------------------------
@@ -192,6 +198,21 @@ class SessionKernels(AsyncMappingKernelManager):
                 "sessions; try again."
             )
         raise HTTPError(404, f"Kernel does not exist: {kernel_id}")
+
+    def check_listed(self, user: GatewayUser) -> None:
+        """Check that the list of a user's own kernels is complete.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When it may lack some: an executor that had sessions of this user has not been reached yet. For a limited
+            time, since it may never come back.
+        """
+        if awaited := self.registry.awaited_by(user.username):
+            raise ExecutorUnavailable(
+                f"the gateway has not reached {self.executors.describe(awaited)} yet, which had sessions of yours; try "
+                "again."
+            )
 
     def list_kernels(self) -> list[dict[str, Any]]:
         """Return the kernels that the requesting user may see."""
@@ -331,7 +352,7 @@ class SessionKernels(AsyncMappingKernelManager):
     def _on_earlier_wanted(self, device: str, session: str, question: int) -> None:
         """Reattach the earlier session of a session's notebook; its user asked with *question*."""
         if (kernel := self.registry.of_session(session, device)) is not None:
-            self._tasks.spawn(self.detached.reattach(kernel, question))
+            self.detached.request(kernel, question)
 
     # --- while no client is connected ---------------------------------------------------------------------------------
 

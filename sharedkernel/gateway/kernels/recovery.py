@@ -158,6 +158,7 @@ class SessionRecovery:
             elif records[session].lingers is not None:  # it was shut down, but the answer was lost
                 self._registry.drop(kernel)
         self._recovered.add(device)
+        self._registry.reported(device)
         if not self.missing():
             self._gathered.set()
         device_name = device if executor.device is None else executor.device.name

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.jupyter.names import KERNEL_NAME
 
 log = logging.getLogger(__name__)
@@ -44,11 +47,14 @@ class SessionRegistry:
         The mapping that Jupyter's kernel manager reads; only the registry changes it.
     connections
         Number of websockets by kernel id, which Jupyter's kernel manager counts.
+    owners_file
+        Keeps the owners of the sessions for the gateway's next start.
     """
 
-    def __init__(self, kernels: dict[str, SessionKernel], connections: dict[str, int]) -> None:
+    def __init__(self, kernels: dict[str, SessionKernel], connections: dict[str, int], owners_file: OwnersFile) -> None:
         self._kernels = kernels
         self._connections = connections
+        self._owners_file = owners_file
         #: names of sessions that are starting and have no registered kernel yet
         self._starting: set[str] = set()
 
@@ -70,18 +76,41 @@ class SessionRegistry:
         device
             Its executor's device, as in the configuration.
         """
-        found = (kernel for kernel in self._kernels.values() if (kernel.session_id, kernel.device) == (session, device))
+        # A session has its kernel's id, unless an earlier one has taken its place.
+        likely = [self._kernels[session]] if session in self._kernels else []
+        found = (
+            kernel
+            for kernel in chain(likely, self._kernels.values())
+            if (kernel.session_id, kernel.device) == (session, device)
+        )
         return next(found, None)
 
     def owners(self) -> set[str]:
         """Return the names of all users who have a kernel."""
         return {kernel.user for kernel in self._kernels.values()}
 
+    def awaited_by(self, user: str) -> list[str]:
+        """Return the devices whose sessions of *user* an earlier gateway knew and this one does not know yet."""
+        return self._owners_file.awaited_by(user)
+
+    def reported(self, device: str) -> None:
+        """Record that all sessions of *device* are known."""
+        self._owners_file.reported(device)
+        self.store_owners()
+
+    def store_owners(self) -> None:
+        """Keep the owners of all sessions, by device, for the gateway's next start."""
+        owners: defaultdict[str, set[str]] = defaultdict(set)
+        for kernel in self._kernels.values():
+            owners[kernel.device].add(kernel.user)
+        self._owners_file.store(owners)
+
     def register(self, kernel: SessionKernel) -> None:
         """Add *kernel*, so that users see it."""
         kernel_id = str(kernel.kernel_id)
         self._kernels[kernel_id] = kernel
         self._connections[kernel_id] = 0
+        self.store_owners()
         kernel.add_restart_callback(lambda: self.drop(kernel), "dead")
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).inc()
 
@@ -93,6 +122,7 @@ class SessionRegistry:
         found = self._kernels.pop(str(kernel.kernel_id), None)
         if found is None:
             return
+        self.store_owners()
         self._connections.pop(str(kernel.kernel_id), None)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).dec()
         found.retire()

@@ -34,7 +34,7 @@ from sharedkernel.session.gate.boundaries import Boundaries
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.grant import GateParts
 from sharedkernel.session.kernel import likeness, own_log, packages, user_account
-from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn
+from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn, refuse_long
 from sharedkernel.session.kernel.kernel import GatedKernel
 from sharedkernel.session.kernel.message_log import MessageLog
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
@@ -102,6 +102,7 @@ class SessionRuntime:
         Pace().attend(self._app)
         notice = WaitNotice(self._kernel, out_of_turn)
         notice.attend(self._app)
+        refuse_long(self._app)
         device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
         self._meter = make_meter(page, device_kind, mode)

@@ -8,28 +8,34 @@ and nothing waits for ever: after :data:`PATIENCE` a message is queued neverthel
 Only the main thread waits, and threads that print; those that serve interrupts and the executor never do, nor does
 the line under a waiting cell (:func:`out_of_turn`), which the main thread shares with the one that serves the executor.
 
+A message that is too long for the gateway is replaced by a sentence (:func:`refuse_long`).
+
 What forked children print comes over a unix socket: the port that a stock kernel opens for it is open to all users.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from ipykernel.iostream import IOPubThread, OutStream
 from ipykernel.kernelapp import IPKernelApp
+from jupyter_client.session import Session as MessageSession
 from zmq.eventloop.zmqstream import ZMQStream
 
+from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.system.deferred_signals import signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +43,8 @@ log = logging.getLogger(__name__)
 _QUEUE = 16
 #: messages and bytes of the main thread on their way to the socket, beyond which it waits
 _MOST_MESSAGES, _MOST_BYTES = 200, 8 << 20
+#: longest header of a message, in bytes
+_MOST_HEADER = 1 << 20
 #: characters that are printed before the stream is flushed, and the printer waits for it
 _MOST_CHARACTERS = 1 << 20
 #: seconds that the main thread waits for one message
@@ -180,7 +188,7 @@ class Pace:
     def _count(self, sign: int, frames: Any) -> None:
         with self._lock:
             self._messages += sign
-            self._bytes += sign * sum(memoryview(frame).nbytes for frame in frames)
+            self._bytes += sign * _size(frames)
 
     def _wait(self, outputs: Any) -> None:
         # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked,
@@ -190,3 +198,53 @@ class Pace:
             if not outputs.thread.is_alive() or time.monotonic() > patient_until:
                 return
             time.sleep(_PAUSE)
+
+
+def refuse_long(app: Any, limit_bytes: int = MAX_OUTPUT_BYTES) -> None:
+    """Send an error or a sentence in the place of each message that is longer than *limit_bytes*.
+
+    Parameters
+    ----------
+    app
+        The kernel application. Called after everything else that wraps its channels, so that nothing keeps or counts a
+        message that is not sent.
+    limit_bytes
+        Of the message and its binary buffers together.
+    """
+    for channel in (app.iopub_thread, app.kernel.shell_stream, app.kernel.control_stream):
+        channel.send_multipart = _refusing_long(channel.send_multipart, app.session, limit_bytes)
+
+
+def _refusing_long(send: Callable[..., Any], session: MessageSession, limit_bytes: int) -> Callable[..., Any]:
+    def check_and_send(frames: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        size = _size(frames)
+        if size > limit_bytes:
+            frames = _refusal(
+                session,
+                frames,
+                f"{format_bytes(size)} of output are not shown: the gateway passes on {format_bytes(limit_bytes)} at a "
+                "time. Show less, or write it to a file.",
+            )
+        return send(frames, *args, **kwargs)
+
+    return check_and_send
+
+
+def _refusal(session: MessageSession, frames: Sequence[Any], sentence: str) -> list[Any]:
+    """Return a message with a *sentence* in the place of that of *frames*."""
+    # Only its headers are needed; the rest is not copied.
+    small = [memoryview(frame).tobytes() if memoryview(frame).nbytes < _MOST_HEADER else b"" for frame in frames]
+    identities, parts = session.feed_identities(small)
+    header, parent = (json.loads(part) for part in cast("list[bytes]", parts[1:3]))
+    message_type = "stream"
+    content: dict[str, Any] = {"name": "stderr", "text": f"{sentence}\n"}
+    if header["msg_type"].endswith("_reply"):
+        message_type = header["msg_type"]
+        content = {"status": "error", "ename": "OutputTooLong", "evalue": sentence, "traceback": [sentence]}
+    message = session.msg(message_type, content, parent=parent)
+    refusal: list[Any] = session.serialize(message, ident=identities)
+    return refusal
+
+
+def _size(frames: Sequence[Any]) -> int:
+    return sum(memoryview(frame).nbytes for frame in frames)

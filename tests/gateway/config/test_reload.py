@@ -164,3 +164,16 @@ def test_a_setting_that_is_taken_out_has_its_default_again(reloaded: Reloaded) -
     assert reloaded.reload() == [READ]
     assert (gateway.kernel_manager.executors.placement, gateway.admins) == ("least-loaded", set())
     assert gateway.kernel_manager.rules.policy == "srtf"
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [("raise SystemExit", "SystemExit."), ("import sys; sys.exit('not today')", "SystemExit: not today.")],
+)
+def test_a_file_that_asks_to_exit_ends_nothing(reloaded: Reloaded, line: str, error: str) -> None:
+    """It is refused with its line as after any other exception, and what was read before holds."""
+    reloaded.start(f"{_SECTION}.quotas = {{'default': {{'share': 2}}}}")
+    assert reloaded.reload(f"{_SECTION}.quotas = {{}}", line) == [
+        ("ERROR", f"the configuration was not read again: FILE, line 2: {error}")
+    ]
+    assert reloaded.share("ada") == 2

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import psutil
+import pytest
 
 from sharedkernel import protocol
 from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET, device_directory
@@ -99,14 +100,20 @@ async def is_available(stack: Stack) -> bool:
 
 def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None:
     """New sessions go to the one that is; what may be on the other is not called unknown until it is back."""
-    grace = devices.client("grace")
+    grace, linus = devices.client("grace"), devices.client("linus")
     kernels = asyncio.run(start_on_each(devices, grace))
     devices.executors["host:1"].kill()
+    own = asyncio.run(linus.start())
     devices.gateway.kill()
     devices.restart_gateway()
 
     async def scenario() -> None:
         assert await devices_of(devices, await grace.start()) == ["host"]
+        # A list without some of her kernels would make a stock client give them up; others' lists are whole.
+        answer = await grace.request("GET", "/api/kernels")
+        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+        assert "the executor of host:1 yet, which had sessions of yours" in answer.body["message"]
+        assert [model["id"] for model in (await linus.request("GET", "/api/kernels")).body] == [own]
         answer = await grace.request("GET", f"/api/kernels/{kernels['host:1']}")
         assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
         assert "the executor of host:1" in answer.body["message"]
@@ -115,6 +122,8 @@ def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None
         while (await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert (await grace.request("GET", path)).status == 200
+        listed = {model["id"] for model in (await grace.request("GET", "/api/kernels")).body}
+        assert listed > set(kernels.values())
 
     run(scenario())
 
@@ -135,6 +144,33 @@ def test_an_executor_that_does_not_answer_keeps_nobody_waiting(devices: Stack) -
         finally:
             os.kill(process.pid, signal.SIGCONT)
         await until(lambda: is_available(devices))
+
+    run(scenario())
+
+
+@pytest.mark.heavy
+def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices: Stack) -> None:
+    """Readiness names its device; whatever concerns the other one, or all, is answered meanwhile."""
+
+    async def scenario() -> None:
+        ada, grace = devices.client("ada"), devices.client("grace")
+        kernel = (await start_on_each(devices, grace))["host"]
+        with stopped(devices, "host:1"):
+            while (answer := await ada.request("GET", "/readyz")).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert answer.status == 503
+            assert answer.body == "there, but does not answer; its log may say why: the executor of host:1\n"
+            entries = {entry["name"]: entry for entry in (await status_of(devices))["devices"]}
+            assert [entries[name]["available"] for name in ("host", "host:1")] == [True, False]
+            assert await execute(grace, kernel, "1 + 1") == "2"
+            quotas = {"users": {"mary": {"memory": "1MiB"}}}
+            assert (await ada.request("PUT", "/sharedkernel/api/quotas", quotas)).status == 200
+            assert (await ada.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 200
+            assert (await ada.request("GET", "/metrics")).status == 200
+            assert (await grace.request("DELETE", f"/api/kernels/{kernel}")).status == 204
+        await until(lambda: is_available(devices))
+        policies = (await ada.request("GET", "/sharedkernel/api/policy")).body["devices"]
+        assert policies == {"host": "fifo", "host:1": "fifo"}
 
     run(scenario())
 

@@ -447,3 +447,31 @@ def test_lingering_sessions_give_way_and_end(own_stack: Stack) -> None:
         assert about[-3:] == [("mary", 404), ("grace", 400), ("grace", 204)]
 
     run(scenario())
+
+
+#: asks for the earlier session without waiting for an answer
+_ASK = """if True:
+    from sharedkernel import protocol
+    from sharedkernel.ipc import current_session
+    for number in range(3000):
+        current_session._view._link.send(protocol.WantEarlier(question=1_000_000 + number))
+"""
+
+
+def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(own_stack: Stack) -> None:
+    """Its questions wait in one task, the newest is answered, and the earlier session comes back all the same."""
+    ada = own_stack.client("ada")
+    before = len(own_stack.executor.log_path.read_text())
+
+    async def scenario() -> None:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+        async with ada.attach(new) as channels:
+            asked = await channels.send("execute_request", {"code": _ASK + "    print('asked')", "silent": False})
+            await channels.until("stream", asked, text="asked\n")
+            await channels.until("status", execution_state="restarting")
+            assert (await channels.run("x + 1"))["text"] == "42"
+
+    run(scenario())
+    answers = own_stack.executor.log_path.read_text()[before:].count("takes the place of this one as soon as")
+    assert 1 <= answers < 100

@@ -1,0 +1,72 @@
+"""The gateway's log holds no token, wherever it came from."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+
+from sharedkernel.gateway.http.logs import RedactingFormatter, redact
+from tests.gateway.conftest import Stack, run
+
+OURS, JUPYTERS, HUBS = f"sk-0123abcd-{'5e' * 32}", "6f" * 24, "7a" * 16
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        (f"404 GET /api/kernels/{OURS} (ada)", "404 GET /api/kernels/sk-0123abcd-[secret] (ada)"),
+        (f"said {OURS.upper()}.", "said SK-0123ABCD-[secret]."),
+        (f"{{'a': '{JUPYTERS}'}}", "{'a': '[secret]'}"),
+        (f"/x?token={HUBS}&a=1", "/x?token=[secret]&a=1"),
+        (f"/x?token%3D{HUBS}", "/x?token%3D[secret]"),
+        (f"'Authorization': 'Bearer {HUBS}'", "'Authorization': 'Bearer [secret]'"),
+        (f'"token": "token {HUBS}"', '"token": "token [secret]"'),
+    ],
+)
+def test_what_looks_like_a_token_is_redacted(text: str, redacted: str) -> None:
+    """The id of one of ours stays, so that its user can be found."""
+    assert redact(text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kernel 01234567-89ab-cdef-0123-456789abcdef of ada started",
+        "a client with session 0123456789abcdef0123456789abcdef",
+        "the token has 5 characters and can be guessed; use at least 16, or remove it from the configuration.",
+        "refused POST /api/kernels (too_many_failures): too many wrong tokens came from 192.0.2.17.",
+        "sk-0123abcd is removed",
+    ],
+)
+def test_other_text_stays(text: str) -> None:
+    """Ids of kernels and sessions, and sentences about tokens."""
+    assert redact(text) == text
+
+
+def test_exceptions_are_redacted_too() -> None:
+    """Their text and their traceback."""
+    try:
+        raise ValueError(f"no such thing: {OURS}")
+    except ValueError:
+        record = logging.LogRecord("a", logging.ERROR, __file__, 1, "%s failed", (JUPYTERS,), sys.exc_info())
+    text = RedactingFormatter(logging.Formatter()).format(record)
+    assert "ValueError: no such thing: sk-0123abcd-[secret]" in text
+    assert text.startswith("[secret] failed")
+
+
+def test_a_gateways_log_has_no_token_from_a_path(stack: Stack) -> None:
+    """Not even where a client puts it in an address as if it were a name."""
+    before = len(stack.gateway_log())
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        for path in (f"/api/kernels/{grace.token}", f"/sharedkernel/api/shelves/{grace.token}", f"/nowhere/{OURS}"):
+            assert (await grace.request("GET", path)).status >= 400
+
+    run(scenario())
+    logged = stack.gateway_log()[before:]
+    assert "[secret]" in logged
+    assert OURS.split("-")[2] not in logged
+    assert stack.token("grace").split("-")[2] not in logged
