@@ -24,10 +24,12 @@ from sharedkernel.relay.sockets import ConnectionInfo
 from tests.faults.server import ServerNotebook
 from tests.relay.support import Notebook
 
-#: seconds that anything may take while processes are killed and started again beside it, on a busy machine
-PATIENCE = 90.0
+#: seconds that anything may take while processes are killed and started again beside it, or stopped, on a busy machine
+PATIENCE = 120.0
 #: steps of one training; then it starts over
 STEPS = 240
+#: seconds until a cell is sent again that nobody could run
+_RETRY_INTERVAL = 0.2
 #: lines of a notebook's story that are kept
 _STORY_LINES = 1000
 #: most steps of one cell
@@ -274,6 +276,7 @@ class Worker(threading.Thread):
             is_away = name == "SharedGPUUnreachable" or "no executor answers" in cell.error
             if not self.sessions_killed and not is_away:
                 self.findings.unexplained.append(f"{self.name}: {cell.error}")
+            time.sleep(_RETRY_INTERVAL)
         elif cell.status is not None:
             self.findings.unexplained.append(f"{self.name}: {cell.error}")
 

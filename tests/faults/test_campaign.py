@@ -14,7 +14,7 @@ from tests.faults.judge import BAD, is_clean
 def test_thirty_kills_cost_nobody_anything() -> None:
     """Services, small processes, sessions, relays and a Jupyter server are killed while notebooks train."""
     said: list[str] = []
-    report = run_campaign(kills=30, seed=7, notebooks=3, say=said.append)
+    report = run_campaign(number=30, seed=7, notebooks=3, say=said.append)
     # What is bad comes first, and last again: of a long message, people are shown an end.
     bad = json.dumps({name: value for name, value in report.items() if name in BAD and value})
     assert is_clean(report), "\n".join([bad, *said, json.dumps(report), bad])
