@@ -102,7 +102,10 @@ class Link:
             self._stop.wait(interval)
 
     def _connect(self, make_hello: Callable[[], protocol.SessionHello]) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # this process can open no more files
+            return None
         try:
             connection.connect(self.path)
             with self.lock:
