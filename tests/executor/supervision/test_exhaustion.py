@@ -14,8 +14,12 @@ import psutil
 import pytest
 
 from sharedkernel import protocol
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import Refused
 from sharedkernel.executor.supervision.build_id import listener_of
+from sharedkernel.executor.supervision.environments import OWN, own_environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
+from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, WARM_PARENT_SOCKET
@@ -76,7 +80,8 @@ def test_a_keeper_that_cannot_open_what_it_is_sent_is_replaced(scratch: Path, ca
         with without_descriptors(keeper):
             client.send(protocol.Put(key="a", data=b"data"), [memory])
             client.send(protocol.Delete(key="deleted"))
-            await until(lambda: _is_kept(scratch, {"a": 1}), "another has everything")
+            await until(lambda: _is_another(scratch, keeper.pid), "another takes its place")
+            await until(lambda: _is_kept(scratch, {"a": 1}), "that one has everything")
         assert len(caplog.records) < 5
         client.close(quit_too=True)
         os.close(memory)
@@ -123,9 +128,33 @@ def test_a_warm_parent_without_descriptors_lives_on(scratch: Path) -> None:
             page.close()
 
 
+def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path) -> None:
+    """It would count as a spare session for ever, so that none would be made ready again."""
+
+    async def main() -> None:
+        keeper = KeeperClient(scratch, "")
+        supervisor = Supervisor(
+            scratch,
+            keeper,
+            {OWN: own_environment()},
+            lambda: ForkTraits(device_kind="host", memory_mode=DeviceMemoryMode.PLAIN, isolation="none"),
+            on_end=lambda *_: None,
+        )
+        with pytest.raises(Refused, match="cannot write the log"):  # there is no directory for it
+            await supervisor.fork()
+        assert not supervisor.processes
+
+    asyncio.run(main())
+
+
 async def _is_kept(directory: Path, expected: dict[str, int]) -> bool:
-    with contextlib.suppress(ConnectionError):
-        return await kept(directory) == expected
+    return await kept(directory) == expected
+
+
+async def _is_another(directory: Path, last: int) -> bool:
+    """Whether another process than *last* is the keeper."""
+    with contextlib.suppress(OSError):
+        return listener_of(directory / KEEPER_SOCKET) != last
     return False
 
 
