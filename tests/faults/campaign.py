@@ -75,7 +75,7 @@ def run_campaign(
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-    report["waits_for_disk"] = campaign.num_waits_for_disk
+    report["failed_starts"] = campaign.num_failed_starts
     return {"seed": seed, **report, "left": leftovers(stack), "wall_seconds": round(time.monotonic() - started, 1)}
 
 

@@ -33,10 +33,12 @@ _SERVICES = ("gateway", "executor")
 _PATIENT = 0.7
 #: seconds between faults
 _GAP = (0.0, 0.3)
-#: seconds from a service's start to its end where it cannot start
-_START = 10.0
-#: seconds until a service is started again that ended because of a full disk
+#: seconds that a service may take to start; it may end then if something that it needs is exhausted
+_START = 20.0
+#: seconds until a service is started again that ended by itself
 _RESTART_INTERVAL = 0.5
+#: whose disk is full
+_DISK = "runtime directory"
 #: faults that may last at the same time
 _MOST_HOLDS = 3
 #: seconds that a process is stopped for: least, most, and what it is sometimes, with the probability of that
@@ -76,8 +78,9 @@ class Campaign:
         self.grown: dict[str, int] = {}
         #: services that ended though nobody had killed them
         self.ended: list[str] = []
-        #: how often a service was started again since there was no room on the disk
-        self.num_waits_for_disk = 0
+        #: how often a service did not start since something that it needed was exhausted
+        self.num_failed_starts = 0
+        self._started = dict.fromkeys(_SERVICES, time.monotonic())
         self.faults: list[Fault] = []
         self._targets = targets
         self._fault_kinds = faults
@@ -188,17 +191,24 @@ class Campaign:
             raise TimeoutError(f"{fault.affected - fault.answered.keys()} did not answer after {fault}") from None
 
     def _start_ended_services(self) -> None:
-        """Start services again that ended by themselves, which only a full disk excuses."""
+        """Start services again that ended by themselves; only one that lacked something for its start may."""
         for name in _SERVICES:
             service: Service = getattr(self.stack, name)
-            if not service.running and service.process is not None:
-                lasting = [fault for fault in self.faults if (fault.over or math.inf) > time.monotonic() - _START]
-                if any(fault.how == "disk" for fault in lasting):
-                    self.num_waits_for_disk += 1
-                    time.sleep(_RESTART_INTERVAL)
-                else:
-                    self.ended.append(f"{name}, status {service.process.returncode}, during {[*map(str, lasting)]}")
-                service.start()
+            if service.running or service.process is None:
+                continue
+            recent = time.monotonic() - _START
+            lately = [fault for fault in self.faults if (fault.over or math.inf) > recent]
+            lacked = any(fault.kind == "exhaustion" and fault.target in (name, _DISK) for fault in lately)
+            if lacked and self._started[name] > recent:
+                self.num_failed_starts += 1
+            else:
+                self.ended.append(f"{name}, status {service.process.returncode}, during {[*map(str, lately)]}")
+            time.sleep(_RESTART_INTERVAL)
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        self._started[name] = time.monotonic()
+        getattr(self.stack, name).start()
 
     def _record(self, fault: Fault, do: Callable[[], None]) -> Fault:
         for worker in self.workers:
@@ -231,14 +241,26 @@ class Campaign:
         how = self._random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
         worker = self._random.choice(self.workers)
         if target in _SERVICES:
-            service = getattr(self.stack, target)
-            return self._record(_kill_of(target, how, self._everybody), lambda: _replace(service, how))
+            return self._record(_kill_of(target, how, self._everybody), lambda: self._replace(target, how))
         if target in ("session", "relay", "server"):
             return self._kill_one_s(worker, target)
         process = self.stack.small_process(target)
         if process is None:
             return None
         return self._record(_kill_of(target, how, self._everybody), lambda: _signal(process.pid, how))
+
+    def _replace(self, name: str, how: int) -> None:
+        """Kill a service and start it again, as an init system does."""
+        service: Service = getattr(self.stack, name)
+        if how == signal.SIGKILL:
+            service.kill()
+        else:
+            assert service.process is not None
+            # A stopped process handles SIGTERM when it goes on, so systemd sends SIGCONT as well.
+            for signum in (signal.SIGTERM, signal.SIGCONT):
+                service.process.send_signal(signum)
+            service.stop()
+        self._start(name)
 
     def _kill_one_s(self, worker: Worker, target: str) -> Fault | None:
         """Kill a session, a relay or a server of a notebook that has overcome the last such kill."""
@@ -290,7 +312,7 @@ class Campaign:
         worker = self._random.choice(self.workers)
         self._wait_until(lambda: sum(hold.over is None for hold in self._holds) < _MOST_HOLDS)
         if how == "disk":
-            target, affected = "runtime directory", self._everybody
+            target, affected = _DISK, self._everybody
         elif (process := self._process(worker, target)) is None:
             return
         else:
@@ -356,16 +378,3 @@ def _kill_of(target: str, how: int, affected: set[str]) -> Fault:
 def _signal(pid: int, how: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended just now, after another kill
         os.kill(pid, how)
-
-
-def _replace(service: Service, how: int) -> None:
-    """Kill a service and start it again, as an init system does."""
-    if how == signal.SIGKILL:
-        service.kill()
-    else:
-        assert service.process is not None
-        # A stopped process handles SIGTERM when it goes on, so systemd sends SIGCONT as well.
-        for signum in (signal.SIGTERM, signal.SIGCONT):
-            service.process.send_signal(signum)
-        service.stop()
-    service.start()

@@ -58,3 +58,28 @@ _WITHOUT_DESCRIPTORS = """if True:
 def test_a_session_that_can_open_no_files_reaches_its_executor_later(scratch: Path) -> None:
     """It tries again as it does where nobody listens."""
     subprocess.run([sys.executable, "-c", _WITHOUT_DESCRIPTORS, str(scratch / "socket")], check=True, timeout=60)
+
+
+_HUNG = """if True:
+    import os, socket, sys, threading
+    from sharedkernel import protocol
+    from sharedkernel.session.connection import Link
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.settimeout(30)
+    listener.bind(sys.argv[1])
+    listener.listen()
+    link = Link(sys.argv[1])
+    link.start(protocol.CellOpenedReport, print)
+    first, _ = listener.accept()
+    assert first.recv(1)
+    for _ in range(20):
+        link.send(*[protocol.CellOpenedReport()] * 2000)
+    assert listener.accept()[0].recv(1)
+    os._exit(0)
+"""
+
+
+def test_a_session_does_not_wait_for_an_executor_that_reads_nothing(scratch: Path) -> None:
+    """It hangs up on it and greets it anew, which covers all that was sent before."""
+    subprocess.run([sys.executable, "-c", _HUNG, str(scratch / "socket")], check=True, timeout=60)
