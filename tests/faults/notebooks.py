@@ -139,6 +139,8 @@ class Worker(threading.Thread):
         self.relays_killed = 0
         #: the same of the Jupyter servers that its relay belongs to
         self.servers_killed = 0
+        #: the relay may lack something that it needs for its start
+        self.is_relay_starved = False
         #: held while a relay or a server is started again, and by who kills something of this notebook
         self.opening = threading.RLock()
         #: what it did and heard lately, each with its time, for whoever looks for a fault
@@ -353,8 +355,16 @@ class Worker(threading.Thread):
             if self.servers_killed:
                 self._open_again()
                 return
-            self.notebook.manager.restart_kernel(now=True)
-            self.notebook.client.wait_for_ready(timeout=PATIENCE)
+            while True:
+                was_starved, self.is_relay_starved = self.is_relay_starved, False
+                self.notebook.manager.restart_kernel(now=True)
+                try:
+                    self.notebook.client.wait_for_ready(timeout=PATIENCE)
+                    break
+                except RuntimeError:  # it ended at its start
+                    if not (was_starved or self.is_relay_starved):
+                        raise
+                    self.note("the relay did not start")
 
     def _open_again(self) -> None:
         """Open the notebook with another Jupyter server, whose kernel begins clean, and bring the session back."""

@@ -40,7 +40,7 @@ _RESTART_INTERVAL = 0.5
 #: whose disk is full
 _DISK = "runtime directory"
 #: faults that may last at the same time
-_MOST_HOLDS = 3
+_MOST_HOLDS = 5
 #: seconds that a process is stopped for: least, most, and what it is sometimes, with the probability of that
 _STOP, _LONG_STOP, _LONG_STOPS = (0.1, 20.0), 60.0, 0.02
 #: seconds for which something is exhausted
@@ -323,6 +323,7 @@ class Campaign:
 
         def begin() -> None:
             entered = full_disk(self.stack.runtime_directory) if how == "disk" else _HOLDS[how](process)
+            worker.is_relay_starved = worker.is_relay_starved or (kind == "exhaustion" and target == "relay")
             fault.hold = Hold(entered, seconds)
             self._holds.append(fault.hold)
 

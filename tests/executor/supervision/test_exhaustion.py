@@ -97,7 +97,7 @@ def test_a_warm_parent_without_descriptors_lives_on(scratch: Path) -> None:
         try:
 
             async def main() -> None:
-                await until(lambda: _exists(path), "it listens")
+                await until(lambda: asyncio.to_thread(path.exists), "it listens")
                 executor = connect(str(path), protocol.FromWarmParent)
                 executor.set_timeout(PATIENCE)
                 fork = protocol.Fork(process="p", connection_file=str(scratch / "c"), log_file=str(scratch / "log"))
@@ -159,13 +159,13 @@ async def _is_another(directory: Path, last: int) -> bool:
 
 
 async def _has_memory(process: psutil.Process, number: int) -> bool:
-    """Whether so many descriptors of a process are of memory files."""
+    return _num_memory_files(process) == number
+
+
+def _num_memory_files(process: psutil.Process) -> int:
+    """Return how many descriptors of a process are of memory files."""
     found = 0
     for path in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             found += "memfd:" in os.readlink(path)
-    return found == number
-
-
-async def _exists(path: Path) -> bool:
-    return path.exists()
+    return found
