@@ -235,6 +235,8 @@ def test_a_flood_keeps_the_neighbour_from_nothing(
             switch.unlink()
             seconds = await working
             reading.cancel()
+        while await channels.socket.read_message() is not None:
+            pass  # until it is closed at both ends
         async with asyncio.timeout(PATIENCE):
             await mallory.request("DELETE", f"/api/kernels/{kernel}?linger=0")
             await _work(street.grace, street.kernel)

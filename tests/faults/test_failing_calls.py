@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(shutil.which("cc") is None, reason="takes a C compiler"),
     pytest.mark.timeout(600),
+    # clients hang up in the middle of everything
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 _SOURCE = Path(__file__).with_name("native") / "failing_calls.c"
