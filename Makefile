@@ -86,12 +86,12 @@ bench: $(INSTALLED) ## what sharing costs and gives, beside the stock tools
 
 # prints its seed
 KILLS ?= 500
-faults: $(INSTALLED) ## kill processes around working notebooks at random, KILLS=500 times (SEED= repeats a run)
-	$(BIN)/python -m tests.faults.campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+faults: $(INSTALLED) ## kill, stop and starve processes around working notebooks, KILLS=500 times (SEED= repeats a run)
+	$(BIN)/python -m tests.faults.campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(FAULTS)
 
 faults-software-gpu: software-gpu ## the same on the software GPU
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
-	python -m tests.faults.campaign --device cuda:0 --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+	python -m tests.faults.campaign --device cuda:0 --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(FAULTS)
 
 # prints its seed
 SOAK ?= --minutes 30 --sessions 8

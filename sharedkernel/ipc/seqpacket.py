@@ -12,6 +12,7 @@ import resource
 import socket
 import struct
 import sys
+import time
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ _MAX_PACKET = 1 << 17
 
 #: connections that wait to be accepted: of all sessions at once, when an executor is new
 _BACKLOG = 128
+#: seconds until a process accepts connections again once that has failed
+_ACCEPT_PAUSE = 1.0
 #: open files that a process may have which holds other processes' memory, if the system allows it
 _MANY_DESCRIPTORS = 1 << 16
 
@@ -78,9 +81,15 @@ def listen(path: str) -> socket.socket:
 def accept_own(listener: socket.socket, accepted: Any) -> PacketSocket | None:
     """Accept a connection of this process's own user, or of root; hang up on anybody else and return None.
 
+    Where this process can open no more files, it returns None after a pause, and the connection goes on waiting.
     *accepted* is as in :class:`PacketSocket`.
     """
-    connection, _ = listener.accept()
+    try:
+        connection, _ = listener.accept()
+    except OSError as error:
+        print(f"cannot accept a connection: {error.strerror}", file=sys.stderr)  # noqa: T201 (its log)
+        time.sleep(_ACCEPT_PAUSE)
+        return None
     if not (peer := peer_of(connection)).is_own:
         print(f"hung up on process {peer.pid} of user id {peer.uid}", file=sys.stderr)  # noqa: T201 (its log)
         connection.close()

@@ -3,7 +3,7 @@
 The executor may go away at any time and another take its place. Then the link connects again and says by a
 :class:`~sharedkernel.protocol.SessionHello` where the session stands; what was sent to the old executor and not heard
 is covered by that, so nothing is repeated. One that does not welcome the session, as when it speaks another version of
-the protocol, is asked ever more seldom: the right one may come in its place.
+the protocol, is asked ever more seldom: the right one may come in its place. One that hangs keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 #: seconds between attempts to reach an executor that went away, and at most between those to be welcomed: less than
 #: an executor gives the sessions that it adopts
 RETRY_INTERVAL, _MOST_INTERVAL = 0.1, 1.0
+#: seconds for which an executor may read nothing when there is no room for more; then the session hangs up, greets it
+#: anew and goes on, since user code may be what sends
+_SEND_PATIENCE = 1
+_TIMEVAL = struct.Struct("ll")
 
 
 class Link:
@@ -102,7 +107,11 @@ class Link:
             self._stop.wait(interval)
 
     def _connect(self, make_hello: Callable[[], protocol.SessionHello]) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # this process can open no more files
+            return None
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_SEND_PATIENCE, 0))
         try:
             connection.connect(self.path)
             with self.lock:

@@ -10,24 +10,54 @@ import statistics
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from sharedkernel.paths import LOGS_DIRECTORY
+from tests.faults.holds import Hold
 from tests.faults.notebooks import PATIENCE, Worker
 from tests.faults.stack import FaultStack
 
-if TYPE_CHECKING:
-    from tests.faults.campaign import Kill
-
 #: what a clean report has nothing of, beside what was left
-BAD = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "grown", "failures")
+BAD = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "ended", "grown", "failures")
 #: descriptors of a kind that a process may open only when it first needs them: sockets of threads that publish
 _LATE = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """One fault, and who has had an answer since it was over."""
+
+    kind: str
+    target: str
+    how: str
+    #: for which it lasts
+    seconds: float = 0.0
+    #: on the clock of `time.monotonic`
+    began: float = field(default_factory=time.monotonic)
+    #: ends it; None: it was over at once
+    hold: Hold | None = None
+    #: whose notebooks' next replies are waited for; by name, with the seconds until then
+    affected: set[str]
+    answered: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.how}" + (f" for {self.seconds:.1f} s" if self.seconds else "")
+
+    @property
+    def over(self) -> float | None:
+        """When it was over, on the clock of `time.monotonic`; None while it lasts."""
+        return self.began if self.hold is None else self.hold.over
+
+    @property
+    def is_overcome(self) -> bool:
+        """Whether everybody has had an answer since it was over."""
+        return self.over is not None and self.affected <= self.answered.keys()
 
 
 def is_clean(report: dict[str, Any]) -> bool:
@@ -35,23 +65,30 @@ def is_clean(report: dict[str, Any]) -> bool:
     return not (any(report[name] for name in BAD) or any(report["left"].values()))
 
 
-def make_report(workers: Sequence[Worker], kills: Sequence[Kill], grown: dict[str, int]) -> dict[str, Any]:
+def make_report(
+    workers: Sequence[Worker], faults: Sequence[Fault], grown: dict[str, int], ended: list[str]
+) -> dict[str, Any]:
     """Return what was found, as a JSON document; times in seconds.
 
     Parameters
     ----------
     workers
         The notebooks, at rest.
-    kills
+    faults
         All of them, with the answers since.
     grown
         What there is more of than before the first, though nothing is there for it.
+    ended
+        Services that ended though nobody had killed them.
     """
     findings = [worker.findings for worker in workers]
-    kinds = [*sorted({kill.kind for kill in kills}), ""]
+    by_kind = defaultdict(list)
+    for fault in faults:
+        by_kind[f"{fault.kind}: {fault.target} {fault.how}"].append(fault)
+    by_kind["all"] = list(faults)
     return {
-        "kills": len(kills),
-        "by_kind": dict(Counter(f"{kill.kind} {kill.how}" for kill in kills)),
+        "num_faults": len(faults),
+        "faults": {kind: _describe(by_kind[kind]) for kind in sorted(by_kind)},
         "notebooks": len(workers),
         "cells": sum(found.cells for found in findings),
         "steps": sum(found.steps for found in findings),
@@ -60,28 +97,40 @@ def make_report(workers: Sequence[Worker], kills: Sequence[Kill], grown: dict[st
         "wrong": [what for found in findings for what in found.wrong],
         "outcomes_lost": [what for found in findings for what in found.outcomes_lost],
         "unexplained": [what for found in findings for what in found.unexplained],
+        "ended": ended,
         "grown": grown,
         "failures": [f"{worker.name}: {worker.failure!r}" for worker in workers if worker.failure],
-        "reply_seconds": {kind or "all": _percentiles([k for k in kills if kind in ("", k.kind)]) for kind in kinds},
     }
 
 
-def _percentiles(kills: Sequence[Kill]) -> dict[str, float]:
-    """Return the seconds from these kills to the first replies, those included that more kills came into."""
-    seconds = sorted(value for kill in kills for value in kill.answered.values())
+def _describe(faults: Sequence[Fault]) -> dict[str, Any]:
+    """Return how many faults, and the seconds from their ends to the first replies; others may come in between."""
+    seconds = sorted(value for fault in faults for value in fault.answered.values())
     if not seconds:
-        return {}
+        return {"faults": len(faults), "replies": 0}
     return {
+        "faults": len(faults),
+        "seconds_lasting": round(sum(fault.seconds for fault in faults), 1),
+        "replies": len(seconds),
         "p50": round(statistics.median(seconds), 3),
         "p95": round(seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))], 3),
         "max": round(seconds[-1], 3),
     }
 
 
+def as_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the faults of a report as lines of text."""
+    columns = ("faults", "seconds_lasting", "replies", "p50", "p95", "max")
+    lines = ["".join([f"{'fault':42}", *(f"{column:>16}" for column in columns)])]
+    for kind, row in rows.items():
+        lines.append("".join([f"{kind:42}", *(f"{row.get(column, ''):>16}" for column in columns)]))
+    return "\n".join(lines)
+
+
 def growth(stack: FaultStack, before: Counter[str]) -> dict[str, int]:
     """Return what there is more of than *before*, once that is as little as it gets."""
     end_left_sessions(stack)
-    deadline = time.monotonic() + PATIENCE / 3
+    deadline = time.monotonic() + PATIENCE / 4
     late = Counter({name: _LATE for name in before if name.endswith(("]", ":N"))})
     while (grown := holdings(stack) - before - late) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -90,7 +139,7 @@ def growth(stack: FaultStack, before: Counter[str]) -> dict[str, int]:
 
 def leftovers(stack: FaultStack) -> dict[str, list[str]]:
     """Return what a stack that was stopped has left: processes that do not end either, and its files."""
-    psutil.wait_procs(stack.processes(), timeout=PATIENCE / 3)
+    psutil.wait_procs(stack.processes(), timeout=PATIENCE / 4)
     processes = []
     for process in stack.processes():
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now

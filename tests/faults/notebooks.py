@@ -24,10 +24,12 @@ from sharedkernel.relay.sockets import ConnectionInfo
 from tests.faults.server import ServerNotebook
 from tests.relay.support import Notebook
 
-#: seconds that anything may take while processes are killed and started again beside it, on a busy machine
-PATIENCE = 90.0
+#: seconds that anything may take while processes are killed and started again beside it, or stopped, on a busy machine
+PATIENCE = 120.0
 #: steps of one training; then it starts over
 STEPS = 240
+#: seconds until a cell is sent again that nobody could run
+_RETRY_INTERVAL = 0.2
 #: lines of a notebook's story that are kept
 _STORY_LINES = 1000
 #: most steps of one cell
@@ -137,6 +139,8 @@ class Worker(threading.Thread):
         self.relays_killed = 0
         #: the same of the Jupyter servers that its relay belongs to
         self.servers_killed = 0
+        #: the relay may lack something that it needs for its start
+        self.is_relay_starved = False
         #: held while a relay or a server is started again, and by who kills something of this notebook
         self.opening = threading.RLock()
         #: what it did and heard lately, each with its time, for whoever looks for a fault
@@ -274,6 +278,7 @@ class Worker(threading.Thread):
             is_away = name == "SharedGPUUnreachable" or "no executor answers" in cell.error
             if not self.sessions_killed and not is_away:
                 self.findings.unexplained.append(f"{self.name}: {cell.error}")
+            time.sleep(_RETRY_INTERVAL)
         elif cell.status is not None:
             self.findings.unexplained.append(f"{self.name}: {cell.error}")
 
@@ -350,8 +355,16 @@ class Worker(threading.Thread):
             if self.servers_killed:
                 self._open_again()
                 return
-            self.notebook.manager.restart_kernel(now=True)
-            self.notebook.client.wait_for_ready(timeout=PATIENCE)
+            while True:
+                was_starved, self.is_relay_starved = self.is_relay_starved, False
+                self.notebook.manager.restart_kernel(now=True)
+                try:
+                    self.notebook.client.wait_for_ready(timeout=PATIENCE)
+                    break
+                except RuntimeError:  # it ended at its start
+                    if not (was_starved or self.is_relay_starved):
+                        raise
+                    self.note("the relay did not start")
 
     def _open_again(self) -> None:
         """Open the notebook with another Jupyter server, whose kernel begins clean, and bring the session back."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 from typing import Any
 
 import msgspec
@@ -14,6 +16,8 @@ from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 
+#: of the file system for the services' files
+_DISK_SIZE = "64m"
 _SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
@@ -24,11 +28,13 @@ class FaultStack(LocalStack):
     ----------
     device
         What the executor serves, such as ``cuda:0``.
+    small_disk
+        Whether the runtime directory is a small file system of its own, which can be filled; takes root.
     options
         Of the local stack.
     """
 
-    def __init__(self, *, device: str = "host", **options: Any) -> None:
+    def __init__(self, *, device: str = "host", small_disk: bool = False, **options: Any) -> None:
         on_host = device == "host"
         super().__init__(device=device, capacity="2GiB" if on_host else "1GiB", **options)
         #: what torch calls the device in a session
@@ -36,6 +42,15 @@ class FaultStack(LocalStack):
         if not on_host:  # the software GPU has no more than that
             self.executor.arguments += ["--reserve", "64MiB"]
         self.executor.arguments.remove("--end-sessions-on-exit")
+        self._has_small_disk = small_disk
+
+    def start(self) -> None:
+        """Start both services, on a small file system for their files if there should be one."""
+        if self._has_small_disk:
+            self.runtime_directory.mkdir(mode=0o700)
+            options = f"size={_DISK_SIZE},mode=0700"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "faults", self.runtime_directory], check=True)
+        super().start()
 
     def stop(self) -> None:
         """End everything."""
@@ -45,6 +60,9 @@ class FaultStack(LocalStack):
             self.executor.start()
             self.executor.wait_until_ready()
         super().stop()
+        if self.runtime_directory.is_mount():
+            subprocess.run(["umount", "--lazy", self.runtime_directory], check=True)
+            shutil.rmtree(self.directory)
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that name this stack's directory."""

@@ -23,6 +23,8 @@ log.addFilter(RepetitionFilter())
 
 #: connections of one user that have not greeted; seconds that one may take for it, and bytes of the greeting
 MOST_UNGREETED, _GREETING_TIMEOUT, _MOST_GREETING = 64, 5.0, 4096
+#: messages of one connection that are handled before those of others have their turn: a session can send thousands
+_MOST_AT_ONCE = 32
 #: descriptors that connections of users leave to the executor itself
 _RESERVED = 64
 
@@ -118,13 +120,20 @@ class ControlConnection(asyncio.Protocol):
             self._greeting_due = asyncio.get_running_loop().call_later(_GREETING_TIMEOUT, self._hang_up_silent)
 
     def data_received(self, data: bytes) -> None:
-        """Hand each message on."""
+        """Hand each message on; after some of them, those of other connections come first."""
+        if self.transport.is_closing():  # since the last of them
+            return
         try:
-            for message in self._decoder.feed(data):
+            for number, message in enumerate(self._decoder.feed(data), start=1):
                 if self._greeting_due is not None:
                     self._decoder.most = protocol.MAX_MESSAGE_BYTES
                     self._count_no_more()
                 self._listener.received(self, message)
+                if number == _MOST_AT_ONCE:
+                    self.transport.pause_reading()
+                    asyncio.get_running_loop().call_soon(self.data_received, b"")
+                    return
+            self.transport.resume_reading()
         except ProtocolError as error:
             log.warning("hung up on process %d: %s", self.pid, error)
             self.send(protocol.Failed(request=0, reason=error.reason, message=str(error)))

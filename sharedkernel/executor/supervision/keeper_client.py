@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sharedkernel import protocol
-from sharedkernel.errors import ExecutorUnavailable
+from sharedkernel.errors import ConfigError, ExecutorUnavailable
 from sharedkernel.ipc.helper_process import kill_peer, reach, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket
 from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY
@@ -168,19 +168,27 @@ class KeeperClient:
 
     def _replace(self) -> None:
         assert self._connection is not None
+        last = self._connection.peer().pid
         self._detach()
         self._connection.close()
         self._connection = None
         if not self._closing:
             log.warning("the keeper ended; starting another")
-            self._refilling = asyncio.get_running_loop().create_task(self._refill())
+            self._refilling = asyncio.get_running_loop().create_task(self._refill(last))
 
-    async def _refill(self) -> None:
+    async def _refill(self, last: int) -> None:
+        """Give everything to another keeper than the process *last*."""
         while True:
             try:
                 connection = await self._connect()
-                break
-            except ExecutorUnavailable as error:
+                if connection.peer().pid != last:
+                    break
+                # It has hung up, as on a packet whose descriptors it could not open, and has not read all that it was
+                # sent after it.
+                kill_peer(connection)
+                wait_for_end(connection)
+                connection.close()
+            except (ExecutorUnavailable, ConfigError, OSError) as error:
                 log.error("%s Trying again; what is kept would not outlive this executor now.", error)
                 await asyncio.sleep(_RETRY_INTERVAL)
         self._unsent = dict.fromkeys(self._entries)

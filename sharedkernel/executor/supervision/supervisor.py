@@ -20,7 +20,7 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.errors import Refused
+from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, start_time
 from sharedkernel.executor.processes.records import SessionRecords
 from sharedkernel.executor.supervision.environments import OWN, Environment
@@ -198,9 +198,10 @@ class Supervisor:
             await self._warm_parents.fork(environment, fork, process.page.descriptor)
             async with asyncio.timeout(_READY_TIMEOUT):
                 await process.ready
-        except (OSError, TimeoutError) as error:
+        except (OSError, SharedKernelError) as error:  # TimeoutError is an OSError
             await self.end(process)
-            raise Refused(f"a session did not start: {str(error) or 'no answer'}; try again.", reason="start") from None
+            why = str(error).rstrip(".") or "no answer"
+            raise Refused(f"a session did not start: {why}; try again.", reason="start") from None
         return process
 
     def _connection_file(self, name: str) -> Path:

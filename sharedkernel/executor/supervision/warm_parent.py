@@ -113,7 +113,8 @@ class WarmParent:
                 self._reap()
             if self._listener in readable:
                 self._take_executor()
-            elif self._executor in readable and not self._serve():
+            # Not where another has just taken its place.
+            if self._executor in readable and not self._serve():
                 return
 
     def _is_idle(self) -> bool:
@@ -239,7 +240,12 @@ class WarmParent:
 
         Orphans of a session's programs become children of the session, and of this process when the session ends.
         """
-        for child in psutil.Process().children():
+        try:
+            children = psutil.Process().children()
+        except OSError as error:  # no descriptor left; the next ending has it look again
+            print(f"cannot look for children: {error.strerror}", file=sys.stderr)  # noqa: T201 (its log)
+            return
+        for child in children:
             if child.pid not in self._children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)

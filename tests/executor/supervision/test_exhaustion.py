@@ -1,0 +1,171 @@
+"""Small processes beside an executor that can open no more files: what they have outlives that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import Refused
+from sharedkernel.executor.supervision.build_id import listener_of
+from sharedkernel.executor.supervision.environments import OWN, own_environment
+from sharedkernel.executor.supervision.keeper_client import KeeperClient
+from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
+from sharedkernel.ipc.seqpacket import connect
+from sharedkernel.ipc.shared_page import Page
+from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, WARM_PARENT_SOCKET
+from tests.executor.harness import PATIENCE, until
+from tests.executor.supervision.test_keeper_client import kept
+from tests.faults.holds import without_descriptors
+
+# a keeper outlives who starts it
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
+#: a warm parent that has imported nothing for its sessions yet
+_WARM = """
+import sys
+from sharedkernel.executor.supervision.warm_parent import WarmParent
+
+WarmParent(sys.argv[1], "").run()
+"""
+
+
+def test_a_keeper_without_descriptors_keeps_what_it_has(scratch: Path) -> None:
+    """It has no room for more and cannot accept the next executor until it may open files again; then it serves it."""
+    (scratch / LOGS_DIRECTORY).mkdir()
+
+    async def main() -> None:
+        client = KeeperClient(scratch, "")
+        await client.open()
+        memory = os.memfd_create("kept")
+        client.send(protocol.Put(key="early", data=b"data"), [memory])
+        keeper = psutil.Process(listener_of(scratch / KEEPER_SOCKET))
+        await until(lambda: _has_memory(keeper, 1), "it has the first entry")
+        with without_descriptors(keeper):
+            following = connect(str(scratch / KEEPER_SOCKET), protocol.FromKeeper)
+            await asyncio.sleep(0.5)
+            assert keeper.is_running()
+            assert keeper.status() != psutil.STATUS_ZOMBIE
+            client.close(quit_too=False)
+            following.close()
+        assert "early" in await kept(scratch)
+        last = KeeperClient(scratch, "")
+        await last.open()
+        last.close(quit_too=True)
+        os.close(memory)
+
+    asyncio.run(main())
+
+
+def test_a_keeper_that_cannot_open_what_it_is_sent_is_replaced(scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, by one that is given everything and nothing that was deleted; it would have been asked all the time."""
+    (scratch / LOGS_DIRECTORY).mkdir()
+
+    async def main() -> None:
+        client = KeeperClient(scratch, "")
+        await client.open()
+        keeper = psutil.Process(listener_of(scratch / KEEPER_SOCKET))
+        memory = os.memfd_create("kept")
+        client.send(protocol.Put(key="deleted", data=b"data"))
+        await until(lambda: _is_kept(scratch, {"deleted": 0}), "it has the first entry")
+        with without_descriptors(keeper):
+            client.send(protocol.Put(key="a", data=b"data"), [memory])
+            client.send(protocol.Delete(key="deleted"))
+            await until(lambda: _is_another(scratch, keeper.pid), "another takes its place")
+            await until(lambda: _is_kept(scratch, {"a": 1}), "that one has everything")
+        assert len(caplog.records) < 5
+        client.close(quit_too=True)
+        os.close(memory)
+
+    asyncio.run(main())
+
+
+def test_a_warm_parent_without_descriptors_lives_on(scratch: Path) -> None:
+    """It cannot accept the next executor meanwhile, and reports endings once it may open files again."""
+    path = scratch / WARM_PARENT_SOCKET
+    page = Page.create("test")
+    with subprocess.Popen([sys.executable, "-c", _WARM, str(path)]) as parent:
+        try:
+
+            async def main() -> None:
+                await until(lambda: asyncio.to_thread(path.exists), "it listens")
+                executor = connect(str(path), protocol.FromWarmParent)
+                executor.set_timeout(PATIENCE)
+                fork = protocol.Fork(process="p", connection_file=str(scratch / "c"), log_file=str(scratch / "log"))
+                executor.send(fork, [page.descriptor])
+                session = (await asyncio.to_thread(executor.receive))[0].pid
+                await until(
+                    lambda: _has_memory(psutil.Process(parent.pid), 0), "it has closed what came with the request"
+                )
+                with without_descriptors(psutil.Process(parent.pid)):
+                    os.kill(session, signal.SIGKILL)
+                    ended = (await asyncio.to_thread(executor.receive))[0]
+                    assert (ended.process, ended.pid) == ("p", session)
+                    following = connect(str(path), protocol.FromWarmParent)
+                    await asyncio.sleep(0.5)
+                    assert parent.poll() is None
+                executor.close()
+                executor = following
+                executor.set_timeout(PATIENCE)
+                ended = (await asyncio.to_thread(executor.receive))[0]
+                assert (ended.process, ended.pid) == ("p", session)
+                executor.send(protocol.Quit())
+                assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
+                executor.close()
+
+            asyncio.run(main())
+        finally:
+            parent.kill()
+            page.close()
+
+
+def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path) -> None:
+    """It would count as a spare session for ever, so that none would be made ready again."""
+
+    async def main() -> None:
+        keeper = KeeperClient(scratch, "")
+        supervisor = Supervisor(
+            scratch,
+            keeper,
+            {OWN: own_environment()},
+            lambda: ForkTraits(device_kind="host", memory_mode=DeviceMemoryMode.PLAIN, isolation="none"),
+            on_end=lambda *_: None,
+        )
+        with pytest.raises(Refused, match="cannot write the log"):  # there is no directory for it
+            await supervisor.fork()
+        assert not supervisor.processes
+
+    asyncio.run(main())
+
+
+async def _is_kept(directory: Path, expected: dict[str, int]) -> bool:
+    return await kept(directory) == expected
+
+
+async def _is_another(directory: Path, last: int) -> bool:
+    """Whether another process than *last* is the keeper."""
+    with contextlib.suppress(OSError):
+        return listener_of(directory / KEEPER_SOCKET) != last
+    return False
+
+
+async def _has_memory(process: psutil.Process, number: int) -> bool:
+    return _num_memory_files(process) == number
+
+
+def _num_memory_files(process: psutil.Process) -> int:
+    """Return how many descriptors of a process are of memory files."""
+    found = 0
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += "memfd:" in os.readlink(path)
+    return found

@@ -1,0 +1,232 @@
+"""A process that hangs, under twenty sessions: everybody else goes on, and nothing is lost when it does, too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.executor.harness import until
+from tests.faults.holds import stopped
+from tests.faults.stack import FaultStack
+from tests.gateway.client import PATIENCE, Channels, Client
+from tests.relay.support import Notebook
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+NUM_SESSIONS = 20
+USERS = ("ada", "grace", "mary", "emmy")
+#: seconds for which a process hangs: longer than anybody waits for another process to answer
+HANG = 15.0
+#: the same for those that nobody should ever wait for
+LONG_HANG = 60.0
+#: more plain cells than a socket's buffer has room for their reports
+_MANY_CELLS = 600
+_SETUP = "import torch; done = torch.zeros(1)"
+_STEP = "done += 1; print(int(done))"
+MIB = 1 << 20
+
+
+class Crowd:
+    """Sessions of several users, each with a count on the device that only grows by its own cells."""
+
+    def __init__(self, stack: FaultStack) -> None:
+        self.stack = stack
+        self._clients = [Client(stack.gateway_url, stack.token(user)) for user in USERS]
+        self.kernels: list[tuple[Client, str]] = []
+        self._counts = [0] * NUM_SESSIONS
+
+        async def start() -> None:
+            for number in range(NUM_SESSIONS):
+                client = self._clients[number % len(USERS)]
+                self.kernels.append((client, await client.start()))
+            async with self.attached() as channels:
+                await asyncio.gather(*(channel.run(_SETUP) for channel in channels))
+
+        asyncio.run(start())
+
+    @contextlib.asynccontextmanager
+    async def attached(self) -> AsyncIterator[list[Channels]]:
+        """Open all websockets; they are closed at both ends afterwards."""
+        async with contextlib.AsyncExitStack() as open_ones:
+            yield [await open_ones.enter_async_context(_attached(client, kernel)) for client, kernel in self.kernels]
+
+    async def work(self, channels: list[Channels], *, without: int | None = None) -> None:
+        """Run a cell on the device in each session, all at once; *without* names one that does not take part."""
+
+        async def step(number: int) -> None:
+            answer = await asyncio.wait_for(channels[number].run(_STEP), PATIENCE)
+            self._counts[number] += 1
+            assert (answer["status"], answer["text"]) == ("ok", f"{self._counts[number]}\n"), number
+
+        await asyncio.gather(*(step(number) for number in range(NUM_SESSIONS) if number != without))
+
+    async def work_for(self, seconds: float, channels: list[Channels], *, without: int | None = None) -> None:
+        """Run such cells for so long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            await self.work(channels, without=without)
+            await asyncio.sleep(0.5)
+
+    async def start_and_end_one(self) -> None:
+        """Start a session, if not at the first attempt, use it and end it."""
+        client = self._clients[0]
+        kernels: list[str] = []
+
+        async def is_started() -> bool:
+            answer = await client.request("POST", "/api/kernels", {"name": "shared-gpu"})
+            if answer.status == 201:
+                kernels.append(answer.body["id"])
+            return bool(kernels)
+
+        await until(is_started, "a session starts")
+        kernel = kernels[0]
+        async with _attached(client, kernel) as channel:
+            assert (await channel.run("6 * 7"))["text"] == "42"
+        await client.end(kernel)
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[Crowd]:
+    """Start the stack and the sessions; they still have what they had when all is over."""
+    with FaultStack(users=USERS) as stack:
+        crowd = Crowd(stack)
+        yield crowd
+
+        async def look() -> None:
+            async with crowd.attached() as channels:
+                await crowd.work(channels)
+
+        asyncio.run(look())
+
+
+@contextlib.asynccontextmanager
+async def _attached(client: Client, kernel: str) -> AsyncIterator[Channels]:
+    """Open a kernel's websocket; it is closed at both ends afterwards."""
+    async with client.attach(kernel) as channels:
+        yield channels
+    async with asyncio.timeout(PATIENCE):
+        while await channels.socket.read_message() is not None:
+            pass
+
+
+async def _is_unready(client: Client) -> bool:
+    return (await client.request("GET", "/readyz")).status == 503
+
+
+def _service(crowd: Crowd, name: str) -> psutil.Process:
+    process = getattr(crowd.stack, name).process
+    assert process is not None
+    return psutil.Process(process.pid)
+
+
+def test_nobody_waits_for_the_small_processes(crowd: Crowd) -> None:
+    """Warm parent and keeper hang for a minute: all cells run, and sessions start as soon as one is replaced."""
+
+    async def main() -> None:
+        parent, keeper = crowd.stack.small_process("warm parent"), crowd.stack.small_process("keeper")
+        assert parent is not None
+        assert keeper is not None
+        async with crowd.attached() as channels:
+            with stopped(parent), stopped(keeper):
+                await crowd.start_and_end_one()
+                await crowd.work_for(LONG_HANG, channels)
+                await crowd.start_and_end_one()
+            await crowd.work(channels)
+
+    asyncio.run(main())
+
+
+def test_a_session_that_hangs_with_the_device_keeps_it_from_nobody(crowd: Crowd) -> None:
+    """The others have their turns meanwhile; when it goes on, its cell ends as if nothing had been."""
+
+    async def main() -> None:
+        async with crowd.attached() as channels:
+            session = psutil.Process(int((await channels[0].run("import os; os.getpid()"))["text"]))
+            loop = "for _ in range(20000): torch.ones(1) @ torch.ones(1)\nprint('looped', flush=True)"
+            await channels[0].send("execute_request", {"code": loop, "silent": False})
+            await channels[0].until("status", execution_state="busy")
+            with stopped(session):
+                await crowd.work_for(HANG, channels, without=0)
+            await channels[0].until("stream", text="looped\n")
+        async with crowd.attached() as channels:
+            await crowd.work(channels)
+
+    asyncio.run(main())
+
+
+def test_a_gateway_that_hangs_loses_no_output(crowd: Crowd) -> None:
+    """Sessions print more than fits into any buffer; all of it arrives, in order, and services stay small."""
+
+    async def main() -> None:
+        gateway, executor = _service(crowd, "gateway"), _service(crowd, "executor")
+        async with crowd.attached() as channels:
+            before = executor.memory_info().rss
+            code = "for n in range(200): print(f'{n:03d}' + 'x' * 100_000, flush=True)"
+            for channel in channels:
+                await channel.send("execute_request", {"code": code, "silent": False})
+            with stopped(gateway):
+                await asyncio.sleep(HANG)
+                assert executor.memory_info().rss - before < 50 * MIB
+
+            async def read(channel: Channels) -> str:
+                messages = await channel.until("status", execution_state="idle")
+                return "".join(each["content"]["text"] for each in messages if each["type"] == "stream")
+
+            for text in await asyncio.gather(*map(read, channels)):
+                assert [line[:3] for line in text.splitlines()] == [f"{n:03d}" for n in range(200)]
+
+    asyncio.run(main())
+
+
+def test_an_executor_that_hangs_stops_only_what_needs_the_device(crowd: Crowd) -> None:
+    """Cells without it run, more than a socket's buffer holds reports of; cells that wait for it run afterwards."""
+
+    async def main() -> None:
+        client, _ = crowd.kernels[0]
+        async with crowd.attached() as channels:
+            with stopped(_service(crowd, "executor")):
+                waiting = asyncio.create_task(crowd.work(channels, without=0))
+                for number in range(_MANY_CELLS):
+                    answer = await channels[0].run(f"print({number})")
+                    assert answer["text"] == f"{number}\n"
+                await until(lambda: _is_unready(client), "the gateway says that it is not ready")
+                assert not waiting.done()
+            await waiting
+            await crowd.work(channels)
+
+    asyncio.run(main())
+
+
+def test_a_relay_that_hangs_keeps_nobody_waiting(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session prints more than fits into any buffer; the others answer, and then every line arrives."""
+    monkeypatch.setenv("JUPYTER_PATH", str(crowd.stack.kernels_directory.parent))
+
+    async def main() -> None:
+        gateway = _service(crowd, "gateway")
+        with Notebook(crowd.stack.gateway_url, crowd.stack.token(USERS[0])) as notebook:
+            before = gateway.memory_info().rss
+            texts: list[str] = []
+
+            def hear(message: dict[str, Any]) -> None:
+                if message["msg_type"] == "stream":
+                    texts.append(message["content"]["text"])
+
+            async with crowd.attached() as channels:
+                with stopped(psutil.Process(notebook.pid)):
+                    code = "for n in range(100): print(f'{n:03d}' + 'x' * 1_000_000, flush=True)"
+                    running = asyncio.to_thread(
+                        notebook.client.execute_interactive, code, timeout=PATIENCE + HANG, output_hook=hear
+                    )
+                    running = asyncio.create_task(running)
+                    await crowd.work_for(HANG, channels)
+                    assert gateway.memory_info().rss - before < 60 * MIB
+                await running
+        assert [line[:3] for line in "".join(texts).splitlines()] == [f"{n:03d}" for n in range(100)]
+
+    asyncio.run(main())
