@@ -180,9 +180,7 @@ class Tenant:
             return
         except Hung as error:
             report.hung.append(f"{self.name}: {cell.kind} did not end in {MOST_SECONDS:.0f} s: {error}\n{cell.code}")
-            os.kill(self._notebook.record.pid, signal.SIGABRT)  # it logs its threads' stacks
-            await asyncio.sleep(_POLL)
-            self._say_log()
+            await self._say_stacks()
             await self._end()
             return
         if outcome.error:
@@ -217,6 +215,13 @@ class Tenant:
         session = self._notebook.session
         self._soak.report.unexpected.append(f"{self.name}: {cell.kind} in {session}: {what}\n{cell.code[-300:]}")
         self._soak.say(self._soak.report.unexpected[-1])
+        self._say_log()
+
+    async def _say_stacks(self) -> None:
+        """Say what this session logs of its threads when it is aborted."""
+        assert self._notebook is not None
+        os.kill(self._notebook.record.pid, signal.SIGABRT)
+        await asyncio.sleep(_POLL)
         self._say_log()
 
     def _say_log(self) -> None:
