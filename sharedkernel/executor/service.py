@@ -28,6 +28,7 @@ from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UsageJournal
 from sharedkernel.executor.history.event_log import EventLog
+from sharedkernel.executor.history.log_files import bound_logs
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
@@ -49,6 +50,7 @@ from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
+    log_name,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import BackgroundTasks
@@ -298,12 +300,13 @@ class ExecutorService:
 
     def _on_end(self, process: SessionHandle, status: int | None) -> None:
         if not process.session:
-            self._pool.want()
+            self._pool.ended(process)
             return
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
+        self._isolation.forget(process.uid, process.pid, log_name(process.process) if process.end_asked else None)
         if self._controller.sessions.get(process.session) is not process:
             return  # it ended before this executor adopted it: it is in no list of sessions
         self._channel.hang_up(process)
@@ -339,6 +342,7 @@ class ExecutorService:
         while True:
             await asyncio.sleep(_KEEP_INTERVAL)
             self._keep_all()
+            bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
 
     def _keep_all(self) -> None:
         self._totals.keep(self._controller.totals())

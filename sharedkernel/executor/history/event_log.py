@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between writes
 FLUSH_INTERVAL = 1.0
-#: bytes after which the file is set aside (one older file is kept)
-ROTATE_BYTES = 32 << 20
+#: bytes after which the file is set aside (one older file is kept), and at most what part of its file system
+ROTATE_BYTES, ROTATE_PART = 32 << 20, 1 / 16
 
 
 class EventLog:
@@ -90,6 +90,11 @@ class EventLog:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
 
+    def _most_bytes(self) -> float:
+        """Return the bytes after which the file is set aside."""
+        found = os.statvfs(self._path)
+        return min(ROTATE_BYTES, ROTATE_PART * found.f_frsize * found.f_blocks)
+
     def _flush(self) -> None:
         self._flush_due = None
         lines, self._lines = self._lines, []
@@ -97,7 +102,7 @@ class EventLog:
             return
         try:
             self._file.write(b"\n".join(lines) + b"\n")
-            if self._file.tell() > ROTATE_BYTES:
+            if self._file.tell() > self._most_bytes():
                 self._file.close()
                 os.replace(self._path, self._path.with_suffix(".1"))
                 self._open()

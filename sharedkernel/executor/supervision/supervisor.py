@@ -27,7 +27,7 @@ from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.warm_parents import WarmParents
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY
+from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY, log_name
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Supervisor:
         return self.directory / SESSIONS_DIRECTORY / f"{name}.json"
 
     def _log_file(self, name: str) -> Path:
-        return self.directory / LOGS_DIRECTORY / f"session-{name}.log"
+        return self.directory / LOGS_DIRECTORY / log_name(name)
 
     def _warm_parent_gone(self, environment: str) -> None:
         if not self._stopping:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,25 @@ def test_a_full_disk_stops_the_record_and_nothing_else(caplog: pytest.LogCapture
         asyncio.run(main())
     (record,) = caplog.records
     assert "no longer recorded in /dev/full (No space left on device); free some space" in record.getMessage()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+def test_the_record_takes_little_of_a_small_file_system(tmp_path: Path) -> None:
+    """It is set aside early there, so that users' events leave room for others' starts."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+
+    async def main() -> None:
+        for _ in range(10):
+            log = EventLog(tmp_path / "events.jsonl")
+            for _ in range(2000):
+                log.record(1.0, events.CellOpened(session=SessionId("a-session-with-a-long-name")))
+            log.close()
+
+    try:
+        asyncio.run(main())
+        assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "events.1"}
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1 << 20
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
