@@ -163,7 +163,7 @@ class CudaDevice:
         """
         await self._try_out(runtime_directory)
         self._control = control
-        self._overuse = Overuse(self.device, control, self._options.overuse_patience)
+        self._overuse = Overuse(self.device, control, self._options.overuse_patience, self._leases.shelf_of)
         self._ungranted = Ungranted(control)
         await self._mps.start(runtime_directory)
         self._watch.start()
