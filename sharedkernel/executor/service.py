@@ -11,6 +11,7 @@ anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import defaultdict
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sharedkernel import protocol
+from sharedkernel.errors import Refused
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
 from sharedkernel.executor.control.status_builder import StatusBuilder
@@ -33,7 +35,7 @@ from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, real_user, start_time
-from sharedkernel.executor.runtime_directory import RuntimeDirectory
+from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
 from sharedkernel.executor.sessions.interventions import Interventions
@@ -127,6 +129,7 @@ class ExecutorService:
         self.stopped = asyncio.Event()
         self._directory = directory
         self._served = served
+        self._guard = DirectoryGuard(directory, self._listen_anew)
         self._isolation = isolation
         self._tasks = BackgroundTasks()
         path = directory.path
@@ -157,6 +160,7 @@ class ExecutorService:
             isolation,
             environments,
             self._tasks,
+            self._guard.check,
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
@@ -185,6 +189,7 @@ class ExecutorService:
             self._tasks,
         )
         self._server: asyncio.Server | None = None
+        self._ungreeted = UngreetedConnections(isolation.is_trusted)
 
     @property
     def sessions(self) -> Mapping[str, SessionHandle]:
@@ -204,8 +209,7 @@ class ExecutorService:
         allow_many_descriptors()
         path = self._directory.path
         await self._served.start(path, self._interventions)
-        socket = path / EXECUTOR_SOCKET
-        socket.unlink(missing_ok=True)
+        (path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         adopted = await self._supervisor.start(await self._adopt_shelves())
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
@@ -216,15 +220,39 @@ class ExecutorService:
                 self._adopt(process)
         self._shelves.start()
         self._channel.start()
-        loop = asyncio.get_running_loop()
-        ungreeted = UngreetedConnections(self._isolation.is_trusted)
-        self._server = await loop.create_unix_server(lambda: ControlConnection(self._router, ungreeted), str(socket))
-        socket.chmod(self._socket_mode)
-        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+        await self._listen()
         self._router.recovery.begin()
         self._pool.want()
         self._idle_monitor.start()
         self._tasks.spawn(self._keep_service())
+
+    async def _listen(self) -> None:
+        """Open the control socket, and let sessions use it and the descriptor socket."""
+        path = self._directory.path
+        loop, socket = asyncio.get_running_loop(), path / EXECUTOR_SOCKET
+        self._server = await loop.create_unix_server(
+            lambda: ControlConnection(self._router, self._ungreeted), str(socket)
+        )
+        socket.chmod(self._socket_mode)
+        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+
+    async def _listen_anew(self) -> None:
+        """Put into a runtime directory that was made anew what this executor has there."""
+        self._channel.listen_anew()
+        if self._server is not None:
+            self._server.close()
+        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        await self._listen()
+        self._supervisor.keep_anew()
+        self._end_spares()
+
+    def _end_spares(self) -> None:
+        """End the spares: nobody can reach their sockets any more."""
+        for process in list(self._supervisor.processes.values()):
+            if process.session is None:
+                process.take()
+                self._tasks.spawn(self._supervisor.end(process))
+        self._pool.want()
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop serving; sessions run on unless *end_sessions*."""
@@ -341,6 +369,8 @@ class ExecutorService:
     async def _keep_service(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_INTERVAL)
+            with contextlib.suppress(Refused):  # the log has it
+                await self._guard.check()
             self._keep_all()
             bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
 

@@ -84,6 +84,7 @@ class Isolation:
         self._accounts: Accounts | None = None
         self._homes: Path | None = None
         self._runtime_directory = runtime_directory
+        self._passages = [*passages, runtime_directory]
         #: who may ask for anything besides the executor's own user; None: nobody
         self.gateway = _gateway_account(options, self.kind)
         #: of users; None: sessions are not apart, or none can be made
@@ -98,16 +99,25 @@ class Isolation:
             uids = parse_uid_range(options.uid_range) if options.uid_range else None
             numbers = None if uids is None else Numbers(self._homes, uids)
             self._accounts = Accounts(numbers, _existing_groups(options.device_groups))
-            ours = [*passages, runtime_directory]
-            for folder in ours:
-                make_shared_directory(folder, named_by="--runtime-dir")
+            self.make_directories()
             make_shared_directory(self._homes / USERS_DIRECTORY, named_by="--homes")
             _check_passable(runtime_directory, "--runtime-dir")
             _check_passable(self._homes, "--homes")
             _check_homes(self._homes, runtime_directory)
-            if self.gateway is not None:
-                _lend_to_gateway(ours[0], self.gateway)
             self._open_cgroups()
+
+    def make_directories(self) -> None:
+        """Make the runtime directory, through which users' processes pass, and what the gateway has there.
+
+        Raises
+        ------
+        ConfigError
+            When something else is in its place.
+        """
+        for folder in self._passages:
+            make_shared_directory(folder, named_by="--runtime-dir")
+        if self.gateway is not None:
+            _lend_to_gateway(self._passages[0], self.gateway)
 
     def _open_cgroups(self) -> None:
         name = "sharedkernel-" + hashlib.sha256(os.fsencode(self._runtime_directory)).hexdigest()[:8]

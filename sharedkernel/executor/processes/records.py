@@ -39,8 +39,9 @@ class SessionRecords:
         self._written: dict[str, bytes] = {}
 
     def open(self) -> None:
-        """Make the directory."""
+        """Make the directory; whatever was written is written again."""
         make_private_directory(self._directory)
+        self._written.clear()
 
     def write(self, kept: PersistedSession) -> None:
         """Write *kept*, unless no more than its service has changed; a disk that is full costs no more than that."""

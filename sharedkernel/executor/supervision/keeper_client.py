@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sharedkernel import protocol
-from sharedkernel.errors import ExecutorUnavailable
+from sharedkernel.errors import ConfigError, ExecutorUnavailable
 from sharedkernel.ipc.helper_process import kill_peer, reach, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket
 from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY
@@ -91,6 +91,11 @@ class KeeperClient:
         self._unsent[message.key] = None
         if self._reading_due is None:
             self._send_rest()
+
+    def start_anew(self) -> None:
+        """Replace the keeper, whose socket is gone: the next executor would not find it."""
+        if self._connection is not None:
+            kill_peer(self._connection)
 
     def close(self, *, quit_too: bool) -> None:
         """Disconnect once the keeper has everything; with *quit_too* it ends first instead."""
@@ -180,7 +185,7 @@ class KeeperClient:
             try:
                 connection = await self._connect()
                 break
-            except ExecutorUnavailable as error:
+            except (ExecutorUnavailable, ConfigError) as error:
                 log.error("%s Trying again; what is kept would not outlive this executor now.", error)
                 await asyncio.sleep(_RETRY_INTERVAL)
         self._unsent = dict.fromkeys(self._entries)

@@ -301,6 +301,13 @@ class Supervisor:
         self._records.write(kept)
         self._keeper.send(protocol.Put(key=process.process, data=data), [process.page.descriptor])
 
+    def keep_anew(self) -> None:
+        """Write all records again, and have another keeper: the directory was made anew."""
+        self._records.open()
+        for process in self.processes.values():
+            self.keep(process)
+        self._keeper.start_anew()
+
     # --- ending -------------------------------------------------------------------------------------------------------
 
     async def end(self, process: SessionHandle) -> None:
