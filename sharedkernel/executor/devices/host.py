@@ -202,6 +202,8 @@ class HostLimits:
             limit = max(limit, min(session.data_limit, _statm(session.pid, 5) + SLACK_BYTES))
         session.sent_allowance = allowance
         session.data_limit = limit
+        if not session.is_there():
+            return  # its id may be another process's by now
         with contextlib.suppress(ProcessLookupError):
             try:
                 # Only the soft limit: an executor that is not root could not raise a hard one again.
