@@ -211,6 +211,7 @@ class WarmParent:
         try:
             os.setsid()  # an interrupt goes to the whole group, which must be the session's own
             self._release_inherited(page)
+            processes.be_ended_first()
             _redirect(message.log_file)
             from sharedkernel.session.kernel import app
             from sharedkernel.session.kernel.restart import Launch
