@@ -174,6 +174,7 @@ class ExecutorService:
             isolation,
             self._shelves,
             status,
+            served.device,
             self.stop,
         )
         self._router = MessageRouter(

@@ -26,9 +26,10 @@ from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, Us
 from sharedkernel.executor.devices.lifted import LimitTampering
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_of
+from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES, quota_of
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.status.document import DeviceDetails
+from sharedkernel.system.processes import may_raise_limits
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -200,14 +201,16 @@ class HostLimits:
         if limit < session.data_limit:
             # What it has by now stays possible: at its limit not even its sockets could send what went wrong.
             limit = max(limit, min(session.data_limit, _statm(session.pid, 5) + SLACK_BYTES))
-        session.sent_allowance = allowance
-        session.data_limit = limit
         if not session.is_there():
             return  # its id may be another process's by now
+        session.sent_allowance = allowance
+        session.data_limit = limit
         with contextlib.suppress(ProcessLookupError):
             try:
-                # Only the soft limit: an executor that is not root could not raise a hard one again.
-                resource.prlimit(session.pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+                hard = resource.RLIM_INFINITY  # of which this process could not undo any other
+                if may_raise_limits() and session.uid != os.getuid():
+                    hard = limit + 2 * HOST_CONTEXT_BYTES  # its own work may need more, such as a restore
+                resource.prlimit(session.pid, resource.RLIMIT_DATA, (limit, hard))
             except PermissionError:  # another account's, and a container without the right to (CAP_SYS_RESOURCE)
                 allowance = msgspec.structs.replace(allowance, data_limit_bytes=limit)
         session.send(allowance)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_of, quota_use
+from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES, quota_of, quota_use
 from sharedkernel.executor.processes.sanitize import within
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
@@ -28,9 +28,6 @@ from sharedkernel.status.refusal_text import describe_overuse
 
 #: device memory that a process may hold besides torch's before it counts: its context, libraries' code
 CONTEXT_BYTES = 1 << 30
-#: memory of the machine that a session's processes may hold besides its tensors before it counts: interpreters and
-#: libraries, and free pieces of the heap
-HOST_CONTEXT_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota_use import hard_limit
 from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.requests import check_start
 from sharedkernel.executor.supervision.environments import Environment
@@ -124,7 +125,10 @@ class SessionLauncher:
         if account is not None and account.uid is not None:
             process.uid = account.uid
             if self._isolation.cgroups is not None:
-                self._isolation.cgroups.enter(account.uid, process.process, process.pid, message.limits.share)
+                most = hard_limit(message.limits, self._served.device)
+                self._isolation.cgroups.enter(
+                    account.uid, process.process, process.pid, message.limits.share, memory_bytes=most
+                )
         process.assignment, process.assigned = asyncio.get_running_loop().create_future(), False
         self._controller.add(process)
         self._supervisor.keep(process)
