@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between looks at what sessions have of the machine's memory
 _LOOK_INTERVAL = 2.0
+#: part of the time that looking may take, where it takes long
+_MOST_LOOKING = 0.1
 #: private memory allowed besides what the figures say: stacks of new threads, fragments of the heap, what is allocated
 #: between two looks; at the limit itself not even the session's sockets work
 SLACK_BYTES = 128 << 20
@@ -116,8 +118,10 @@ class HostLimits:
 
     async def _watch(self, control: SessionControl) -> None:
         overuse = Overuse(self._device, control, self._overuse_patience, self._leases.shelf_of)
+        loop, took = asyncio.get_running_loop(), 0.0
         while True:
-            await asyncio.sleep(_LOOK_INTERVAL)
+            await asyncio.sleep(max(_LOOK_INTERVAL, took / _MOST_LOOKING))
+            began = loop.time()
             sessions = list(control.sessions())
             try:
                 found = await asyncio.to_thread(host_usage.look, self._users(sessions))
@@ -125,6 +129,7 @@ class HostLimits:
             except OSError as error:  # out of descriptors: the next look may have some
                 log.warning("cannot see what sessions have of the machine's memory: %s", error.strerror)
                 continue
+            took = loop.time() - began
             present = [process for process in sessions if not process.ended.is_set()]
             used = {pid: memory.total for pid, memory in found.items()}
             overuse.look(present, used, shared={pid: memory.shared for pid, memory in found.items()})
