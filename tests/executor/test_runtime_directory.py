@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sharedkernel.errors import Refused
@@ -21,6 +23,10 @@ def module_process() -> Iterator[ExecutorProcess]:
     process = ExecutorProcess()
     yield process
     process.close()
+    for helper in psutil.process_iter():  # warm parents that no later executor found wait for one for minutes
+        with contextlib.suppress(psutil.Error):
+            if any(word.startswith(f"{process.directory}/") for word in helper.cmdline()):
+                helper.kill()
 
 
 async def _runs(notebook: Notebook, code: str = "6 * 7") -> str:
