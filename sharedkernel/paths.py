@@ -91,6 +91,11 @@ def offload_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharedkernel" / "offload"
 
 
+def log_name(process: str) -> str:
+    """Return the name of the log of a session's process: in the logs' directory, or in one of its user's."""
+    return f"session-{process}.log"
+
+
 def make_private_directory(path: Path, *, named_by: str = "--runtime-dir", or_roots: bool = False) -> Path:
     """Create *path* (0700) if it is not there, and make sure that it is ours alone.
 

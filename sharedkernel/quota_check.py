@@ -5,7 +5,7 @@ Code that enforces a quota fills in a :class:`QuotaUse` and asks it whether more
 - the core, before a grant and before a restore: `scheduling/memory/refusals.py`;
 - the session, when its memory was measured: `session/memory/lease_check.py`;
 - the executor, for the shelf: `executor/shelf/room.py`;
-- the executor, for device memory outside torch: `executor/devices/overuse.py`.
+- the executor, for memory outside torch: `executor/devices/overuse.py`.
 
 `gateway/config/quotas.py` has the quotas, `executor/processes/quota_use.py` what counts against them,
 `executor/devices/leases.py` divides them among sessions, and `status/refusal_text.py` has the sentences.

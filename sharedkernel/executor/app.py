@@ -109,8 +109,8 @@ class ExecutorApp(CommandApp):
     overuse_patience = Union(
         [Float(), Unicode()],
         default_value="30s",
-        help="How long a session that exceeds its user's quota on a GPU outside PyTorch, or lifts its limit on the "
-        "host device, has between warning, offloading and its end.",
+        help="How long a session that exceeds its user's quota outside PyTorch, or lifts its limit on the host device, "
+        "has between warning, offloading and its end.",
     ).tag(config=True)
     process_checkpoint = Bool(
         False, help="Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570)."

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from sharedkernel.errors import ConfigError
+from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.supervision.build_id import check_left
 from sharedkernel.paths import (
+    DESCRIPTOR_SOCKET,
+    EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
     LONGEST_RUNTIME_DIRECTORY,
+    RECORDS_DIRECTORY,
     SESSIONS_DIRECTORY,
     make_private_directory,
 )
-from sharedkernel.system.lock_file import lock_directory
+from sharedkernel.system.lock_file import EXECUTOR_LOCK, lock_directory
+
+log = logging.getLogger(__name__)
 
 
 class RuntimeDirectory:
@@ -40,13 +49,118 @@ class RuntimeDirectory:
                 "characters with --runtime-dir."
             )
         self.path = path
+        self._isolation = isolation
         if not isolation.uses_accounts:  # or sessions pass through it
             make_private_directory(path)
         self._lock_descriptor = lock_directory(path)
         check_left(path)
-        make_private_directory(path / LOGS_DIRECTORY)
-        isolation.make_sessions_directory(path / SESSIONS_DIRECTORY)
+        self._make_subdirectories()
+
+    def is_whole(self) -> bool:
+        """Whether it is still the directory that was locked, closed to others, with all that a start needs."""
+        needed = (LOGS_DIRECTORY, SESSIONS_DIRECTORY, RECORDS_DIRECTORY, EXECUTOR_SOCKET, DESCRIPTOR_SOCKET)
+        return (
+            self._is_locked()
+            and not self.path.stat().st_mode & self._closed_bits
+            and all((self.path / name).exists() for name in needed)
+        )
+
+    def restore(self) -> None:
+        """Make it anew where it was removed, or what is missing of it, and lock it; a mode too open is mended.
+
+        Raises
+        ------
+        ConfigError
+            When somebody else has put something in its place, others can write to it, or another executor has it.
+        """
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._close_to_readers()
+            if self._isolation.uses_accounts:
+                self._isolation.make_directories()
+            else:
+                make_private_directory(self.path)
+            if not self._is_locked():
+                descriptor = lock_directory(self.path)
+                os.close(self._lock_descriptor)
+                self._lock_descriptor = descriptor
+            self._make_subdirectories()
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be made anew ({error.strerror or error}).") from None
+
+    def _close_to_readers(self) -> None:
+        """Close the directory to others who can read it; what others can write to is no place for sockets of ours."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            is_readable = bool(found.st_mode & self._closed_bits)
+            if found.st_uid == os.getuid() and is_readable and not found.st_mode & 0o022:
+                os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
+
+    def _is_locked(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path / EXECUTOR_LOCK), os.fstat(self._lock_descriptor))
+        except FileNotFoundError:
+            return False
+
+    @property
+    def _closed_bits(self) -> int:
+        """The mode's bits that nobody else may have."""
+        return 0o022 if self._isolation.uses_accounts else 0o066
+
+    def _make_subdirectories(self) -> None:
+        make_private_directory(self.path / LOGS_DIRECTORY)
+        self._isolation.make_sessions_directory(self.path / SESSIONS_DIRECTORY)
 
     def release(self) -> None:
         """Let another executor serve it."""
         os.close(self._lock_descriptor)
+
+
+class DirectoryGuard:
+    """Notices that a runtime directory was removed or changed while an executor serves from it, and makes it anew.
+
+    Parameters
+    ----------
+    directory
+        The executor's.
+    on_restored
+        Puts into it what the executor has there.
+    """
+
+    def __init__(self, directory: RuntimeDirectory, on_restored: Callable[[], Awaitable[None]]) -> None:
+        self._directory = directory
+        self._on_restored = on_restored
+        self._lock = asyncio.Lock()
+        #: why it could not be made anew, as last logged
+        self._trouble: str | None = None
+
+    async def check(self) -> None:
+        """Return once the directory is as it has to be; called before each start, and now and then.
+
+        Raises
+        ------
+        Refused
+            When it cannot be made anew, with what to do: no session could start.
+        """
+        path = self._directory.path
+        async with self._lock:
+            try:
+                if self._directory.is_whole():
+                    return
+                self._directory.restore()
+                await self._on_restored()
+            except (ConfigError, OSError) as error:
+                why = f"the runtime directory {path} is gone, and nothing starts without it: {error}"
+                if why != self._trouble:
+                    log.error("%s", why)
+                self._trouble = why
+                raise Refused(f"{why.rstrip('.')}; tell whoever runs this machine.", reason="start") from None
+            self._trouble = None
+            log.error(
+                "the runtime directory %s was removed or changed; it is made anew, and new notebooks start. Those that "
+                "run go on, but no other gateway reaches them: leave this one running until their users have saved.",
+                path,
+            )

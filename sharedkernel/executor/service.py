@@ -11,6 +11,7 @@ anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import defaultdict
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sharedkernel import protocol
+from sharedkernel.errors import Refused
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
 from sharedkernel.executor.control.status_builder import StatusBuilder
@@ -28,11 +30,12 @@ from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UsageJournal
 from sharedkernel.executor.history.event_log import EventLog
+from sharedkernel.executor.history.log_files import bound_logs
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, real_user, start_time
-from sharedkernel.executor.runtime_directory import RuntimeDirectory
+from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
 from sharedkernel.executor.sessions.interventions import Interventions
@@ -49,6 +52,7 @@ from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
+    log_name,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import BackgroundTasks
@@ -125,6 +129,7 @@ class ExecutorService:
         self.stopped = asyncio.Event()
         self._directory = directory
         self._served = served
+        self._guard = DirectoryGuard(directory, self._listen_anew)
         self._isolation = isolation
         self._tasks = BackgroundTasks()
         path = directory.path
@@ -155,6 +160,7 @@ class ExecutorService:
             isolation,
             environments,
             self._tasks,
+            self._guard.check,
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
@@ -168,6 +174,7 @@ class ExecutorService:
             isolation,
             self._shelves,
             status,
+            served.device,
             self.stop,
         )
         self._router = MessageRouter(
@@ -183,6 +190,7 @@ class ExecutorService:
             self._tasks,
         )
         self._server: asyncio.Server | None = None
+        self._ungreeted = UngreetedConnections(isolation.is_trusted)
 
     @property
     def sessions(self) -> Mapping[str, SessionHandle]:
@@ -202,8 +210,7 @@ class ExecutorService:
         allow_many_descriptors()
         path = self._directory.path
         await self._served.start(path, self._interventions)
-        socket = path / EXECUTOR_SOCKET
-        socket.unlink(missing_ok=True)
+        (path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         adopted = await self._supervisor.start(await self._adopt_shelves())
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
@@ -214,15 +221,39 @@ class ExecutorService:
                 self._adopt(process)
         self._shelves.start()
         self._channel.start()
-        loop = asyncio.get_running_loop()
-        ungreeted = UngreetedConnections(self._isolation.is_trusted)
-        self._server = await loop.create_unix_server(lambda: ControlConnection(self._router, ungreeted), str(socket))
-        socket.chmod(self._socket_mode)
-        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+        await self._listen()
         self._router.recovery.begin()
         self._pool.want()
         self._idle_monitor.start()
         self._tasks.spawn(self._keep_service())
+
+    async def _listen(self) -> None:
+        """Open the control socket, and let sessions use it and the descriptor socket."""
+        path = self._directory.path
+        loop, socket = asyncio.get_running_loop(), path / EXECUTOR_SOCKET
+        self._server = await loop.create_unix_server(
+            lambda: ControlConnection(self._router, self._ungreeted), str(socket)
+        )
+        socket.chmod(self._socket_mode)
+        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+
+    async def _listen_anew(self) -> None:
+        """Put into a runtime directory that was made anew what this executor has there."""
+        self._channel.listen_anew()
+        if self._server is not None:
+            self._server.close()
+        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        await self._listen()
+        self._supervisor.keep_anew()
+        self._end_spares()
+
+    def _end_spares(self) -> None:
+        """End the spares: nobody can reach their sockets any more."""
+        for process in list(self._supervisor.processes.values()):
+            if process.session is None:
+                process.take()
+                self._tasks.spawn(self._supervisor.end(process))
+        self._pool.want()
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop serving; sessions run on unless *end_sessions*."""
@@ -298,12 +329,13 @@ class ExecutorService:
 
     def _on_end(self, process: SessionHandle, status: int | None) -> None:
         if not process.session:
-            self._pool.want()
+            self._pool.ended(process)
             return
         died = describe_end(process, status)
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
+        self._isolation.forget(process.uid, process.pid, log_name(process.process) if process.end_asked else None)
         if self._controller.sessions.get(process.session) is not process:
             return  # it ended before this executor adopted it: it is in no list of sessions
         self._channel.hang_up(process)
@@ -338,7 +370,10 @@ class ExecutorService:
     async def _keep_service(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_INTERVAL)
+            with contextlib.suppress(Refused):  # the log has it
+                await self._guard.check()
             self._keep_all()
+            bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
 
     def _keep_all(self) -> None:
         self._totals.keep(self._controller.totals())

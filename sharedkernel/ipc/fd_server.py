@@ -106,12 +106,20 @@ class FdServer(Generic[C]):
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
 
-    def close(self) -> None:
-        """Serve nobody any more."""
+    def listen_anew(self) -> None:
+        """Listen at a new socket, since the old one is gone from its directory; connections stay."""
+        self._stop_listening()
+        self.start()
+
+    def _stop_listening(self) -> None:
         if self._resuming is not None:
             self._resuming.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._stop_listening()
         self._path.unlink(missing_ok=True)
         for process in list(self._connections):
             self.hang_up(process)

@@ -103,9 +103,19 @@ def wait_for_end(small: PacketSocket) -> None:
 
 
 def kill_peer(small: PacketSocket) -> None:
-    """Kill the process that listened at the other end; it is that one for as long as the connection is open."""
+    """Kill the process that listened at the other end, if it is still there."""
+    signal_peer(small, signal.SIGKILL)
+
+
+def signal_peer(small: PacketSocket, signum: int) -> None:
+    """Send a signal to the process that listened at the other end; never to a later one with its id."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(small.peer().pid, signal.SIGKILL)
+        descriptor = os.pidfd_open(small.peer().pid)
+        try:
+            if not small.is_at_end():  # its end of the connection is open, so its id was its own when that was opened
+                signal.pidfd_send_signal(descriptor, signum)
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import socket
 import struct
 import sys
@@ -172,6 +173,12 @@ class PacketSocket:
     def peer(self) -> PeerCredentials:
         """Return who connected."""
         return peer_of(self._socket)
+
+    def is_at_end(self) -> bool:
+        """Return whether the other end is closed, though there may be something to receive still."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))
 
     def send(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> None:
         """Send one message; the descriptors stay open here."""

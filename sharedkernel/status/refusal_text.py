@@ -120,17 +120,20 @@ def explain_shelf_shortage(name: str, size: int, *, left: int, use: QuotaUse | N
     return _explain_quota(what, use, outcome=outcome, advice=advice)
 
 
-def describe_overuse(outside: int, beyond: int, quota: int) -> str:
+def describe_overuse(outside: int, beyond: int, quota: int, *, on_host: bool = False) -> str:
     """Return what a session holds outside torch beyond its user's quota, as the object of a sentence.
 
     Parameters
     ----------
     outside, beyond, quota
         Bytes that it holds there, of these beyond the quota, and the quota.
+    on_host
+        Whether the device is the processor, where shared memory and programs that the session started count.
     """
+    where = "in shared memory, programs and mappings of its own" if on_host else "on the device outside PyTorch"
     return (
-        f"{format_bytes(outside)} on the device outside PyTorch, {format_bytes(beyond)} beyond what your quota of "
-        f"{format_bytes(quota)} leaves"
+        f"{format_bytes(outside)} {where}, {format_bytes(beyond)} beyond what your quota of {format_bytes(quota)} "
+        "leaves"
     )
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError
 
+#: the file in the runtime directory that its executor locks
+EXECUTOR_LOCK = "executor.lock"
 #: the file in the runtime directory that its gateway locks (`gateway/lock.py`)
 GATEWAY_LOCK = "gateway.lock"
 
@@ -21,7 +23,7 @@ def lock_directory(directory: Path) -> int:
     ConfigError
         When another executor has it.
     """
-    descriptor = os.open(directory / "executor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory / EXECUTOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import signal
 import sys
 from collections.abc import Container
+from pathlib import Path
 from typing import NoReturn
 
+#: what is added to a session's score by which the system chooses whom to end when memory runs out (out of 1000)
+_OOM_SCORE = 300
+_CAP_SYS_RESOURCE = 24
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -54,6 +59,24 @@ def end_with_parent(signum: int) -> None:
 def be_readable_by_own_user() -> None:
     """Let this user's other processes look into this one, as is usual; a change of user takes that away."""
     _prctl(_PR_SET_DUMPABLE, 1)
+
+
+@functools.cache
+def may_raise_limits() -> bool:
+    """Return whether this process may raise hard limits again, its own and others' (`CAP_SYS_RESOURCE`)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+def be_ended_first() -> None:
+    """Have the system end this process, or what it starts, before its parent when memory runs out.
+
+    Where this process may still have a capability for it, an account that it changes to cannot take that back.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        score = min(1000, int(file.read()) + _OOM_SCORE)
+        file.seek(0)
+        file.write(str(score))
 
 
 def leave_keyring() -> None:

@@ -17,6 +17,7 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota_use import hard_limit
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.requests import check_reclaim
 from sharedkernel.executor.sessions.starting import SessionLauncher
@@ -40,7 +41,7 @@ class ControlApi:
 
     Parameters
     ----------
-    controller, supervisor, launcher, detached, isolation, shelves, status
+    controller, supervisor, launcher, detached, isolation, shelves, status, device
         What requests are about.
     stop
         Ends the service.
@@ -55,6 +56,7 @@ class ControlApi:
         isolation: Isolation,
         shelves: ShelfStore,
         status: StatusBuilder,
+        device: protocol.Device,
         stop: Stop,
     ) -> None:
         self._controller = controller
@@ -64,6 +66,7 @@ class ControlApi:
         self._isolation = isolation
         self._shelves = shelves
         self._status = status
+        self._device = device
         self._stop = stop
         self._connected: set[ControlConnection] = set()
 
@@ -134,7 +137,7 @@ class ControlApi:
             case protocol.ConfigureUsers():
                 for limits in message.limits:
                     self._controller.configure(limits)
-                self._share_out_processors()
+                self._share_out_machine()
                 self._controller.limits.update()
             case protocol.SetPolicy(policy=policy):
                 self._controller.set_policy(policy)
@@ -160,11 +163,14 @@ class ControlApi:
             raise SessionNotFound(f"there is no session {session} on this executor; it may have ended.")
         return process
 
-    def _share_out_processors(self) -> None:
-        if self._isolation.cgroups is not None:
-            for process in self._controller.sessions.values():
-                if process.limits is not None:
-                    self._isolation.cgroups.set_share(process.uid, process.limits.share)
+    def _share_out_machine(self) -> None:
+        groups = self._isolation.cgroups
+        if groups is None:
+            return
+        for process in self._controller.sessions.values():
+            if process.limits is not None:
+                groups.set_share(process.uid, process.limits.share)
+                groups.set_memory(process.uid, process.process, hard_limit(process.limits, self._device))
 
     async def _detach(self, process: SessionHandle, seconds: float) -> None:
         if not process.used:

@@ -7,7 +7,9 @@ memory (`RLIMIT_DATA`, set from outside), past which its allocations fail cleanl
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import platform
 import resource
@@ -19,14 +21,23 @@ import psutil
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.devices import SessionControl
+from sharedkernel.executor.devices import SessionControl, host_usage
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
 from sharedkernel.executor.devices.lifted import LimitTampering
+from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES, quota_of
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.status.document import DeviceDetails
+from sharedkernel.system.processes import may_raise_limits
 from sharedkernel.units import format_bytes
 
+log = logging.getLogger(__name__)
+
+#: seconds between looks at what sessions have of the machine's memory
+_LOOK_INTERVAL = 2.0
+#: part of the time that looking may take, where it takes long
+_MOST_LOOKING = 0.1
 #: private memory allowed besides what the figures say: stacks of new threads, fragments of the heap, what is allocated
 #: between two looks; at the limit itself not even the session's sockets work
 SLACK_BYTES = 128 << 20
@@ -80,6 +91,9 @@ class HostLimits:
         self._device = device
         self._overuse_patience = overuse_patience
         self._lifted: LimitTampering | None = None
+        self._watching: asyncio.Task[None] | None = None
+        #: user ids of sessions, until nothing runs under them
+        self._accounts: set[int] = set()
         self._leases = Leases(device, self._notify)
 
     @property
@@ -88,16 +102,57 @@ class HostLimits:
         return self._device
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
-        """Look from now on for processes that lift their limits."""
+        """Look from now on for processes that lift their limits, and for memory that no limit sees."""
         self._lifted = LimitTampering(control, lambda pid: _statm(pid, 5), self._overuse_patience)
+        self._watching = asyncio.create_task(self._watch(control))
 
     def hurry(self) -> None:
         """Do nothing: it starts at once."""
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Look no more."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._lifted is not None:
             await self._lifted.stop()
+
+    async def _watch(self, control: SessionControl) -> None:
+        overuse = Overuse(self._device, control, self._overuse_patience, self._leases.shelf_of)
+        loop, took = asyncio.get_running_loop(), 0.0
+        while True:
+            await asyncio.sleep(max(_LOOK_INTERVAL, took / _MOST_LOOKING))
+            began = loop.time()
+            sessions = list(control.sessions())
+            try:
+                found = await asyncio.to_thread(host_usage.look, self._users(sessions))
+                await asyncio.to_thread(self._remove_leftovers, {process.uid for process in sessions})
+            except OSError as error:  # out of descriptors: the next look may have some
+                log.warning("cannot see what sessions have of the machine's memory: %s", error.strerror)
+                continue
+            took = loop.time() - began
+            present = [process for process in sessions if not process.ended.is_set()]
+            used = {pid: memory.total for pid, memory in found.items()}
+            overuse.look(present, used, shared={pid: memory.shared for pid, memory in found.items()})
+
+    def _remove_leftovers(self, present: set[int]) -> None:
+        """Remove the shared memory of users who have no process any more: nobody would ever be asked to free it."""
+        self._accounts |= present - {os.getuid()}
+        for uid in host_usage.without_processes(self._accounts - present):
+            self._accounts.discard(uid)
+            host_usage.remove_shared_memory(uid)
+
+    def _users(self, sessions: Iterable[SessionHandle]) -> list[host_usage.UserProcesses]:
+        by_user: dict[str, list[SessionHandle]] = {}
+        for process in sessions:
+            by_user.setdefault(process.user or "", []).append(process)
+        return [
+            host_usage.UserProcesses(
+                leaders=[process.pid for process in own],
+                uid=own[0].uid if own[0].uid != os.getuid() else None,
+                enough=quota_of(own[0].limits, self._device),
+            )
+            for own in by_user.values()
+        ]
 
     def trust_domain(self, limits: Limits) -> str:
         """Return the one domain there is: no bytes are shared."""
@@ -151,12 +206,16 @@ class HostLimits:
         if limit < session.data_limit:
             # What it has by now stays possible: at its limit not even its sockets could send what went wrong.
             limit = max(limit, min(session.data_limit, _statm(session.pid, 5) + SLACK_BYTES))
+        if not session.is_there():
+            return  # its id may be another process's by now
         session.sent_allowance = allowance
         session.data_limit = limit
         with contextlib.suppress(ProcessLookupError):
             try:
-                # Only the soft limit: an executor that is not root could not raise a hard one again.
-                resource.prlimit(session.pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+                hard = resource.RLIM_INFINITY  # of which this process could not undo any other
+                if may_raise_limits() and session.uid != os.getuid():
+                    hard = limit + 2 * HOST_CONTEXT_BYTES  # its own work may need more, such as a restore
+                resource.prlimit(session.pid, resource.RLIMIT_DATA, (limit, hard))
             except PermissionError:  # another account's, and a container without the right to (CAP_SYS_RESOURCE)
                 allowance = msgspec.structs.replace(allowance, data_limit_bytes=limit)
         session.send(allowance)

@@ -58,6 +58,8 @@ class Leases:
         #: bytes that each user has on the device, and their sum
         self._held: dict[str, int] = {}
         self._sum = 0
+        #: of that, bytes on the shelves of users who have any there
+        self._shelves: dict[str, int] = {}
         #: heap of what users hold, negated; outdated entries too
         self._most: list[tuple[int, str]] = []
 
@@ -73,7 +75,14 @@ class Leases:
             if memory.sessions:
                 self._update_user(memory, used=size, free=free, holders=others)
 
+    def shelf_of(self, user: str) -> int:
+        """Return the bytes that the shelf of *user* was last charged with."""
+        return self._shelves.get(user, 0)
+
     def _set_held(self, memory: UserMemory, used: int) -> None:
+        self._shelves.pop(memory.user, None)
+        if memory.shelf:
+            self._shelves[memory.user] = memory.shelf
         held = used + sum([session.memory.framework for session in memory.sessions])
         before = self._held.pop(memory.user, None)
         self._sum += held - (before or 0)

@@ -1,23 +1,26 @@
-"""Enforce quotas on device memory that is allocated outside torch.
+"""Enforce quotas on memory that is allocated beyond what a session's own limits see, as the machine counts it.
 
-Torch's own memory is bounded where it is allocated. This is about the rest: libraries such as CuPy or JAX, which ask
-the driver themselves. NVML says what each process holds; what is neither torch's nor a context's counts to its user's
-quota, too. Beyond that the session that holds most of it is warned in its notebook, then offloaded if it is idle, then
-ended, with `patience` seconds between these steps; who gets back below is forgiven. Where NVML cannot tell processes
-apart nobody is accused. Each session reports what torch holds; the report is believed only up to the most that its user
-can have.
+On a GPU torch's memory is bounded where it is allocated. This is about the rest: libraries such as CuPy or JAX, which
+ask the driver themselves. NVML says what each process holds; what is neither torch's nor a context's counts to its
+user's quota, too. Where NVML cannot tell processes apart nobody is accused. On the host device it is all memory of a
+session's processes beyond what it reports, and beyond what interpreter and libraries take (`host_usage.py`).
+
+A user's shelf counts as well, and what sessions have of it counts once. Beyond the quota the session that holds most is
+warned in its notebook, then offloaded if it is idle, then ended, with `patience` seconds between these steps; who gets
+back below is forgiven. A session's report is believed only up to the most that its user can have: a report that is too
+high counts as use, and one that is too low leaves more to count here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_of, quota_use
+from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES, quota_of, quota_use
 from sharedkernel.executor.processes.sanitize import within
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
@@ -46,37 +49,72 @@ class Overuse:
         Carries the steps out.
     patience
         Seconds between them.
+    shelf_of
+        Returns the bytes that a user's shelf is charged with.
     """
 
-    def __init__(self, device: Device, control: SessionControl, patience: float) -> None:
+    def __init__(
+        self, device: Device, control: SessionControl, patience: float, shelf_of: Callable[[str], int] = lambda user: 0
+    ) -> None:
         self._device = device
         self._control = control
         self._escalation = Escalation(patience)
+        self._shelf_of = shelf_of
+        self._outside = _outside_heap if device.kind == "host" else _outside_torch
 
-    def look(self, sessions: Iterable[SessionHandle], used: Mapping[int, int]) -> None:
-        """Take the steps that are due, given the bytes that each process (by its id) holds on the device."""
+    def look(
+        self,
+        sessions: Iterable[SessionHandle],
+        used: Mapping[int, int],
+        *,
+        shared: Mapping[int, int] | None = None,
+    ) -> None:
+        """Take the steps that are due.
+
+        Parameters
+        ----------
+        sessions
+            All of the device.
+        used
+            Bytes that each process (by its id) holds on the device.
+        shared
+            Of these, what may be memory of the shelf.
+        """
         by_user: dict[str, list[SessionHandle]] = {}
         for process in sessions:
             by_user.setdefault(process.user or "", []).append(process)
-        found = [excess for own in by_user.values() if (excess := self._excess(own, used)) is not None]
+        found = [excess for own in by_user.values() if (excess := self._excess(own, used, shared or {})) is not None]
         by_name = {excess.process.process: excess for excess in found}
         for name, step in self._escalation.look(asyncio.get_running_loop().time(), by_name):
             self._take(step, by_name[name])
 
-    def _excess(self, own: list[SessionHandle], used: Mapping[int, int]) -> _Excess | None:
+    def _excess(self, own: list[SessionHandle], used: Mapping[int, int], shared: Mapping[int, int]) -> _Excess | None:
         """Return the one session by which a user exceeds their quota outside torch, if they do."""
-        outside = {process.process: _outside(process, used) for process in own}
+        outside = {process.process: self._outside(process, used.get(process.pid, 0)) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
-        beyond = min(outside[worst.process], quota_use(own, self._device).exceeded_by(sum(outside.values())))
+        shelf = self._shelf_of(own[0].user or "")
+        seen_of_shelf = min(shelf, sum(shared.get(process.pid, 0) for process in own))
+        use = quota_use(own, self._device, shelf=shelf)
+        beyond = min(outside[worst.process], use.exceeded_by(sum(outside.values()) - seen_of_shelf))
         return _Excess(worst, outside[worst.process], beyond) if beyond > 0 else None
 
     def _take(self, step: EscalationStep, excess: _Excess) -> None:
         process = excess.process
-        what = describe_overuse(excess.outside, excess.beyond, quota_of(process.limits, self._device))
+        what = describe_overuse(
+            excess.outside,
+            excess.beyond,
+            quota_of(process.limits, self._device),
+            on_host=self._device.kind == "host",
+        )
         self._escalation.carry_out(step, process, what, self._control)
 
 
-def _outside(process: SessionHandle, used: Mapping[int, int]) -> int:
-    """Return what a session holds that is neither torch's nor its context's, in bytes."""
+def _outside_torch(process: SessionHandle, used: int) -> int:
+    """Return what of the *used* bytes is neither torch's nor the context of a session on a GPU."""
     torchs = within(process.page.words[Word.RESERVED], process.most_bytes)
-    return max(0, used.get(process.pid, 0) - torchs - CONTEXT_BYTES)
+    return max(0, used - torchs - CONTEXT_BYTES)
+
+
+def _outside_heap(process: SessionHandle, used: int) -> int:
+    """Return what of the *used* bytes is neither reported by a session on the host nor any process's own."""
+    return max(0, used - process.own_bytes - HOST_CONTEXT_BYTES)

@@ -4,12 +4,15 @@ A line that is no event says under which configuration the events after it were 
 (``"began"``), and the first one of a file that goes on where the file before was full (``"goes_on"``). With it the
 record can be replayed (`cli/trace/log.py`).
 
-A disk that is full or gone stops the record, is said once in the log, and stops nothing else.
+A disk that is full or gone stops the record, and stops nothing else. It is tried again, ever less often; the log says
+once when the record stops and once when it goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
 import time
@@ -19,6 +22,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from sharedkernel.executor.history.retrying import FIRST_RETRY, Retrying
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 
@@ -26,8 +30,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between writes
 FLUSH_INTERVAL = 1.0
-#: bytes after which the file is set aside (one older file is kept)
-ROTATE_BYTES = 32 << 20
+#: bytes after which the file is set aside (one older file is kept), and at most what part of its file system
+ROTATE_BYTES, ROTATE_PART = 32 << 20, 1 / 16
 
 
 class EventLog:
@@ -37,15 +41,18 @@ class EventLog:
     ----------
     path
         The file; its predecessor is kept beside it with the suffix ``.1``.
+    first_retry
+        Seconds until the record is tried again after the first failure.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, first_retry: float = FIRST_RETRY) -> None:
         self._path = path
         self._encoder = msgspec.json.Encoder()
         self._lines: list[bytes] = []
         self._flush_due: asyncio.TimerHandle | None = None
         self._file: BinaryIO | None = None
-        self._failed = False
+        self._retrying = Retrying(first_retry)
+        self._is_closed = False
         self._config: SchedulerConfig | None = None
         self._last = 0.0
         try:
@@ -67,6 +74,7 @@ class EventLog:
 
     def close(self) -> None:
         """Write what is left."""
+        self._is_closed = True
         if self._flush_due is not None:
             self._flush_due.cancel()
             self._flush()
@@ -80,7 +88,7 @@ class EventLog:
         return {"now": self._last, kind: {"config": config, "unix_seconds": time.time()}}
 
     def _add(self, line: dict[str, Any]) -> None:
-        if self._failed:
+        if self._file is None and not self._go_on():
             return
         self._lines.append(self._encoder.encode(line))
         if self._flush_due is None:
@@ -90,27 +98,70 @@ class EventLog:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
 
+    def _most_bytes(self) -> float:
+        """Return the bytes after which the file is set aside."""
+        found = os.statvfs(self._path)
+        return min(ROTATE_BYTES, ROTATE_PART * found.f_frsize * found.f_blocks)
+
+    def _go_on(self) -> bool:
+        """Try to record again; False if it is not time to, or fails."""
+        if self._is_closed or not self._retrying.begin():
+            return False
+        try:
+            self._open()
+            self._write(self._encoder.encode(self._heading("goes_on")) + b"\n")
+        except OSError as error:
+            self._fail(error)
+            return False
+        self._retrying.succeeded()
+        log.warning("events are recorded again in %s; those in between are missing", self._path)
+        return True
+
     def _flush(self) -> None:
         self._flush_due = None
         lines, self._lines = self._lines, []
         if self._file is None:
             return
         try:
-            self._file.write(b"\n".join(lines) + b"\n")
-            if self._file.tell() > ROTATE_BYTES:
+            self._write(b"\n".join(lines) + b"\n")
+            if self._file.tell() > self._most_bytes():
                 self._file.close()
                 os.replace(self._path, self._path.with_suffix(".1"))
                 self._open()
-                self._file.write(self._encoder.encode(self._heading("goes_on")) + b"\n")
+                self._write(self._encoder.encode(self._heading("goes_on")) + b"\n")
         except OSError as error:
             self._fail(error)
 
+    def _write(self, data: bytes) -> None:
+        """Append all of *data*, or nothing.
+
+        Raises
+        ------
+        OSError
+            When there is no room for it, or the file was removed.
+        """
+        assert self._file is not None
+        found = os.fstat(self._file.fileno())
+        if not found.st_nlink:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        try:
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError:
+            with contextlib.suppress(OSError):  # half a line would spoil the rest
+                self._file.truncate(found.st_size)
+            raise
+
     def _fail(self, error: OSError) -> None:
-        self._failed = True
         self._lines.clear()
-        log.warning(
-            "events are no longer recorded in %s (%s); free some space and restart the executor to record them again. "
-            "Nothing else is affected.",
-            self._path,
-            error.strerror,
-        )
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._retrying.failed():
+            log.warning(
+                "events are no longer recorded in %s (%s); free some space, and they are again. Nothing else is "
+                "affected.",
+                self._path,
+                error.strerror,
+            )

@@ -9,7 +9,9 @@ on a thread of the journal's own, so that nobody waits for the disk.
 - A file of another schema, or no journal at all, is set aside with the suffix ``.old``, and a new one begun.
 - A file that has grown to :data:`COMPACT_BYTES` is replaced, in one step, by the records that its owner still needs.
 
-If the disk is full or missing, the journal ends with one line in the log, and everything else continues.
+If the disk is full or missing, the log says so once, and everything else continues. The journal is then tried again,
+ever less often, and replaced by the records that its owner still needs; the log says once that it is kept again. Only a
+file that could not be read is left alone until the next start.
 
 Covers one writer at a time (the owner of the lock on the runtime directory). Not covered: what the records mean.
 """
@@ -17,8 +19,10 @@ Covers one writer at a time (the owner of the lock on the runtime directory). No
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable
@@ -28,6 +32,7 @@ from typing import Any
 
 import msgspec
 
+from sharedkernel.executor.history.retrying import FIRST_RETRY, Retrying
 from sharedkernel.protocol import UNREADABLE
 from sharedkernel.system.atomic_file import replace_file
 
@@ -59,15 +64,28 @@ class Journal:
         with a default value needs no new version.
     summarise
         Returns the records that say all that is still of use, when the file is compacted; called on the event loop.
+    first_retry
+        Seconds until the file is tried again after the first failure.
     """
 
-    def __init__(self, path: Path, kinds: Any, *, schema: int, summarise: Callable[[], Iterable[Any]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kinds: Any,
+        *,
+        schema: int,
+        summarise: Callable[[], Iterable[Any]],
+        first_retry: float = FIRST_RETRY,
+    ) -> None:
         self._path = path
         self._schema = schema
         self._summarise = summarise
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(kinds)
         self._descriptor = -1
+        self._retrying = Retrying(first_retry)
+        #: its content is known, so that it may be replaced
+        self._is_read = False
         self._size = 0
         #: bytes of the file after it was compacted last
         self._compacted_size = 0
@@ -83,7 +101,9 @@ class Journal:
         """
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+            found = os.fstat(self._descriptor)
+            data = os.pread(self._descriptor, found.st_size, 0)
+            self._is_read = stat.S_ISREG(found.st_mode)
             if data and not self._is_ours(data):
                 data = b""
                 self._set_aside()
@@ -108,6 +128,9 @@ class Journal:
             When it is longer than :data:`MAX_RECORD_BYTES`.
         """
         if self._descriptor < 0:
+            if self._is_read and self._retrying.begin():
+                self._pending.clear()  # it is in the summary
+                self._thread.submit(self._go_on, self._summary())
             return
         self._pending.append(self._frame(record))
         if self._flush_due is None:
@@ -168,12 +191,26 @@ class Journal:
         if self._descriptor < 0:
             return
         if self._size >= max(COMPACT_BYTES, 2 * self._compacted_size):
-            frames = [self._frame(record) for record in self._summarise()]  # what is pending is in it
-            self._compacted_size = self._size = _HEADER.size + sum(map(len, frames))
-            self._thread.submit(self._try, self._rewrite, frames)
+            self._thread.submit(self._try, self._rewrite, self._summary())  # what is pending is in it
         else:
             self._size += sum(map(len, pending))
             self._thread.submit(self._try, self._append, pending)
+
+    def _summary(self) -> list[bytes]:
+        """Return what replaces the file."""
+        frames = [self._frame(record) for record in self._summarise()]
+        self._compacted_size = self._size = _HEADER.size + sum(map(len, frames))
+        return frames
+
+    def _go_on(self, frames: list[bytes]) -> None:
+        """Try to keep the journal again."""
+        try:
+            self._rewrite(frames)
+        except OSError as error:
+            self._fail(error)
+            return
+        self._retrying.succeeded()
+        log.warning("%s is kept again", self._path)
 
     def _try(self, write: Callable[[list[bytes]], None], frames: list[bytes]) -> None:
         if self._descriptor < 0:
@@ -184,6 +221,8 @@ class Journal:
             self._fail(error)
 
     def _append(self, frames: list[bytes]) -> None:
+        if not os.fstat(self._descriptor).st_nlink:  # it was removed
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         with open(self._descriptor, "ab", closefd=False) as file:
             file.write(b"".join(frames))
         os.fdatasync(self._descriptor)
@@ -192,19 +231,19 @@ class Journal:
         replace_file(self._path, b"".join((_HEADER.pack(_MAGIC, self._schema), *frames)))
         _sync_directory(self._path.parent)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
         self._descriptor = descriptor
 
     def _fail(self, error: OSError) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
-        log.warning(
-            "nothing more is kept in %s (%s); free some space and restart the executor to keep it again. "
-            "Nothing else is affected.",
-            self._path,
-            error.strerror,
-        )
+        if self._retrying.failed():
+            mend = "free some space, and it is" if self._is_read else "mend that and restart the executor to keep it"
+            log.warning(
+                "nothing more is kept in %s (%s); %s again. Nothing else is affected.", self._path, error.strerror, mend
+            )
 
 
 def _sync_directory(path: Path) -> None:

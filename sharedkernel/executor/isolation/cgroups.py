@@ -43,8 +43,8 @@ class Cgroups:
         self.missing = [name for name in CONTROLLERS if not _enable(base, name)]
         self._sweep()
 
-    def enter(self, uid: int, process: str, pid: int, share: float) -> None:
-        """Put the session's process *pid* into a group of its own in its user's."""
+    def enter(self, uid: int, process: str, pid: int, share: float, memory_bytes: int | None) -> None:
+        """Put the session's process *pid* into a group of its own in its user's, with at most *memory_bytes*."""
         group = self._base / str(uid) / process
         group.parent.mkdir(exist_ok=True)
         for name, limit in self._limits.items():
@@ -52,12 +52,19 @@ class Cgroups:
                 _write(group.parent / name, str(limit))
         self.set_share(uid, share)
         group.mkdir(exist_ok=True)
+        _enable(group.parent, "memory")
+        self.set_memory(uid, process, memory_bytes)
         with contextlib.suppress(ProcessLookupError):
             (group / "cgroup.procs").write_text(str(pid))
 
     def set_share(self, uid: int, share: float) -> None:
         """Let the user's sessions have processor time in proportion to *share* (1 is usual) when it is scarce."""
         _write(self._base / str(uid) / "cpu.weight", str(min(10000, max(1, round(100 * share)))))
+
+    def set_memory(self, uid: int, process: str, memory_bytes: int | None) -> None:
+        """Let a session with all that it starts have at most *memory_bytes* of the machine; None: any."""
+        if memory_bytes is not None:
+            _write(self._base / str(uid) / process / "memory.max", str(memory_bytes))
 
     def end(self, uid: int, process: str) -> None:
         """End whatever is left of a session."""

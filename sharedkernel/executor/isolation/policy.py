@@ -11,8 +11,10 @@ Three kinds, decided once at the start of an executor:
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import hashlib
+import logging
 import os
 import pwd
 from collections.abc import Sequence
@@ -32,10 +34,15 @@ from sharedkernel.system.secure_directories import (
     make_shared_directory,
 )
 
+log = logging.getLogger(__name__)
+
 #: where homes are when nothing else is said, as root
 DEFAULT_HOMES = Path("/var/lib/sharedkernel/homes")
-#: users' own directories in the runtime directory, for what lives no longer than a login
-USERS_DIRECTORY = "u"
+#: users' own directories among their homes, for sockets and session logs; not in the runtime directory, where the
+#: services need the space that users could take
+USERS_DIRECTORY = ".run"
+#: most bytes of the path of homes: a session's socket in a user's directory there adds 24, and its path holds 107
+LONGEST_HOMES = 83
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,7 @@ class Isolation:
         self._accounts: Accounts | None = None
         self._homes: Path | None = None
         self._runtime_directory = runtime_directory
+        self._passages = [*passages, runtime_directory]
         #: who may ask for anything besides the executor's own user; None: nobody
         self.gateway = _gateway_account(options, self.kind)
         #: of users; None: sessions are not apart, or none can be made
@@ -91,14 +99,25 @@ class Isolation:
             uids = parse_uid_range(options.uid_range) if options.uid_range else None
             numbers = None if uids is None else Numbers(self._homes, uids)
             self._accounts = Accounts(numbers, _existing_groups(options.device_groups))
-            ours = [*passages, runtime_directory]
-            for folder in (*ours, runtime_directory / USERS_DIRECTORY):
-                make_shared_directory(folder, named_by="--runtime-dir")
+            self.make_directories()
+            make_shared_directory(self._homes / USERS_DIRECTORY, named_by="--homes")
             _check_passable(runtime_directory, "--runtime-dir")
             _check_passable(self._homes, "--homes")
-            if self.gateway is not None:
-                _lend_to_gateway(ours[0], self.gateway)
+            _check_homes(self._homes, runtime_directory)
             self._open_cgroups()
+
+    def make_directories(self) -> None:
+        """Make the runtime directory, through which users' processes pass, and what the gateway has there.
+
+        Raises
+        ------
+        ConfigError
+            When something else is in its place.
+        """
+        for folder in self._passages:
+            make_shared_directory(folder, named_by="--runtime-dir")
+        if self.gateway is not None:
+            _lend_to_gateway(self._passages[0], self.gateway)
 
     def _open_cgroups(self) -> None:
         name = "sharedkernel-" + hashlib.sha256(os.fsencode(self._runtime_directory)).hexdigest()[:8]
@@ -182,11 +201,20 @@ class Isolation:
             shell=login.shell,
             home=str(self._home(login)),
             runtime_directory=str(
-                make_directory_of(self._runtime_directory / USERS_DIRECTORY, str(login.uid), login.uid, login.gid)
+                make_directory_of(self._homes / USERS_DIRECTORY, str(login.uid), login.uid, login.gid)
             ),
             offload_directory=self._offload_directory(login),
             rlimits={"NPROC": self._options.user_processes, "NOFILE": self._options.session_files, "CORE": 0},
         )
+
+    def forget(self, uid: int, pid: int, log_name: str | None) -> None:
+        """Remove what the session of the process *pid* has left in its user's directory; *log_name* its log."""
+        if self._homes is None or self._accounts is None:
+            return
+        for name in (str(pid), log_name):
+            if name is not None:
+                with contextlib.suppress(OSError):  # the user's to remove, too
+                    (self._homes / USERS_DIRECTORY / str(uid) / name).unlink(missing_ok=True)
 
     def _home(self, login: Login) -> Path:
         if login.home is not None and login.home.is_dir():
@@ -246,6 +274,21 @@ def _check_passable(directory: Path, option: str) -> None:
     if (closed := closed_ancestor(directory)) is not None:
         raise ConfigError(
             f"users' accounts cannot pass {closed}; name another directory than {directory} with {option}."
+        )
+
+
+def _check_homes(homes: Path, runtime_directory: Path) -> None:
+    """Make sure that sessions can have sockets below *homes*, and warn where users can fill the services' disk."""
+    if len(os.fsencode(homes)) > LONGEST_HOMES:
+        raise ConfigError(
+            f"{homes} is too long a path for sockets; name one of at most {LONGEST_HOMES} characters with --homes."
+        )
+    if homes.stat().st_dev == runtime_directory.stat().st_dev:
+        log.warning(
+            "%s and %s are on one file system: a user who fills it keeps others from starting notebooks; put the homes "
+            "on another one, or give each user a disk quota.",
+            homes,
+            runtime_directory,
         )
 
 

@@ -141,12 +141,27 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
             self.transport.abort()
             self.transport = None
 
+    def is_there(self) -> bool:
+        """Return whether the process is, so that its id has not been given to another one."""
+        try:
+            if self.pidfd is None:
+                return bool(self.pid) and start_time(self.pid) == self.started
+            signal.pidfd_send_signal(self.pidfd, 0)
+        except OSError:  # it is reaped, or cannot be looked at
+            return False
+        return True
+
     def send_signal(self, signum: int) -> None:
-        """Send a signal to the process; to its whole group when it should end."""
+        """Send a signal to the process; to its whole group when it should end. Nothing is sent to a later one."""
+        if not self.is_there():
+            return
         with contextlib.suppress(ProcessLookupError):
             if signum in (signal.SIGTERM, signal.SIGKILL):
+                # A group has a process id that nobody else gets while any of it is there.
                 os.killpg(self.pid, signum)
                 os.killpg(self.pid, signal.SIGCONT)  # a stopped process would not handle SIGTERM
+            elif self.pidfd is not None:
+                signal.pidfd_send_signal(self.pidfd, signum)
             else:
                 os.kill(self.pid, signum)
 

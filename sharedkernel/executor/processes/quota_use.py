@@ -8,6 +8,10 @@ from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.quota_check import QuotaUse
 
+#: memory of the machine that a session's processes may hold besides its tensors before it counts on the host device:
+#: interpreters and libraries, and free pieces of the heap
+HOST_CONTEXT_BYTES = 512 << 20
+
 
 def quota_of(limits: Limits | None, device: Device) -> int:
     """Return a user's quota in bytes: what was set, or all that *device* can give.
@@ -25,6 +29,14 @@ def quota_of(limits: Limits | None, device: Device) -> int:
 def most_of(limits: Limits | None, device: Device) -> int:
     """Return the most bytes that a user can have: their quota, but no more than *device* can give."""
     return min(quota_of(limits, device), device.usable_bytes)
+
+
+def hard_limit(limits: Limits | None, device: Device) -> int | None:
+    """Return the bytes of the machine at which the system itself ends a session on *device*; None: there is no limit.
+
+    It is above the bound at which the executor warns, so that its user is told first.
+    """
+    return most_of(limits, device) + 2 * HOST_CONTEXT_BYTES if device.kind == "host" else None
 
 
 def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0, by_page: bool = False) -> QuotaUse:

@@ -39,8 +39,9 @@ class SessionRecords:
         self._written: dict[str, bytes] = {}
 
     def open(self) -> None:
-        """Make the directory."""
+        """Make the directory; whatever was written is written again."""
         make_private_directory(self._directory)
+        self._written.clear()
 
     def write(self, kept: PersistedSession) -> None:
         """Write *kept*, unless no more than its service has changed; a disk that is full costs no more than that."""
@@ -83,11 +84,17 @@ class SessionRecords:
 
 
 def are_there_sessions(directory: Path) -> bool:
-    """Return whether any process lives that has a record in *directory*, which may be missing."""
-    with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            with contextlib.suppress(OSError, *UNREADABLE):
-                kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
+    """Return whether any process lives that has a record in *directory*, which may be missing.
+
+    Raises
+    ------
+    OSError
+        When that cannot be found out now, as without a free descriptor.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            with contextlib.suppress(FileNotFoundError, *UNREADABLE):  # it has just ended; torn
+                kept = msgspec.msgpack.decode((directory / name).read_bytes(), type=PersistedSession)
                 if start_time(kept.pid) == kept.started:
                     return True
     return False

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks
+from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
 
 #: seconds after the last start before the spares are made up again, so as not to compete with starts
 _DELAY = 0.3
+#: seconds after a spare has failed before the next one is forked: the first time, and the most, to which they double.
+#: What makes forks fail (a full disk, too many processes) is made no better by more of them
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 
 
 class SessionPool:
@@ -25,11 +30,16 @@ class SessionPool:
         Who forks them.
     number
         In each environment.
+    first_retry
+        Seconds until a spare is forked again after the first one has failed.
     """
 
-    def __init__(self, supervisor: Supervisor, number: int) -> None:
+    def __init__(self, supervisor: Supervisor, number: int, *, first_retry: float = FIRST_RETRY) -> None:
         self._supervisor = supervisor
         self._number = number
+        self._first_retry = self._retry = first_retry
+        #: when the last spare failed, in the event loop's seconds
+        self._failed_at = -math.inf
         self._due: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks()
 
@@ -59,7 +69,16 @@ class SessionPool:
         """Make up what is missing, a little later."""
         if self._due is not None:
             self._due.cancel()
-        self._due = asyncio.get_running_loop().call_later(_DELAY, lambda: self._tasks.spawn(self._make_up()))
+        loop = asyncio.get_running_loop()
+        at = max(loop.time() + _DELAY, self._failed_at + self._retry)
+        self._due = loop.call_at(at, lambda: self._tasks.spawn(self._make_up()))
+
+    def ended(self, spare: SessionHandle) -> None:
+        """Make up for *spare*, later if it failed by itself."""
+        ready = spare.ready  # where it failed, whoever forked it knows already
+        if ready.done() and not ready.cancelled() and ready.exception() is None and not spare.end_asked:
+            self._record_failure("it ended by itself")
+        self.want()
 
     async def _make_up(self) -> None:
         for environment in self._supervisor.warm_environments:
@@ -67,7 +86,16 @@ class SessionPool:
                 try:
                     await self._supervisor.fork(environment)
                 except (Refused, ExecutorUnavailable) as error:
-                    log.warning("no spare session: %s", error)
+                    self._record_failure(str(error))
+                    self.want()
+                    return
+
+    def _record_failure(self, why: str) -> None:
+        now = asyncio.get_running_loop().time()
+        is_long_ago = now - self._failed_at > 2 * LONGEST_RETRY
+        self._retry = self._first_retry if is_long_ago else min(LONGEST_RETRY, 2 * self._retry)
+        self._failed_at = now
+        log.warning("no spare session: %s (next try in %s)", why, format_seconds(self._retry))
 
     def _there(self, environment: str) -> list[SessionHandle]:
         processes = self._supervisor.processes.values()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
@@ -17,6 +17,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.quota_use import hard_limit
 from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.requests import check_start
 from sharedkernel.executor.supervision.environments import Environment
@@ -36,6 +37,8 @@ class SessionLauncher:
         What it is assigned with.
     tasks
         What is done besides.
+    check_directory
+        Makes sure that the runtime directory is there; raises :class:`~sharedkernel.errors.Refused` if it cannot be.
     timeout
         Seconds that a session may take to be ready for its user once it is given to them.
     """
@@ -49,6 +52,7 @@ class SessionLauncher:
         isolation: Isolation,
         environments: Mapping[str, Environment],
         tasks: BackgroundTasks,
+        check_directory: Callable[[], Awaitable[None]],
         *,
         timeout: float,
     ) -> None:
@@ -59,6 +63,7 @@ class SessionLauncher:
         self._isolation = isolation
         self._environments = environments
         self._tasks = tasks
+        self._check_directory = check_directory
         self._timeout = timeout
         #: the newest of all sessions: one count for each would stay for every session that there ever was. It begins
         #: at the time in microseconds, or a number could be given again of which only an earlier executor knew
@@ -82,6 +87,7 @@ class SessionLauncher:
             When it cannot be started, or the client that asked is gone.
         """
         self._check(message)
+        await self._check_directory()
         account = await asyncio.to_thread(self._isolation.find, message.limits.user)
         process = await self._pool.take(message.environment)
         if process.ended.is_set():
@@ -119,7 +125,10 @@ class SessionLauncher:
         if account is not None and account.uid is not None:
             process.uid = account.uid
             if self._isolation.cgroups is not None:
-                self._isolation.cgroups.enter(account.uid, process.process, process.pid, message.limits.share)
+                most = hard_limit(message.limits, self._served.device)
+                self._isolation.cgroups.enter(
+                    account.uid, process.process, process.pid, message.limits.share, memory_bytes=most
+                )
         process.assignment, process.assigned = asyncio.get_running_loop().create_future(), False
         self._controller.add(process)
         self._supervisor.keep(process)

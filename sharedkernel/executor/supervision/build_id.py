@@ -26,6 +26,8 @@ from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKETS
 from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromKeeper
 
+#: that says of a helper or session that it is not there; any other OSError only that nobody can look
+_GONE = (FileNotFoundError, ProcessLookupError, ConnectionRefusedError)
 _BUILD_ID = re.compile(r"(\d+)/([^/]*)/([0-9a-f]+)")
 
 
@@ -116,9 +118,16 @@ def check_left(directory: Path) -> None:
     Raises
     ------
     ConfigError
-        When it speaks another version of the control protocol, with what to do.
+        When it speaks another version of the control protocol, or nobody can look now, with what to do.
     """
-    for build in (*_helpers_builds(directory), *_sessions_builds(directory / RECORDS_DIRECTORY)):
+    try:
+        builds = (*_helpers_builds(directory), *_sessions_builds(directory / RECORDS_DIRECTORY))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot see which sessions an earlier executor left in {directory} ({error.strerror}), so none is taken "
+            "over; they are unharmed. Start it again once that is mended."
+        ) from None
+    for build in builds:
         if build.protocol != PROTOCOL_VERSION:
             raise ConfigError(
                 f"the sessions in {directory} run on sharedkernel {build.version} (control protocol {build.protocol}), "
@@ -131,14 +140,18 @@ def check_left(directory: Path) -> None:
 def _helpers_builds(directory: Path) -> Iterator[BuildId]:
     for pattern in (KEEPER_SOCKET, WARM_PARENT_SOCKETS, RETIRED_SOCKETS):
         for path in directory.glob(pattern):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*_GONE, BlockingIOError):  # of one that hangs, see `keeper_client.py`
                 yield process_build_id(listener_of(path))
 
 
 def _sessions_builds(directory: Path) -> Iterator[BuildId]:
     """Yield those of live sessions by their records, of which every version can read this much."""
-    for path in directory.glob("*"):
-        with contextlib.suppress(OSError, KeyError, TypeError, *UNREADABLE):
-            record = msgspec.msgpack.decode(path.read_bytes())
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    for name in names:
+        with contextlib.suppress(*_GONE, KeyError, TypeError, *UNREADABLE):
+            record = msgspec.msgpack.decode((directory / name).read_bytes())
             if start_time(record["pid"]) == record["started"]:
                 yield parse_build_id(record.get("stamp", ""))

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, ExecutorUnavailable
-from sharedkernel.ipc.helper_process import kill_peer, reach, wait_for_end
+from sharedkernel.ipc.helper_process import kill_peer, reach, signal_peer, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket
 from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY
 
@@ -91,6 +90,11 @@ class KeeperClient:
         self._unsent[message.key] = None
         if self._reading_due is None:
             self._send_rest()
+
+    def start_anew(self) -> None:
+        """Replace the keeper, whose socket is gone: the next executor would not find it."""
+        if self._connection is not None:
+            kill_peer(self._connection)
 
     def close(self, *, quit_too: bool) -> None:
         """Disconnect once the keeper has everything; with *quit_too* it ends first instead."""
@@ -203,8 +207,8 @@ def _receive_all(connection: PacketSocket, entries: list[tuple[protocol.Kept, li
     TimeoutError
         When it does not answer.
     """
-    with contextlib.suppress(ProcessLookupError, ConnectionError):
-        os.kill(connection.peer().pid, signal.SIGCONT)  # what it has of shelves is nowhere else
+    with contextlib.suppress(ConnectionError):
+        signal_peer(connection, signal.SIGCONT)  # what it has of shelves is nowhere else
         connection.send(protocol.GetAll())
     while isinstance((received := connection.receive())[0], protocol.Kept):
         entries.append(received)

@@ -27,7 +27,7 @@ from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.warm_parents import WarmParents
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY
+from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY, log_name
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class Supervisor:
         return self.directory / SESSIONS_DIRECTORY / f"{name}.json"
 
     def _log_file(self, name: str) -> Path:
-        return self.directory / LOGS_DIRECTORY / f"session-{name}.log"
+        return self.directory / LOGS_DIRECTORY / log_name(name)
 
     def _warm_parent_gone(self, environment: str) -> None:
         if not self._stopping:
@@ -242,7 +242,7 @@ class Supervisor:
         if process.ended.is_set():
             return
         try:
-            process.pidfd = os.pidfd_open(process.pid)
+            process.pidfd = _open_process(process)
         except ProcessLookupError:
             loop.call_later(_STATUS_TIMEOUT, self._forget, process, None)
             return
@@ -272,7 +272,7 @@ class Supervisor:
             asyncio.get_running_loop().remove_reader(process.pidfd)
             os.close(process.pidfd)
             process.pidfd = None
-        _kill_group(process.pid)  # what it left behind: workers of a DataLoader, programs it started
+        _kill_group(process)  # what it left behind: workers of a DataLoader, programs it started
         self._keeper.send(protocol.Delete(key=process.process))
         self._records.remove(process.process)
         self._remove_files(process)
@@ -301,6 +301,13 @@ class Supervisor:
         data = msgspec.msgpack.encode(kept)
         self._records.write(kept)
         self._keeper.send(protocol.Put(key=process.process, data=data), [process.page.descriptor])
+
+    def keep_anew(self) -> None:
+        """Write all records again, and have another keeper: the directory was made anew."""
+        self._records.open()
+        for process in self.processes.values():
+            self.keep(process)
+        self._keeper.start_anew()
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -340,7 +347,7 @@ def _open_page(kept: PersistedSession, descriptors: list[int]) -> Page | None:
         with contextlib.suppress(ValueError):
             return Page(descriptors[0])
         log.warning("ended session %s of %s: it has overwritten its shared page", kept.session, kept.user)
-        _kill_group(kept.pid)
+        _kill_group(kept)
     else:
         os.close(descriptors[0])
     return None
@@ -353,7 +360,32 @@ def _handle_early(process: SessionHandle) -> None:
         hear()
 
 
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if leader:
-            os.killpg(leader, signal.SIGKILL)
+def _open_process(process: SessionHandle) -> int:
+    """Return a descriptor of the process, checked to be no later one with its id.
+
+    Raises
+    ------
+    ProcessLookupError
+        When it has ended.
+    OSError
+        When that cannot be found out now.
+    """
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        started = start_time(process.pid)
+        if started is not None and process.started and started != process.started:
+            raise ProcessLookupError
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _kill_group(process: PersistedSession) -> None:
+    """Kill whatever is left of a session's process group.
+
+    While any of it is there, no process gets the leader's id: one that has it now means that nothing is left.
+    """
+    with contextlib.suppress(OSError):
+        if process.pid and start_time(process.pid) in (None, process.started):
+            os.killpg(process.pid, signal.SIGKILL)

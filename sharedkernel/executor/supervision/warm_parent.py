@@ -29,6 +29,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
 from sharedkernel.executor.supervision.build_id import parse_build_id
 from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, listen
+from sharedkernel.paths import RETIRED_SOCKETS
 from sharedkernel.system import processes
 
 #: what sessions share: first cells and first training steps then import nothing
@@ -87,6 +88,7 @@ class WarmParent:
         self._path = path
         self._patience = patience
         self._listener = listen(path)
+        self._socket = os.stat(path)
         self._executor_socket = executor_socket
         self._executor: PacketSocket | None = None
         self._children: dict[int, str] = {}
@@ -119,8 +121,23 @@ class WarmParent:
 
     def _is_idle(self) -> bool:
         """Whether it keeps nothing. Endings are kept for an executor, which finds this process by its socket's path."""
-        has_endings = bool(self._ended) and os.path.exists(self._path)
+        has_endings = bool(self._ended) and self._can_be_found()
         return self._executor is None and not self._children and not has_endings
+
+    def _can_be_found(self) -> bool:
+        retired = Path(self._path).with_name(RETIRED_SOCKETS.replace("*", str(os.getpid())))
+        return self._is_own(Path(self._path)) or self._is_own(retired)
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether its socket is at *path*, and not another warm parent's that took its place."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(path.stat(), self._socket)
+        return False
+
+    def remove_socket(self) -> None:
+        """Remove its socket, unless another has taken its place."""
+        if self._is_own(Path(self._path)):
+            os.unlink(self._path)
 
     def end_children(self) -> None:
         """End what is left: sessions forked while the executor was already stopping."""
@@ -195,6 +212,7 @@ class WarmParent:
         try:
             os.setsid()  # an interrupt goes to the whole group, which must be the session's own
             self._release_inherited(page)
+            processes.be_ended_first()
             _redirect(message.log_file)
             from sharedkernel.session.kernel import app
             from sharedkernel.session.kernel.restart import Launch
@@ -298,9 +316,7 @@ def main(path: str, executor_socket: str, stamp: str = "") -> None:
     gc.freeze()  # keeps the collector from writing to, and so copying, what all sessions share
     parent.run()
     parent.end_children()
-    if not parent.is_retired:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    parent.remove_socket()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """The audit log: who did what to whose session, as lines of JSON in a private, append-only file.
 
-The file is opened for each line, so that it can be rotated at any time. An action that cannot be written is logged, and
-allowed: a full disk must not lock people out of their notebooks.
+The file is opened for each line, so that it can be rotated at any time. It is rotated here at :data:`MOST_BYTES`, so
+that requests do not fill the disk. An action that cannot be written is logged, and allowed: a full disk must not lock
+people out of their notebooks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import json
 import logging
 import os
@@ -18,6 +21,9 @@ from jupyter_server.base.call_context import CallContext
 from tornado.web import RequestHandler
 
 log = logging.getLogger(__name__)
+
+#: bytes of the file at which it is set aside, and how many of these are kept, the newest with the suffix `.1`
+MOST_BYTES, OLD_FILES = 16 << 20, 4
 
 
 def user_of(handler: Any) -> str | None:
@@ -33,10 +39,13 @@ class AuditLog:
     ----------
     path
         The file, made with mode 0600; None: there is no audit log.
+    most_bytes
+        Size at which it is set aside.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, most_bytes: int = MOST_BYTES) -> None:
         self._path = path
+        self._most_bytes = most_bytes
 
     def check(self) -> None:
         """Log an error if the file cannot be written; called at the start."""
@@ -76,14 +85,25 @@ class AuditLog:
             descriptor = _open(self._path)
             try:
                 os.write(descriptor, json.dumps(entry).encode() + b"\n")
+                is_full = os.fstat(descriptor).st_size >= self._most_bytes
             finally:
                 os.close(descriptor)
+            if is_full:
+                _set_aside(self._path)
         except OSError as error:
             log.error("%s by %s could not be written to %s: %s", action, user, self._path, error.strerror)
 
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _set_aside(path: Path) -> None:
+    """Let the next line begin a new file; the oldest one goes."""
+    names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, OLD_FILES + 1))]
+    for older, newer in itertools.pairwise(reversed(names)):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(newer, older)
 
 
 class AuditedHandler(RequestHandler):

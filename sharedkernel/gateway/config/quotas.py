@@ -20,6 +20,8 @@ from sharedkernel.units import parse_bytes, parse_duration
 
 #: where a value came from, in the API's answers
 BUILT_IN = "built in"
+#: sessions of a user where nothing else is set, so that a loop that starts them does not take the whole machine
+MOST_SESSIONS = 64
 #: value of `offload_after` for sessions that are never offloaded
 NEVER = "never"
 
@@ -55,7 +57,8 @@ def _offload_after(value: Any) -> float | str:
     return NEVER if value == NEVER else parse_duration(value)
 
 
-#: function that checks and converts the value of each key; None in an entry means the built-in value
+#: function that checks and converts the value of each key; None in an entry means the built-in value, or that of
+#: :data:`_NOT_SET`
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "memory": _memory,
     "share": _share,
@@ -68,12 +71,14 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
 _DEFAULTS: dict[str, Any] = {
     "memory": None,
     "share": 1.0,
-    "sessions": None,
+    "sessions": MOST_SESSIONS,
     "priority": 0,
     "offload_after": 30.0,
     "cull_after": None,
     "linger": 600.0,
 }
+#: what None in an entry means where that is not the built-in value: any number
+_NOT_SET: dict[str, Any] = {"sessions": None}
 
 
 class QuotaError(ConfigError):
@@ -97,7 +102,7 @@ def _check(path: tuple[str, ...], entry: Any, faults: list[QuotaError]) -> dict[
             faults.append(QuotaError(text, (*path, str(key))))
             continue
         try:
-            checked[key] = _DEFAULTS[key] if value is None else _KEYS[key](value)
+            checked[key] = _NOT_SET.get(key, _DEFAULTS[key]) if value is None else _KEYS[key](value)
         except ConfigError as error:
             faults.append(QuotaError(f"quotas{where}[{key!r}]: {error}", (*path, key)))
     return checked

@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy
@@ -27,6 +28,7 @@ from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.ipc import current_session
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
+from sharedkernel.paths import log_name
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
@@ -240,6 +242,9 @@ class SessionRuntime:
     def _become(self, who: protocol.Account) -> None:
         try:
             user_account.enter(who)
+            if who.runtime_directory is not None:
+                path = Path(who.runtime_directory, log_name(self._launch.process))
+                own_log.move(self._launch.log_descriptor, path)
         except (OSError, ValueError):
             log.exception("cannot become %s", who.name)
             os._exit(1)  # rather than serve a user with somebody else's rights

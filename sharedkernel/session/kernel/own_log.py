@@ -11,6 +11,8 @@ it.
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 from typing import TextIO
 
 _NAME = "sharedkernel"
@@ -60,6 +62,37 @@ def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
     handler.setLevel(level)
     logger.handlers = [handler]
     logger.__class__ = _UnlockedLogger
+
+
+def move(log_descriptor: int, path: Path) -> None:
+    """Let whatever of this process writes to its log write to *path* from now on; the old file stays as it is.
+
+    The descriptors stay: libraries keep their numbers. Later code of the user has none of the old file.
+
+    Parameters
+    ----------
+    log_descriptor
+        One of the log's descriptors.
+    path
+        The new log, made if it is missing.
+
+    Raises
+    ------
+    OSError
+        When that cannot be written.
+    """
+    old = os.fstat(log_descriptor)
+    new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            try:
+                found = os.fstat(descriptor)
+            except OSError:  # what listed them
+                continue
+            if (found.st_dev, found.st_ino) == (old.st_dev, old.st_ino):
+                os.dup2(new, descriptor, inheritable=os.get_inheritable(descriptor))
+    finally:
+        os.close(new)
 
 
 def _handler(stream: TextIO) -> _UnlockedHandler:

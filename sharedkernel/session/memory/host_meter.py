@@ -308,7 +308,10 @@ class HostMeter:
     def allow(self, allowance: Allowance) -> None:
         """Set the limit on this process, where the executor could not do that from outside."""
         if allowance.data_limit_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (allowance.data_limit_bytes, resource.RLIM_INFINITY))
+            limit = allowance.data_limit_bytes
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # an executor with more rights may have lowered it
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
     def utilisation(self) -> float | None:
         """Return processor-seconds per second held and processor since the grant began, or this was asked last.

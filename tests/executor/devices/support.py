@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.process import SessionHandle, start_time
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Limits
 
@@ -20,7 +20,7 @@ def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = No
         process=name,
         page=Page.create(name),
         pid=pid,
-        started=0,
+        started=start_time(pid) or 0,
         ready=asyncio.get_running_loop().create_future(),
         session=f"session-{name}",
         user=limits.user,

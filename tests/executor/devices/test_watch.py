@@ -106,6 +106,22 @@ def test_memory_outside_torch_counts_to_the_quota(beyond: bool) -> None:
         assert "Your session was ended" in message
 
 
+@pytest.mark.parametrize(("on_shelf", "seen_of_it", "is_beyond"), [(0, 0, False), (1, 0, True), (1, 1, False)])
+def test_a_shelf_counts_to_the_quota_once(on_shelf: int, seen_of_it: int, is_beyond: bool) -> None:
+    """What is outside torch has to fit beside it; what a session has mapped of it is no more memory."""
+
+    async def body() -> list[tuple[str, str, object]]:
+        process = make_process("p", pid=7, limits=Limits(user="ada", quota_bytes=4 * GIB))
+        recorder = Recorder(process)
+        overuse = Overuse(DEVICE, recorder, 30.0, lambda user: {"ada": on_shelf * GIB}[user])
+        used = {7: 4 * GIB + CONTEXT_BYTES}  # with what it has mapped of the shelf
+        for _ in range(2):
+            overuse.look(recorder.sessions(), used, shared={7: seen_of_it * GIB})
+        return recorder.done
+
+    assert bool(asyncio.run(body())) is is_beyond
+
+
 def test_of_a_users_sessions_the_one_that_holds_most_is_accused() -> None:
     """Their quota is one; who takes most of it outside torch gives it back."""
 

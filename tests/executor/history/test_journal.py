@@ -13,6 +13,7 @@ import pytest
 
 from sharedkernel.executor.history import journal
 from sharedkernel.executor.history.journal import Journal
+from tests.executor.history.conftest import fill
 
 
 class Took(msgspec.Struct, frozen=True, tag=True):
@@ -144,3 +145,34 @@ def test_a_disk_that_is_full_stops_nothing(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert caplog.text.count("nothing more is kept in /dev/full") == 1
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_journal_is_kept_again_when_there_is_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture, is_removed: bool
+) -> None:
+    """With what is of use by then, whatever was lost meanwhile; loss and return are said once each."""
+    path = small_disk / "j.journal"
+
+    async def main() -> None:
+        opened = Journal(
+            path, Took | Named, schema=1, summarise=lambda: [Took("all of it"), Took("x" * 100_000)], first_retry=0.01
+        )
+        opened.open()
+        filling = fill(small_disk)
+        if is_removed:
+            path.unlink()
+        while "nothing more is kept" not in caplog.text:
+            opened.add(Took("x" * 100_000))
+            await asyncio.sleep(0.01)
+        filling.unlink()
+        while "is kept again" not in caplog.text:
+            opened.add(Took("lost"))
+            await asyncio.sleep(0.01)
+        opened.add(Took("after"))
+        opened.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert len(caplog.records) == 2
+    assert written(path) == [Took("all of it"), Took("x" * 100_000), Took("after")]

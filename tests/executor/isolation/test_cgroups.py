@@ -20,11 +20,15 @@ def test_limits_are_written_for_all_of_a_user_s_sessions(tmp_path: Path) -> None
     """Memory, processes and the weight for processors that goes with the user's share."""
     groups = Cgroups(make_group(tmp_path / "base"), memory_bytes=1 << 30, num_processes=100)
     user = make_group(tmp_path / "base" / "1000", "memory.max", "pids.max", "cpu.weight")
-    groups.enter(1000, "session", 1, 2.5)
+    make_group(user / "session", "memory.max")
+    groups.enter(1000, "session", 1, 2.5, memory_bytes=1 << 29)
     assert [(user / name).read_text() for name in ("memory.max", "pids.max", "cpu.weight")] == [
         str(1 << 30), "100", "250",
     ]  # fmt: skip
     assert (user / "session" / "cgroup.procs").read_text() == "1"
+    assert (user / "session" / "memory.max").read_text() == str(1 << 29)
+    groups.set_memory(1000, "session", 1 << 30)
+    assert (user / "session" / "memory.max").read_text() == str(1 << 30)
     groups.set_share(1000, 0)
     assert (user / "cpu.weight").read_text().startswith("1")
     make_group(user / "session", "cgroup.kill")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> 
             for process in (parent, *parent.children(recursive=True)):
                 assert tcp_listeners(process.pid) == set()
                 # others pass no directory on the way to these
-                assert all(path.startswith(f"{apart.runtime_directory}/") for path in unix_listeners(process.pid))
+                own = (f"{apart.runtime_directory}/", f"{apart.homes / '.run'}/{process.uids().real}/")
+                assert all(path.startswith(own) for path in unix_listeners(process.pid))
 
     asyncio.run(main())
 
@@ -167,3 +169,28 @@ def test_a_session_that_greets_again_and_again_has_few_connections(apart: ApartE
             assert (await (await executor.notebook(GRACE)).run("6 * 7")).text == "42"
 
     asyncio.run(main())
+
+
+def test_a_session_is_ended_before_a_service_when_memory_runs_out(apart: ApartExecutor) -> None:
+    """As are the programs that it starts; where the executor has the right to say so, no user changes that."""
+    lower = "import os; os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-500')"
+    child = "import subprocess; subprocess.check_output(['cat', '/proc/self/oom_score_adj'], text=True).strip()"
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            ada = await executor.notebook(ADA)
+            parent = psutil.Process(ada.record.pid).ppid()
+            services = _score(os.getpid())
+            assert _score(parent) == _score(apart.process.pid) == services
+            assert _score(ada.record.pid) == services + 300
+            assert (await ada.run(child)).text == repr(str(services + 300))
+            assert (await ada.run(lower)).error == "PermissionError"
+            assert _score(ada.record.pid) == services + 300
+            assert (await ada.run(lower.replace("-500", str(services)))).status in ("ok", "error")
+            assert _score(ada.record.pid) >= services
+
+    asyncio.run(main())
+
+
+def _score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())

@@ -41,18 +41,54 @@ def test_the_command_has_these_options() -> None:
     assert [option for option in options if option not in shown] == []
 
 
-@pytest.mark.skipif(
+#: most exposure (in tenths, of 100) that systemd may see in each unit; a session runs its user's code in the executor's
+_MOST_EXPOSURE = {NAMES[0]: 78, NAMES[1]: 20}
+
+needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd is not there to say whether it understands"
 )
-@pytest.mark.parametrize("name", NAMES)
-def test_systemd_understands_them(tmp_path: Path, name: str) -> None:
-    """No unknown setting, no value that it ignores."""
-    for path in (Path(name), Path(f"{name}.d", "isolate.conf")):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+
+
+def _install(directory: Path, name: str, *, drop_in: bool) -> Path:
+    """Install a unit, whose program is there, and its drop-in in *directory*; return the unit."""
+    for path in (Path(name), Path(f"{name}.d", "isolate.conf"))[: 1 + drop_in]:
+        (directory / path).parent.mkdir(exist_ok=True)
         text = (UNITS / path).read_text().replace("/opt/sharedkernel/bin/sharedkernel", sys.executable)
-        (tmp_path / path).write_text(text)
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)],
-        capture_output=True, text=True, check=False, env=os.environ | {"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+        (directory / path).write_text(text)
+    return directory / name
+
+
+def _analyze(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["systemd-analyze", *arguments],
+        capture_output=True, text=True, check=False, env=os.environ | {"SYSTEMD_UNIT_PATH": f"{directory}:"},
     )  # fmt: skip
+
+
+@needs_systemd
+@pytest.mark.parametrize("drop_in", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_systemd_understands_them(tmp_path: Path, name: str, drop_in: bool) -> None:
+    """No unknown setting, no value that it ignores."""
+    checked = _analyze(tmp_path, "verify", "--man=no", str(_install(tmp_path, name, drop_in=drop_in)))
     assert name not in checked.stderr, checked.stderr
+
+
+@needs_systemd
+@pytest.mark.parametrize("drop_in", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_systemd_sees_no_more_exposure_than_notebooks_need(tmp_path: Path, name: str, drop_in: bool) -> None:
+    """A setting of the sandbox that is lost shows here."""
+    unit = _install(tmp_path, name, drop_in=drop_in)
+    options = ("--offline=yes", "--no-pager", f"--threshold={_MOST_EXPOSURE[name]}")
+    checked = _analyze(tmp_path, "security", *options, str(unit))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_system_ends_no_service_before_a_session(name: str) -> None:
+    """When memory runs out; and none has a limit on memory of its own, which would end what keeps users' tensors."""
+    lines = (UNITS / name).read_text().splitlines()
+    (score,) = [int(line.partition("=")[2]) for line in lines if line.startswith("OOMScoreAdjust=")]
+    assert score < 0
+    assert not [line for line in lines if line.startswith("MemoryMax=")]

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from sharedkernel.errors import ConfigError
 from sharedkernel.executor.processes.process import start_time
 from sharedkernel.executor.processes.records import SessionRecords, are_there_sessions
+from sharedkernel.executor.supervision.build_id import check_left
+from sharedkernel.paths import RECORDS_DIRECTORY
 from tests.executor.devices.support import make_process
+
+
+def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path) -> None:
+    """Without a free descriptor it is not known whether there are sessions, and nothing is taken over."""
+    folder = tmp_path / RECORDS_DIRECTORY
+    folder.mkdir()
+    (folder / "torn").write_bytes(b"torn")
+    assert not are_there_sessions(folder)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = os.open("/dev/null", os.O_RDONLY)
+    os.close(last)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last, most[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            are_there_sessions(folder)
+        with pytest.raises(ConfigError, match=r"cannot see which sessions .* \(Too many open files\)"):
+            check_left(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    check_left(tmp_path)
 
 
 def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) -> None:

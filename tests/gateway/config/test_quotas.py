@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.quotas import BUILT_IN, QuotaError, Quotas
+from sharedkernel.gateway.config.quotas import BUILT_IN, MOST_SESSIONS, QuotaError, Quotas
 
 GIB = 1024**3
 
@@ -102,3 +102,10 @@ def test_a_bad_put_changes_nothing() -> None:
     with pytest.raises(QuotaError):
         quotas.put({"users": {"ada": {"share": 2}, "grace": {"share": -2}}})
     assert quotas.limits("ada", None).share == 1.0
+
+
+def test_a_user_without_a_limit_has_one_all_the_same() -> None:
+    """So many sessions that nobody misses one, and too few to take a machine; None in an entry lifts it."""
+    assert Quotas().max_sessions("ada") == MOST_SESSIONS
+    assert Quotas().explain("ada")["sessions"] == {"value": MOST_SESSIONS, "source": BUILT_IN}
+    assert Quotas({"default": {"sessions": None}}).max_sessions("ada") is None

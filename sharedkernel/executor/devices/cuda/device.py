@@ -163,7 +163,7 @@ class CudaDevice:
         """
         await self._try_out(runtime_directory)
         self._control = control
-        self._overuse = Overuse(self.device, control, self._options.overuse_patience)
+        self._overuse = Overuse(self.device, control, self._options.overuse_patience, self._leases.shelf_of)
         self._ungranted = Ungranted(control)
         await self._mps.start(runtime_directory)
         self._watch.start()
@@ -175,9 +175,13 @@ class CudaDevice:
         if self._self_test is None:
             return
         # With their memory on the device much would fail. The keeper may be gone, too.
-        has_sessions = are_there_sessions(runtime_directory / RECORDS_DIRECTORY)
-        with contextlib.suppress(OSError):
-            has_sessions = has_sessions or listener_of(runtime_directory / KEEPER_SOCKET) > 0
+        try:
+            has_sessions = are_there_sessions(runtime_directory / RECORDS_DIRECTORY)
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                has_sessions = has_sessions or listener_of(runtime_directory / KEEPER_SOCKET) > 0
+        except OSError as error:
+            log.warning("cannot see whether sessions are on the GPU (%s); it is tried as if there were", error.strerror)
+            has_sessions = True
         trying = self.try_out(runtime_directory / _RESULTS, trusts_own=has_sessions)
         self._trying = asyncio.ensure_future(trying)
         await asyncio.wait([self._trying])

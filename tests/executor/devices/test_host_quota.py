@@ -1,0 +1,117 @@
+"""No way of having memory on the host device gets a user more than their quota for long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from sharedkernel.executor.devices.host_usage import UserProcesses, look
+from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES
+from sharedkernel.protocol import Limits
+from tests.executor.harness import Notebook, until
+from tests.executor.isolation import ApartExecutor, Executor, needs_root
+
+pytestmark = [needs_root, pytest.mark.heavy]
+
+_QUOTA = 192 << 20
+#: what each way takes: clearly more than a quota and a session's own memory
+_SIZE = _QUOTA + HOST_CONTEXT_BYTES + (128 << 20)
+
+_PRELUDE = """if True:
+    import ctypes, mmap, os, resource, sys, time
+    libc = ctypes.CDLL(None)
+    def lift():
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)
+    def fill(mapping):
+        for place in range(0, SIZE, 4096):
+            mapping[place] = 1
+        return mapping
+    def write(file):
+        for _ in range(SIZE >> 20):
+            os.write(file, bytes(1 << 20))
+        return file
+"""
+_WAYS = {
+    "private mappings": "lift(); held = fill(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))",
+    "a lying meter": """
+    import sharedkernel.session.memory.host_meter as meter
+    nothing = meter._MallInfo()
+    meter._mallinfo2 = meter._mallinfo2_unlocked = lambda: nothing
+    meter.HostMeter.allow = lambda *_: None
+    lift()
+    import torch
+    held = torch.ones(SIZE // 4)
+""",
+    "shared mappings": "held = fill(mmap.mmap(-1, SIZE))",
+    "memory files": "held = [write(os.memfd_create('held'))]",
+    "files in shared memory": "os.close(write(os.open(f'/dev/shm/sk-test-{os.getuid()}', os.O_CREAT | os.O_WRONLY)))",
+    "System V shared memory": """
+    libc.shmat.restype, libc.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    place = libc.shmat(libc.shmget(0, ctypes.c_size_t(SIZE), 0o600), None, 0)
+    ctypes.memset(place, 1, SIZE)
+    libc.shmdt(place)
+""",
+    "children": """
+    import subprocess
+    code = f"import time; held = [b'x' * ({SIZE} // 4)]; time.sleep(600)"
+    held = [subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) for _ in range(4)]
+""",
+    "children that no session adopts": """
+    import subprocess
+    lift(); libc.prctl(36, 0, 0, 0, 0)
+    code = f"import os, time; os.fork() and os._exit(0); held = b'x' * {SIZE}; time.sleep(600)"
+    held = subprocess.run([sys.executable, "-S", "-c", code], start_new_session=True)
+""",
+}
+
+
+@contextmanager
+def _impatient() -> Iterator[ApartExecutor]:
+    process = ApartExecutor("--overuse-patience", "1s", capacity="2GiB")
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def test_every_way_beyond_a_quota_ends() -> None:
+    """Each user takes as much as they can in their own way; they are ended, with all that they had, and nobody else."""
+
+    async def main(process: ApartExecutor) -> None:
+        async with Executor(process) as executor:
+            honest = await executor.notebook("sk-test-honest", limits=Limits(user="sk-test-honest", quota_bytes=_QUOTA))
+            assert (await honest.run("import torch; x = torch.ones(40 << 18); x.sum().item()")).status == "ok"
+            uids = {}
+            for number, (way, code) in enumerate(_WAYS.items()):
+                user = f"sk-test-way{number}"
+                greedy = await executor.notebook(user, limits=Limits(user=user, quota_bytes=_QUOTA))
+                uids[way] = int((await greedy.run("import os; os.getuid()")).text)
+                greedy.client.execute(f"SIZE = {_SIZE}\n{_PRELUDE}\n    {code.lstrip()}")
+                await until(lambda greedy=greedy: _has_ended(executor, greedy), f"{way}: the session is ended")
+
+                async def is_gone(way: str = way) -> bool:
+                    return await asyncio.to_thread(_held_by, uids[way]) < _QUOTA
+
+                await until(is_gone, f"{way}: nothing is left of it")
+            assert process.log().count(": ended") == len(_WAYS), process.log()
+            assert (await honest.run("x.sum().item()")).text == f"{float(40 << 18)}"
+
+    with _impatient() as process:
+        asyncio.run(main(process))
+
+
+async def _has_ended(executor: Executor, notebook: Notebook) -> bool:
+    return notebook.session not in {record.session for record in await executor.client.sessions()}
+
+
+def _held_by(uid: int) -> int:
+    """Return the bytes that an account has, in processes or without."""
+    own = [process.pid for process in psutil.process_iter() if uid in process.uids()]
+    # this process stands for those of an account that has none
+    found = look([UserProcesses(leaders=own or [os.getpid()], uid=uid, enough=0)])
+    return sum(memory.shared + memory.private * bool(own) for memory in found.values())

@@ -1,0 +1,137 @@
+"""What the system says that processes have, however they have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from sharedkernel.executor.devices.host_usage import HostMemory, UserProcesses, look, remove_shared_memory
+
+#: bytes that each way has
+_SIZE = 64 << 20
+#: bytes that an interpreter may have besides
+_INTERPRETER = 24 << 20
+
+_PRELUDE = """if True:
+    import ctypes, mmap, os, subprocess, sys, time
+    libc = ctypes.CDLL(None)
+    def memory_file():
+        file = os.memfd_create("held")
+        os.truncate(file, SIZE)
+        for place in range(0, SIZE, 4096):
+            os.pwrite(file, b"x", place)
+        return file
+    def touch(mapping):
+        for place in range(0, SIZE, 4096):
+            mapping[place] = 1
+        return mapping
+"""
+WAYS = {
+    "on the heap": "held = b'x' * SIZE",
+    "in a private mapping": "held = touch(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))",
+    "in a shared mapping": "held = touch(mmap.mmap(-1, SIZE))",
+    "in a memory file that is only open": "held = memory_file()",
+    "in a memory file that is open and mapped": "file = memory_file(); held = touch(mmap.mmap(file, SIZE))",
+    "in a memory file that is only mapped": "file = memory_file(); held = touch(mmap.mmap(file, SIZE)); os.close(file)",
+    "in a file of shared memory that has no name any more": """
+    held = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+    for _ in range(SIZE >> 20):
+        os.write(held, bytes(1 << 20))
+""",
+    "in System V shared memory": """
+    libc.shmat.restype = ctypes.c_void_p
+    segment = libc.shmget(0, ctypes.c_size_t(SIZE), 0o600)
+    ctypes.memset(libc.shmat(segment, None, 0), 1, SIZE)
+    libc.shmctl(segment, 0, None)
+""",
+    "in a child": """
+    if os.fork() == 0:
+        held = b'x' * SIZE
+        time.sleep(600)
+""",
+    "in a memory file of a grandchild in a session of its own": """
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            held = memory_file()
+            time.sleep(600)
+        time.sleep(600)
+""",
+}
+
+
+@contextmanager
+def _holder(way: str) -> Iterator[int]:
+    """Yield the process id of a program that has memory in a *way*; it and all that it starts end afterwards."""
+    code = f"SIZE = {_SIZE}\n{_PRELUDE}\n    {WAYS[way].lstrip()}\n    print(flush=True)\n    time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"\n"
+            yield program.pid
+        finally:
+            for pid in {program.pid, *_below(program.pid)}:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _below(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def _look(*leaders: int, uid: int | None = None, enough: int = 0) -> dict[int, HostMemory]:
+    return look([UserProcesses(leaders=leaders, uid=uid, enough=enough)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_is_seen_once_however_it_is_had(way: str) -> None:
+    """Neither is any of it missed nor does any count twice, in whatever process and whether it is mapped or not."""
+    with _holder(way) as pid:
+        deadline = 200
+        while (found := _look(pid)[pid].total) < _SIZE and deadline:  # a child may still be filling it
+            deadline -= 1
+        assert _SIZE <= found < _SIZE + 3 * _INTERPRETER, found
+
+
+def test_who_has_little_for_certain_is_not_looked_at() -> None:
+    """Counters that are quick to read say so, however much memory the machine shares."""
+    with _holder("in a private mapping") as pid:
+        assert _look(pid, enough=1 << 50) == {}
+
+
+def test_what_two_sessions_share_counts_once() -> None:
+    """For the first of them; a child of one is no session here, but stands in for another that has the same file."""
+    with _holder("in a memory file that is open and mapped") as pid:
+        child = _look(pid, pid)
+        assert child[pid].shared < _SIZE + _INTERPRETER
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start programs under other accounts")
+def test_what_an_account_leaves_in_shared_memory_counts() -> None:
+    """Also where no process has it open, and System V segments that nobody has attached."""
+    uid = 231990
+    leave = f"""if True:
+        import ctypes
+        libc = ctypes.CDLL(None)
+        libc.shmat.restype = ctypes.c_void_p
+        segment = libc.shmget(0, ctypes.c_size_t({_SIZE}), 0o600)
+        ctypes.memset(libc.shmat(segment, None, 0), 1, {_SIZE})
+        open("/dev/shm/sk-left-{uid}", "wb").write(bytes({_SIZE}))
+    """
+    subprocess.run(["setpriv", f"--reuid={uid}", "--clear-groups", sys.executable, "-S", "-c", leave], check=True)
+    try:
+        with _holder("on the heap") as pid:
+            found = _look(pid, uid=uid)[pid]
+            assert 2 * _SIZE <= found.shared < 2 * _SIZE + _INTERPRETER
+            remove_shared_memory(uid)
+            assert _look(pid, uid=uid)[pid].shared < _INTERPRETER
+    finally:
+        remove_shared_memory(uid)

@@ -1,0 +1,114 @@
+"""What one user can fill, where the operating system keeps users apart, is not where the services need space."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.executor.isolation import ADA, GRACE, ApartExecutor, Executor, needs_root
+
+pytestmark = [needs_root, pytest.mark.heavy]
+
+#: bytes of the file system of the runtime directory, much as a small machine's `/run`, and of that of the homes
+_RUN_BYTES, _HOMES_BYTES = 24 << 20, 64 << 20
+
+#: writes wherever the session can, until that is full
+_FILL = """if True:
+    import os, tempfile
+    from pathlib import Path
+    places = [os.environ["XDG_RUNTIME_DIR"], os.environ["HOME"]]
+    for place in places:
+        try:
+            with open(Path(place, "filling"), "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 20))
+        except OSError as error:
+            print(error.strerror)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").endswith(".log"):
+                continue
+            for _ in range(64):
+                os.write(int(name), bytes(1 << 20))
+        except OSError as error:
+            print(error.strerror)
+"""
+
+
+class _SmallExecutor(ApartExecutor):
+    """One whose runtime directory and homes are each on a small file system of its own."""
+
+    _is_closing = False
+
+    def start(self) -> None:
+        for place, size in ((self.runtime_directory, _RUN_BYTES), (self.homes, _HOMES_BYTES)):
+            if not place.is_dir():
+                place.mkdir(mode=0o711)
+                options = f"size={size},mode=711"
+                subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(place)], check=True)
+        super().start()
+
+    def kill(self) -> None:
+        super().kill()
+        if self._is_closing:
+            for place in (self.runtime_directory, self.homes):
+                subprocess.run(["umount", "--lazy", str(place)], check=False)
+
+    def close(self) -> None:
+        self._is_closing = True
+        super().close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[ApartExecutor]:
+    """Yield such an executor; skipped where no file system can be mounted."""
+    tried = subprocess.run(["mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
+    subprocess.run(["umount", str(tmp_path)], check=True)
+    process = _SmallExecutor()
+    yield process
+    process.close()
+
+
+def test_a_user_takes_no_space_that_others_need_to_start(small: ApartExecutor) -> None:
+    """A user's directories and session log can be full, and yet the services have as much space as before."""
+
+    async def main() -> None:
+        async with Executor(small) as executor:
+            grace = await executor.notebook(GRACE)  # a first start needs a home
+            await executor.client.end_session(grace.session)
+            ada = await executor.notebook(ADA)
+            before = os.statvfs(small.runtime_directory).f_bavail
+            filled = await ada.run(_FILL)
+            assert filled.text.splitlines().count("No space left on device") >= 2, filled
+            after = os.statvfs(small.runtime_directory).f_bavail
+            page = os.statvfs(small.runtime_directory).f_frsize
+            assert (before - after) * page < 1 << 20
+            for _ in range(3):  # more than there are spares
+                grace = await executor.notebook(GRACE)
+                assert (await grace.run("6 * 7")).text == "42"
+                await executor.client.end_session(grace.session)
+
+    asyncio.run(main())
+
+
+def test_a_log_is_removed_with_its_session(small: ApartExecutor) -> None:
+    """What a session that was shut down leaves in its user's directory: nothing."""
+
+    async def main() -> None:
+        async with Executor(small) as executor:
+            ada = await executor.notebook(ADA)
+            own = (await ada.run("import os; print(os.environ['XDG_RUNTIME_DIR'])")).text.strip()
+            log, socket = sorted(os.listdir(own), reverse=True)
+            assert log.startswith("session-")
+            assert socket == str(ada.record.pid)
+            await executor.client.end_session(ada.session)
+            assert os.listdir(own) == []
+
+    asyncio.run(main())
