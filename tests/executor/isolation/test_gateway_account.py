@@ -77,11 +77,11 @@ def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor
          str(apart.runtime_directory)]
     )  # fmt: skip
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(gateways_own),
-                   "JUPYTER_TOKEN": "secret"}  # fmt: skip
+                   "JUPYTER_TOKEN": "a-token-that-nobody-can-guess"}  # fmt: skip
 
     def ask(method: str, path: str) -> tuple[int, bytes]:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method, data=b"{}")
-        request.add_header("Authorization", "token secret")
+        request.add_header("Authorization", "token a-token-that-nobody-can-guess")
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return int(answer.status), answer.read()
