@@ -216,7 +216,7 @@ def test_a_relay_that_hangs_keeps_nobody_waiting(crowd: Crowd, monkeypatch: pyte
             texts: list[str] = []
 
             def hear(message: dict[str, Any]) -> None:
-                if message["msg_type"] == "stream":
+                if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
                     texts.append(message["content"]["text"])
 
             async with crowd.attached() as channels:
