@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from jupyter_core.utils import ensure_event_loop
 
 from tests.executor.harness import until
 from tests.faults.holds import stopped
@@ -219,13 +220,16 @@ def test_a_relay_that_hangs_keeps_nobody_waiting(crowd: Crowd, monkeypatch: pyte
                 if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
                     texts.append(message["content"]["text"])
 
+            def run(code: str) -> None:
+                try:
+                    notebook.client.execute_interactive(code, timeout=PATIENCE + HANG, output_hook=hear)
+                finally:
+                    ensure_event_loop().close()  # it made one for this thread
+
             async with crowd.attached() as channels:
                 with stopped(psutil.Process(notebook.pid)):
                     code = "for n in range(100): print(f'{n:03d}' + 'x' * 1_000_000, flush=True)"
-                    running = asyncio.to_thread(
-                        notebook.client.execute_interactive, code, timeout=PATIENCE + HANG, output_hook=hear
-                    )
-                    running = asyncio.create_task(running)
+                    running = asyncio.create_task(asyncio.to_thread(run, code))
                     await crowd.work_for(HANG, channels)
                     assert gateway.memory_info().rss - before < 60 * MIB
                 await running
