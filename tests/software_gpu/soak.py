@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
 from tests.readiness import wait_until_ready
 from tests.software_gpu.build import DEFAULT_TORCH
+from tests.software_gpu.process_state import is_alive, native_stacks, signals_of, threads_of
 from tests.software_gpu.random_cells import MIB, PRELUDE, Cell, Cells, Ending
 from tests.software_gpu.run import default_capacity
 from tests.software_gpu.support import PATIENCE, device_bytes, is_here, settings, used_by_process, used_bytes
@@ -158,7 +158,7 @@ class Tenant:
         with contextlib.suppress(SessionNotFound):  # it may have ended just now
             await self._soak.executor.client.end_session(notebook.session)
         deadline = time.monotonic() + PATIENCE
-        while _is_alive(notebook.record.pid):
+        while is_alive(notebook.record.pid):
             if time.monotonic() > deadline:
                 self._soak.report.left.append(f"{self.name}: process {notebook.record.pid}")
                 return
@@ -277,7 +277,7 @@ class Tenant:
         try:
             while not running.done():
                 await asyncio.wait([running], timeout=_POLL)
-                if not running.done() and not _is_alive(pid):
+                if not running.done() and not is_alive(pid):
                     raise SessionEnded
                 if time.monotonic() > deadline:
                     end = repr(ending) if ending.done() else "not brought about yet"
@@ -316,8 +316,8 @@ class Tenant:
         lanes = [(lane.id, lane.size_bytes) for lane in status.lanes]
         return (
             f"{session}\nothers:\n{others}\nlanes: {lanes}\ndevice: {status.device}\n"
-            f"by process: {used_by_process()}\nsignals: {_signals(pid)}\nthreads: {', '.join(_threads(pid))}\n"
-            f"{_native_stacks(pid)}"
+            f"by process: {used_by_process()}\nsignals: {signals_of(pid)}\nthreads: {', '.join(threads_of(pid))}\n"
+            f"{native_stacks(pid)}"
         )
 
 
@@ -436,35 +436,6 @@ async def _let_fail(executor: Executor, drawn: random.Random, fail_rate: float) 
             patch.setenv("SOFTWARE_GPU_FAIL_SEED", str(drawn.randrange(1 << 30)))
             await executor.replace()
         has_lanes = (await executor.client.status()).device.lanes_shared is True
-
-
-def _threads(pid: int) -> list[str]:
-    """Return the names of a process's threads, and where in the kernel each waits."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [f"{(task / 'comm').read_text().strip()} {(task / 'wchan').read_text()}" for task in tasks]
-
-
-def _signals(pid: int) -> str:
-    """Return a process's signals, as masks: pending ones, and those that it blocks, ignores and catches."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return " ".join("".join(line.split()) for line in lines if line.startswith(("Sig", "ShdPnd", "State")))
-
-
-def _native_stacks(pid: int) -> str:
-    """Return the C stacks of a process's threads, where gdb is installed."""
-    if (gdb := shutil.which("gdb")) is None:
-        return "no gdb to see C stacks with"
-    command = [gdb, "--batch", "-p", str(pid), "-ex", "thread apply all backtrace 30"]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE).stdout
-    return "gdb took too long"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def main() -> None:
