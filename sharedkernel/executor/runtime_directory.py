@@ -157,7 +157,7 @@ class DirectoryGuard:
                 if why != self._trouble:
                     log.error("%s", why)
                 self._trouble = why
-                raise Refused(f"{why.rstrip('.')}; tell whoever runs this machine.", reason="start") from None
+                raise Refused(f"{why.rstrip('.')}; tell the administrator of this machine.", reason="start") from None
             self._trouble = None
             log.error(
                 "the runtime directory %s was removed or changed; it is made anew, and new notebooks start. Those that "

@@ -39,7 +39,7 @@ def _mode(path: Path) -> int:
 
 @pytest.mark.parametrize("mode", [None, 0o755])
 def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess, mode: int | None) -> None:
-    """Notebooks start at once and those that run go on, whoever made the directory; the next executor adopts all."""
+    """New notebooks start at once and running ones continue, whichever user made it; the next executor adopts all."""
     process = module_process
     place = process.runtime_directory
 

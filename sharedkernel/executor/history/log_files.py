@@ -41,7 +41,7 @@ def bound_logs(directory: Path, live: Container[str]) -> None:
 
 
 def _keep_end(path: Path) -> None:
-    """Cut the beginning of the file off; whoever writes to it appends, and goes on at its new end."""
+    """Cut off the beginning of the file; processes that append to it continue at its new end."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size

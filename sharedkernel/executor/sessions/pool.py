@@ -75,7 +75,7 @@ class SessionPool:
 
     def ended(self, spare: SessionHandle) -> None:
         """Make up for *spare*, later if it failed by itself."""
-        ready = spare.ready  # where it failed, whoever forked it knows already
+        ready = spare.ready  # if it failed, its start has reported that
         if ready.done() and not ready.cancelled() and ready.exception() is None and not spare.end_asked:
             self._record_failure("it ended by itself")
         self.want()

@@ -1,7 +1,7 @@
 """A rate limit on wrong tokens by address, which never keeps a right token out.
 
 Each token is checked, and only wrong ones count. Once an address has sent too many *different* wrong ones, further ones
-are answered with an error that says so. Whoever else is behind the same address (a classroom, a proxy) does not notice.
+are answered with an error that says so. Others behind the same address (a classroom, a proxy) do not notice.
 A wrong token that is sent repeatedly counts once. The limit protects what checks tokens (JupyterHub), the audit log and
 the memory of the gateway; tokens themselves are too long to be guessed.
 

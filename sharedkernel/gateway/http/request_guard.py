@@ -3,8 +3,8 @@
 A token in the address is moved to the headers, since the gateway, Jupyter and tornado log addresses. A request for
 another host is refused, so that a web page cannot reach the gateway under a name of its own (DNS rebinding).
 
-A request's body is kept only if its token is right and its user's budget has room for it: whoever has no token can have
-the gateway keep nothing but headers. Other bodies are dropped as they come, and the request is answered without it.
+A request's body is kept only if its token is right and its user's budget has room for it: without a token, the gateway
+keeps nothing but headers. Other bodies are dropped as they come, and the request is answered without it.
 """
 
 from __future__ import annotations

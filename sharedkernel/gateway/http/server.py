@@ -42,7 +42,7 @@ class _Listener(socket.socket):
 
 
 class PatientHTTPServer(HTTPServer):
-    """Lets new connections wait while the process can open no more files; those that are open are served.
+    """Lets new connections wait while the process can open no more files; open connections are served.
 
     tornado's own server tries again at once, for as long as that lasts, and logs each attempt.
     """

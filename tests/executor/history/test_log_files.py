@@ -9,7 +9,7 @@ from sharedkernel.executor.history.log_files import KEPT_LOG_BYTES, MOST_LOG_BYT
 from sharedkernel.paths import log_name
 
 
-def test_a_long_log_keeps_its_end_and_whoever_appends_goes_on(tmp_path: Path) -> None:
+def test_a_long_log_keeps_its_end_and_grows_on(tmp_path: Path) -> None:
     """Whole lines stay, the newest; a shorter log is left as it is."""
     path, short = tmp_path / "keeper.log", tmp_path / "warm_parent.log"
     short.write_text("short\n")
