@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.session.connection import Link
+
+#: what the link greets with here; an executor does not look at it
+_GREETING = protocol.WantEarlier(question=1)
+_OPENED = protocol.CellOpenedReport()
 
 _FORK_WHILE_LOCKED = """if True:
     import os, threading
@@ -83,3 +94,87 @@ _HUNG = """if True:
 def test_a_session_does_not_wait_for_an_executor_that_reads_nothing(scratch: Path) -> None:
     """It hangs up on it and greets it anew, which covers all that was sent before."""
     subprocess.run([sys.executable, "-c", _HUNG, str(scratch / "socket")], check=True, timeout=60)
+
+
+class Listener:
+    """An executor that only listens."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(30)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._decoder = protocol.Decoder(protocol.ToExecutor)
+        self._connection: socket.socket | None = None
+
+    def hear(self, count: int) -> list[object]:
+        """Return the next messages, *count* or a few more."""
+        if self._connection is None:
+            self._connection, _ = self._socket.accept()
+            self._connection.settimeout(30)
+        heard: list[object] = []
+        while len(heard) < count:
+            heard += self._decoder.feed(self._connection.recv(65536))
+        return heard
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._connection is not None:
+            self._connection.close()
+
+
+@pytest.fixture
+def listener(scratch: Path) -> Iterator[Listener]:
+    listener = Listener(scratch / "socket")
+    yield listener
+    listener.close()
+
+
+@pytest.fixture
+def link(listener: Listener, scratch: Path) -> Iterator[Link]:
+    link = Link(str(scratch / "socket"))
+    link.start(lambda: _GREETING, print)  # type: ignore[arg-type, return-value]
+    assert listener.hear(1) == [_GREETING]
+    yield link
+    link.close()
+
+
+def closed(persistent: int) -> protocol.CellClosedReport:
+    """Return what is said at the end of a cell."""
+    return protocol.CellClosedReport(memory=protocol.Memory(persistent=persistent, ephemeral=None, framework=0))
+
+
+def test_short_cells_are_said_as_one_before_whatever_comes_next(listener: Listener, link: Link) -> None:
+    """In their order, with the figures of the last one."""
+    with link.lock:  # so that none of them is sent before the last
+        for number in range(5):
+            link.send_soon(_OPENED)
+            link.send_soon(closed(number))
+        assert link.has_waiting
+        link.send(_GREETING)
+    assert listener.hear(3) == [_OPENED, closed(4), _GREETING]
+
+
+def test_the_beginning_of_a_long_cell_is_said_though_nothing_follows(listener: Listener, link: Link) -> None:
+    """Soon, and each time."""
+    for _ in range(3):
+        link.send_soon(_OPENED)
+        assert listener.hear(1) == [_OPENED]
+        assert not link.has_waiting
+        link.send(closed(0))
+        assert listener.hear(1) == [closed(0)]
+
+
+def test_what_an_executor_did_not_hear_is_not_said_to_the_next(listener: Listener, link: Link) -> None:
+    """Its greeting says where the session stands."""
+    with link.lock:
+        link.send_soon(_OPENED)
+        assert listener._connection is not None
+        listener._connection.close()
+        listener._connection = None
+        while link._socket is not None:  # until the link has noticed
+            link.send(_GREETING)
+        link.send_soon(_OPENED)
+    assert listener.hear(1)[0] == _GREETING
+    link.send(closed(1))
+    assert closed(1) in listener.hear(1)

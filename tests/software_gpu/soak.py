@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ class Outcome:
     """What was heard of one cell."""
 
     text: str = ""
+    #: standard error
+    complaints: str = ""
     error: str = ""
     message: str = ""
     traceback: str = ""
@@ -118,7 +120,7 @@ class Tenant:
         self.name = name
         self._soak = soak
         self._random = random.Random(seed)
-        self._cells = Cells(self._random, soak.capacity, soak.num_tenants)
+        self._cells = Cells(self._random, soak.capacity, soak.num_tenants, soak.only)
         self._notebook: Notebook | None = None
 
     async def work(self, until: float) -> None:
@@ -266,6 +268,8 @@ class Tenant:
                 begun.set()
             elif kind == "stream" and content["name"] == "stdout":
                 outcome.text += content["text"]
+            elif kind == "stream":
+                outcome.complaints += content["text"]
             elif kind == "error":
                 outcome.error, outcome.message = content["ename"], content["evalue"]
                 outcome.traceback = "\n".join(content["traceback"])
@@ -281,7 +285,7 @@ class Tenant:
                     raise SessionEnded
                 if time.monotonic() > deadline:
                     end = repr(ending) if ending.done() else "not brought about yet"
-                    raise Hung(f"{await self._describe(pid)}\nits end: {end}")
+                    raise Hung(f"{await self._describe(pid)}\nits end: {end}\non stderr: {outcome.complaints[-5000:]}")
             content = running.result()["content"]
             if content["status"] == "error" and not outcome.error:  # an interrupt may end the display of an error
                 outcome.error, outcome.message = content["ename"], content["evalue"]
@@ -338,6 +342,8 @@ class Soak:
         Hears what is done.
     driver_logs
         A folder for a log of each session's driver.
+    only
+        Kinds of cells; all if none is named.
     """
 
     def __init__(
@@ -349,12 +355,14 @@ class Soak:
         fail_rate: float,
         say: Callable[[str], None],
         driver_logs: Path | None = None,
+        only: Sequence[str] = (),
     ) -> None:
         self.executor = executor
         self.num_tenants = num_tenants
         self.fail_rate = fail_rate
         self.say = say
         self.driver_logs = driver_logs
+        self.only = only
         self.capacity = device_bytes()
         #: bytes of the device that others have, such as the tests' own process
         self._others_bytes = used_bytes()
@@ -393,6 +401,7 @@ def soak(
     fail_rate: float = FAIL_RATE,
     say: Callable[[str], None] = lambda line: None,
     driver_logs: Path | None = None,
+    only: Sequence[str] = (),
 ) -> Report:
     """Soak on the software GPU of this run, on an executor of its own; return what was found."""
     drawn = random.Random(seed)
@@ -416,6 +425,7 @@ def soak(
                         fail_rate=fail_rate,
                         say=say,
                         driver_logs=driver_logs,
+                        only=only,
                     )
                     await work.run(seconds)
                     if not work.report.is_clean:
@@ -445,6 +455,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=8, help="notebooks at a time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--fail-rate", type=float, default=FAIL_RATE, help="part of the driver's calls that fail")
+    parser.add_argument("--only", default="", help="kinds of cells, with commas; all if none is named")
     parser.add_argument("--torch", default=DEFAULT_TORCH, help="its version, or `newest`")
     parser.add_argument(
         "--driver-logs",
@@ -472,6 +483,7 @@ def main() -> None:
         fail_rate=options.fail_rate,
         say=say,
         driver_logs=options.driver_logs,
+        only=options.only.split(",") if options.only else (),
     )
     print(json.dumps(vars(report), indent=2))  # noqa: T201
     sys.exit(not report.is_clean)

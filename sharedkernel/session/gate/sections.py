@@ -19,6 +19,9 @@ from sharedkernel.session.gate.dispatch_mode import DeviceMode
 from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.system.deferred_signals import signals_held
 
+#: a change of the session's memory that other sessions may hear of a little later
+_NEGLIGIBLE_BYTES = 64 << 10
+
 
 class Sections(GatePart):
     """One session's sections, and the executor's requests to offload its memory between them.
@@ -47,6 +50,8 @@ class Sections(GatePart):
         self._acquisition = acquisition
         self._why_kernel_busy = why_busy
         self._main = threading.get_ident()
+        #: persistent bytes when that was last said; None: no section was opened yet
+        self._said_bytes: int | None = None
         #: how many are open
         self.num_open = 0
         #: everything passes: the kernel has ended, or this is a forked child
@@ -90,7 +95,7 @@ class Sections(GatePart):
                     self._forecast.section_began()
                     if self._acquisition.lanes is not None:
                         self._acquisition.lanes.section_began()
-                    self._link.send(protocol.CellOpenedReport())
+                    self._say_opened()
                     self._residency.section_opened()
                     self._acquisition.eviction.decline("busy", "Its code runs.")
             if self._residency.is_away:
@@ -118,9 +123,30 @@ class Sections(GatePart):
                     self._residency.answer.clear()
                     self._words[Word.TURN] = Turn.IDLE
                     closed = protocol.CellClosedReport(memory=self._meter.memory)
-                self._link.send(*(message for message in (released, closed) if message))
+                self._say_closed(released, closed)
             if threading.get_ident() == self._main and not self._mode.is_in:
                 self._mode.put_in()
+
+    def _say_opened(self) -> None:
+        opened = protocol.CellOpenedReport()
+        if self._said_bytes is None or self._residency.is_away:  # the first one makes the session a used one
+            self._link.send(opened)
+        else:
+            self._link.send_soon(opened)
+
+    def _say_closed(
+        self, released: protocol.GrantReleasedReport | None, closed: protocol.CellClosedReport | None
+    ) -> None:
+        """Send what has ended: soon, if that makes no difference to anybody."""
+        bytes_before = self._said_bytes
+        if closed is not None:
+            self._said_bytes = closed.memory.persistent
+            is_unchanged = bytes_before is not None and abs(closed.memory.persistent - bytes_before) < _NEGLIGIBLE_BYTES
+            if released is None and self._link.has_waiting and is_unchanged:
+                self._said_bytes = bytes_before  # or many small changes would never be said
+                self._link.send_soon(closed)
+                return
+        self._link.send(*(message for message in (released, closed) if message))
 
     def open_for_stray_operation(self) -> None:
         """Open a section for an operation outside any, until the running callback of the event loop is over."""

@@ -15,6 +15,7 @@ What forked children print comes over a unix socket: the port that a stock kerne
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -73,16 +74,29 @@ class PacedStream(OutStream):
 
     _num_unsent = 0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # One number for each piece that was printed: the last one there was, and that up to which all is sent.
+        self._numbers = itertools.count(1)
+        self._last_printed = self._last_sent = 0
+        super().__init__(*args, **kwargs)
+
     def write(self, string: str) -> int | None:  # type: ignore[override]  # as its base has it
         """Print *string*; waits when much of what was printed is not sent yet."""
         written = super().write(string)
+        if string:
+            self._last_printed = next(self._numbers)
         self._num_unsent += len(string)
         if self._num_unsent > _MOST_CHARACTERS and self._is_master_process():
             self.flush()
         return written
 
     def flush(self) -> None:
-        """Send the buffer and wait until it is sent; unlike its base, safe with interrupts."""
+        """Send the buffer and wait until it is sent; unlike its base, safe with interrupts.
+
+        There is nothing to wait for if nothing was printed since: ipykernel flushes both streams three times a cell.
+        """
+        if self._last_sent == self._last_printed and self.echo is None:
+            return
         thread = None if self.pub_thread is None else self.pub_thread.thread
         if thread is None or not thread.is_alive() or thread is threading.current_thread():
             self._flush()
@@ -94,8 +108,9 @@ class PacedStream(OutStream):
             print("IOStream.flush timed out", file=sys.__stderr__)
 
     def _flush(self) -> None:
-        self._num_unsent = 0
+        self._num_unsent, printed = 0, self._last_printed
         super()._flush()
+        self._last_sent = printed
 
 
 @named_as(IPKernelApp)
@@ -120,6 +135,23 @@ class OutputThread(IOPubThread):
     """Publishes outputs; those of forked children, too, once it is known where these can send them."""
 
     _children_at = ""
+    #: it was woken, and will do all that was scheduled by then
+    _is_woken = False
+
+    def schedule(self, f: Callable[[], Any]) -> None:
+        """Call *f* on this thread; now, if it does not run. It is woken once for all that comes until it is awake."""
+        if not self.thread.is_alive():
+            f()
+            return
+        self._events.append(f)
+        if not self._is_woken:
+            with signals_held():  # both or neither
+                self._is_woken = True
+                self._event_pipe.send(b"")
+
+    def _handle_event(self, msg: Any) -> None:
+        self._is_woken = False
+        super()._handle_event(msg)
 
     def serve_children(self, path: str) -> None:
         """Publish what forked children print, which they send to the unix socket *path*."""

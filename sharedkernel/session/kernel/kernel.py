@@ -93,6 +93,8 @@ class GatedKernel(IPythonKernel):
     why_no_debugger: str | None = None
     #: said before the first cell's own output; None once it was
     greeting: str | None = None
+    #: seconds for which a stock kernel sleeps after each cell, lest outputs be overtaken: here flushes wait for them
+    _execute_sleep = 0.0
 
     def __init__(self, **kwargs: Any) -> None:
         self._request_limit = RequestLimit()
@@ -305,6 +307,8 @@ class GatedKernel(IPythonKernel):
         except _NOT_OPENED as error:
             return self._fail({"execution_count": self.execution_count, "payload": []}, error)
         used_before = self.gate.used_bytes
+        assert isinstance(self.shell, SessionShell)
+        self.shell.transformed = None
         try:
             reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
         finally:

@@ -61,6 +61,7 @@ def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
     handler = _handler(stream)
     handler.setLevel(level)
     logger.handlers = [handler]
+    logger.setLevel(level)  # or ipykernel makes records of each message that nobody writes
     logger.__class__ = _UnlockedLogger
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core.history import HistoryManager, HistorySavingThread
 
 from sharedkernel.session.gate.torch_internals import without_ours
 from sharedkernel.session.kernel.likeness import named_as
@@ -15,6 +18,48 @@ from sharedkernel.session.kernel.packages import PackageMagics
 from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.memory.lease_check import ErrorTranslator
 
+#: seconds after a cell's begin when it is written to the history on disk, with those that have begun meanwhile
+_HISTORY_DELAY, _HISTORY_PAUSE = 0.3, 0.05
+
+
+class _DelayedFlag(threading.Event):
+    """Tells the thread that writes the history to do so, a little later and once for several cells.
+
+    Parameters
+    ----------
+    saver
+        The thread.
+    """
+
+    def __init__(self, saver: HistorySavingThread) -> None:
+        super().__init__()
+        self._saver = saver
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until there is something to write and it is time to."""
+        is_set = super().wait(timeout)
+        until = time.monotonic() + _HISTORY_DELAY
+        while not self._saver._stop_now and time.monotonic() < until:
+            time.sleep(_HISTORY_PAUSE)
+        return is_set
+
+
+@named_as(HistoryManager)
+class SessionHistory(HistoryManager):
+    """IPython's history, which is not written while a cell runs whose reply somebody waits for.
+
+    A commit beside a cell takes a millisecond of processor time, and the lock for which the next cell waits.
+    """
+
+    @property
+    def save_flag(self) -> threading.Event | None:
+        """Set when there is something to write."""
+        saver = self.save_thread
+        if saver is not None and not isinstance(saver.save_flag, _DelayedFlag):  # as in a thread that has just begun
+            begun, saver.save_flag = saver.save_flag, _DelayedFlag(saver)
+            begun.set()
+        return None if saver is None else saver.save_flag
+
 
 @named_as(ZMQInteractiveShell)
 class SessionShell(ZMQInteractiveShell):
@@ -22,6 +67,19 @@ class SessionShell(ZMQInteractiveShell):
 
     #: set by the kernel before the first cell
     translator: ErrorTranslator
+    #: the source of the cell that is about to run, and what IPython's transformations made of it
+    transformed: tuple[str, str] | None = None
+
+    def init_history(self) -> None:
+        """Open the history."""
+        self.history_manager = SessionHistory(shell=self, parent=self)
+        self.configurables.append(self.history_manager)
+
+    def transform_cell(self, raw_cell: str) -> str:
+        """Return a cell's Python: ipykernel asks for it, and IPython once more."""
+        if self.transformed is None or self.transformed[0] != raw_cell:
+            self.transformed = raw_cell, super().transform_cell(raw_cell)
+        return self.transformed[1]
 
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:
         """Have errors reach the client that IPython cannot format."""

@@ -12,8 +12,9 @@ from ipykernel.iostream import IOPubThread
 from jupyter_client.session import Session as MessageSession
 
 from sharedkernel import protocol
-from sharedkernel.session.kernel.backpressure import Pace, out_of_turn
+from sharedkernel.session.kernel.backpressure import OutputThread, Pace, out_of_turn
 from sharedkernel.session.ui.wait_display import WaitNotice
+from tests.session.harness import SessionUnderTest
 
 #: more than the main thread may have on its way
 _MANY = 300
@@ -45,6 +46,12 @@ class SlowOutputs:
         self.thread.close()
         self.listener.close()
         self.context.term()
+
+
+@pytest.fixture
+def session() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        yield session
 
 
 @pytest.fixture
@@ -91,3 +98,49 @@ def test_the_line_of_a_waiting_cell_waits_for_no_other_output(outputs: SlowOutpu
     assert "Waiting" in shown[0]["content"]["data"]["text/plain"]
     assert "place 7" in shown[1]["content"]["data"]["text/plain"]
     assert shown[2]["msg_type"] == "clear_output"
+
+
+#: the thread that sends outputs stands still meanwhile
+_FLUSH_WHILE_STOPPED = """
+import sys, threading
+outputs, go = get_ipython().kernel.iopub_thread, threading.Event()
+def flushes(text):
+    printed = threading.Thread(target=lambda: print(text, end="", flush=True))
+    printed.start()
+    printed.join(3)
+    return not printed.is_alive()
+sys.stdout.flush()
+outputs.schedule(go.wait)
+ended = [flushes(""), flushes("said"), flushes("")]
+go.set()
+print(ended)"""
+
+
+def test_a_flush_waits_for_what_was_printed_and_for_nothing_else(session: SessionUnderTest) -> None:
+    """The kernel flushes six times a cell, most of which print nothing."""
+    assert session.run(_FLUSH_WHILE_STOPPED)["text"].strip() == "said[True, False, False]"
+
+
+def test_whatever_is_scheduled_while_the_outputs_thread_wakes_is_done() -> None:
+    """Though it is woken once for several at a time, and by threads that know nothing of each other."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    thread = OutputThread(context.socket(zmq.XPUB))
+    thread.start()
+    done: list[int] = []
+    ended = threading.Event()
+
+    def schedule(number: int) -> None:
+        for _ in range(2000):
+            thread.schedule(lambda: done.append(number))
+
+    schedulers = [threading.Thread(target=schedule, args=(number,)) for number in range(4)]
+    for scheduler in schedulers:
+        scheduler.start()
+    for scheduler in schedulers:
+        scheduler.join()
+    thread.schedule(ended.set)
+    assert ended.wait(60)
+    assert [done.count(number) for number in range(4)] == [2000] * 4
+    thread.stop()
+    thread.close()
+    context.term()

@@ -1,0 +1,54 @@
+"""IPython's shell in a session: its history, and how often a cell's source is transformed."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.session.harness import PATIENCE, SessionUnderTest
+
+
+@pytest.fixture
+def session() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        yield session
+
+
+def history(path: str) -> list[str]:
+    """Return all sources in a history on disk."""
+    with closing(sqlite3.connect(path)) as database:
+        return [source for (source,) in database.execute("SELECT source_raw FROM history")]
+
+
+def test_a_cell_is_in_the_history_on_disk_while_it_runs(session: SessionUnderTest) -> None:
+    """Soon after it began, so that one that ends its process is there; those of one moment are written together."""
+    path = session.run("print(get_ipython().history_manager.hist_file)")["text"].strip()
+    assert Path(path).is_file()
+    mark = f"mark = {time.time()}"
+    for number in range(3):
+        session.run(f"{mark}, {number}")
+    session.client.execute(f"{mark}, 'last'; import time; time.sleep({PATIENCE})")
+    deadline = time.monotonic() + PATIENCE / 2
+    while sum(mark in source for source in history(path)) < 4:
+        assert time.monotonic() < deadline, history(path)
+        time.sleep(0.05)
+    session.interrupt()
+
+
+def test_a_cell_is_transformed_once(session: SessionUnderTest) -> None:
+    """And the next one with the same source anew: what transforms it may have changed."""
+    session.run(
+        "seen = []\n"
+        "def note(lines):\n"
+        "    seen.append(lines)\n"
+        "    return lines\n"
+        "get_ipython().input_transformers_cleanup.append(note)"
+    )
+    assert session.run("print(len(seen))")["text"].strip() == "1"
+    assert session.run("print(len(seen))")["text"].strip() == "2"
+    assert session.run("import asyncio; await asyncio.sleep(0); print(len(seen))")["text"].strip() == "3"
