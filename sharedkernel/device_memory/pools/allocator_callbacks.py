@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from signal import SIGINT
+from traceback import clear_frames
 from types import CodeType
 from typing import Any
 
@@ -56,13 +57,28 @@ _frame_ends: list[weakref.ref[FrameEnd]] = []
 def _refuse(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Keep an error from torch's C++; an interrupt comes again when no line of Python is left before torch's."""
     frame_end = FrameEnd()
+    is_interrupt = isinstance(error, KeyboardInterrupt)
     try:
-        if isinstance(error, KeyboardInterrupt):
-            _frame_ends[:] = [raise_after(frame_end, SIGINT)]
-        else:
+        if not is_interrupt:
             log.info("torch gets no memory: %s", error)
-    except KeyboardInterrupt:  # it came only now: what this raises is lost
+        _end_frames(error)
+    except KeyboardInterrupt:  # it came only now: what this function raises is lost
+        is_interrupt = True
+        _end_frames(error)
+    if is_interrupt:
         _frame_ends[:] = [raise_after(frame_end, SIGINT)]
+
+
+def _end_frames(error: BaseException) -> None:
+    """End what the frames that *error* came through still hold.
+
+    Otherwise it ends with the traceback, after the last line here. Whatever runs Python code at its end, such as an
+    open file, would then be where the interrupt comes, and Python ignores errors there.
+    """
+    behind: BaseException | None = error
+    while behind is not None:
+        clear_frames(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__
 
 
 def is_called_back() -> bool:

@@ -185,6 +185,36 @@ def test_an_interrupt_while_a_refusal_is_logged_is_not_lost(torch, pools):
     pools.end(pool)
 
 
+def test_an_interrupt_is_not_lost_where_the_callback_s_own_objects_end(torch, pools):
+    """They end with the traceback, after the last line of Python that could see to it."""
+
+    class Answer:
+        """Something of which Python says that it ends, such as an open file."""
+
+        def __del__(self) -> None:
+            ended.append(self)
+
+    def interrupted(size: int) -> int:
+        answer = Answer()
+        try:
+            raise ValueError
+        except ValueError:  # which has another traceback, and the same frame
+            interrupt(answer)
+        return size
+
+    def interrupt(_: Answer) -> None:
+        of_a_frame_below = Answer()  # noqa: F841
+        signal.raise_signal(signal.SIGINT)
+
+    ended: list[Answer] = []
+    pool = pools.make(interrupted)
+    pools.begin(pool)
+    with pytest.raises(KeyboardInterrupt):
+        torch.malloc(1)
+    assert len(ended) == 2
+    pools.end(pool)
+
+
 def test_an_interrupt_at_any_moment_gives_no_wild_address(torch, pools):
     """It comes before a callback's first line when another thread has the interpreter's lock meanwhile."""
     main = threading.main_thread().ident
