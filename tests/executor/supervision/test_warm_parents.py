@@ -94,7 +94,7 @@ def test_one_that_does_not_answer_ends_with_its_executor(scratch: Path) -> None:
     """Told to quit, it has a while for that; an executor that stops does not wait for it for ever."""
 
     async def main() -> None:
-        async with parents(scratch) as found:
+        async with parents(scratch, patience=1.0) as found:
             await found.fork()
             session = psutil.Process(await found.forked())
             parent = psutil.Process(session.ppid())
