@@ -32,6 +32,7 @@ def server(stack: LocalStack) -> Iterator[StockServer]:
         yield server
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", ["stock", "gateway", "relay"])
 def test_all_ways_lead_to_a_kernel(stack: LocalStack, server: StockServer, way: str) -> None:
     """One client code for the three of them: text, values, errors, interrupts, and the kernel's end."""

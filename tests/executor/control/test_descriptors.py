@@ -6,11 +6,15 @@ import asyncio
 import resource
 import socket
 
+import pytest
+
 from sharedkernel.paths import EXECUTOR_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.control.test_control_socket import HELLO
 from tests.executor.harness import Executor, until
 from tests.processes import open_files
+
+pytestmark = pytest.mark.heavy
 
 #: hangs up on the executor, as a fault of the connection would
 _HANG_UP = """if True:

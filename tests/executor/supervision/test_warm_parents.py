@@ -69,6 +69,7 @@ async def parents(directory: Path, *, patience: float = PATIENCE) -> AsyncIterat
         found.page.close()
 
 
+@pytest.mark.heavy
 def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
     """It is ended, which is told of as any other end; its sessions live, and the next fork starts another."""
 
