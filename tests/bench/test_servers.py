@@ -86,6 +86,7 @@ def test_the_stock_server_is_as_pip_gives_it(server: StockServer) -> None:
     assert "jupyterlab" not in server.service.log_path.read_text()
 
 
+@pytest.mark.heavy
 def test_the_stock_server_leaves_nothing_behind() -> None:
     """Its kernels, its process and its files go with it, even when nobody shut the kernels down."""
     server = StockServer()

@@ -96,7 +96,7 @@ class SessionPool:
             self._retrying.succeeded()
         self._failed_at = now
         self._retrying.failed()
-        log.warning("no spare session: %s (next try in %s)", why, format_seconds(self._retrying.remaining))
+        log.warning("no spare session: %s (next try in %s)", why, format_seconds(round(self._retrying.remaining, 1)))
 
     def _there(self, environment: str) -> list[SessionHandle]:
         processes = self._supervisor.processes.values()

@@ -31,6 +31,7 @@ def reach(path: Path) -> PacketSocket:
         time.sleep(0.01)
 
 
+@pytest.mark.heavy
 def test_everything_sessions_share_is_imported_without_a_device() -> None:
     """Neither torch nor what is imported beside it initialises CUDA."""
     code = """if True:
