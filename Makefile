@@ -27,7 +27,7 @@ help: ## list these targets
 test: $(INSTALLED) labextension lint ## lint, and the fast tests (ARGS= names some, WORKERS= runs as many at a time)
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow')
 
-test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, documents, wheel, other software
+test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow')
 
 # The CUDA build of torch on a driver of our own, outside the checkout; TORCH=newest or TORCH=2.12.0 takes another torch.

@@ -21,6 +21,7 @@ from tests.cli.support import PATIENCE, processes_of, wait_until
 from tests.status.documents import to_json
 
 
+@pytest.mark.heavy
 def test_it_answers_and_goes_without_a_trace() -> None:
     """Once started both answer; once stopped there is no process, no file, nobody at the port."""
     with LocalStack(users=["ada", "grace"], capacity="1GiB") as stack:

@@ -28,8 +28,8 @@ _OF_OWN_PYTHON = frozenset({"PYTHONPATH", "VIRTUAL_ENV"})
 
 #: seconds to wait for a small process to listen
 _START_TIMEOUT = 30.0
-#: seconds to wait for one to end with all that it has started
-_END_TIMEOUT = 10.0
+#: seconds to wait for one to answer, or to end with all that it has started
+PATIENCE = 10.0
 
 
 def scrubbed_environment(python: str = sys.executable) -> dict[str, str]:
@@ -86,9 +86,17 @@ async def reach(
         await asyncio.sleep(0.01)
 
 
-def wait_for_end(small: PacketSocket) -> None:
-    """Wait until the process at the other end is gone: its end closes the connection. One that hangs is killed."""
-    small.set_timeout(_END_TIMEOUT)
+def wait_for_end(small: PacketSocket, patience: float = PATIENCE) -> None:
+    """Wait until the process at the other end is gone: its end closes the connection.
+
+    Parameters
+    ----------
+    small
+        A connection to it.
+    patience
+        Seconds until one that hangs is killed.
+    """
+    small.set_timeout(patience)
     for is_last in (False, True):
         try:
             while small.receive()[0] is not None:

@@ -13,6 +13,7 @@ from tests.fuzz.conftest import attached
 from tests.gateway.client import PATIENCE
 
 
+@pytest.mark.heavy
 def test_anothers_place_is_not_ones_own(scene: Scene) -> None:
     """Who names the place of another user's notebook, as its relay does, gets a session of her own."""
 

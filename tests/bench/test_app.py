@@ -79,6 +79,7 @@ def test_what_cannot_be_run_is_said_and_1(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(300)  # on a busy machine each of the services takes its time to end
 def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
     """Interrupted while two endless trainings run, it ends its processes and removes its files."""

@@ -32,6 +32,7 @@ def server(stack: LocalStack) -> Iterator[StockServer]:
         yield server
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", ["stock", "gateway", "relay"])
 def test_all_ways_lead_to_a_kernel(stack: LocalStack, server: StockServer, way: str) -> None:
     """One client code for the three of them: text, values, errors, interrupts, and the kernel's end."""
@@ -85,6 +86,7 @@ def test_the_stock_server_is_as_pip_gives_it(server: StockServer) -> None:
     assert "jupyterlab" not in server.service.log_path.read_text()
 
 
+@pytest.mark.heavy
 def test_the_stock_server_leaves_nothing_behind() -> None:
     """Its kernels, its process and its files go with it, even when nobody shut the kernels down."""
     server = StockServer()

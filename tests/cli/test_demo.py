@@ -68,6 +68,7 @@ def test_notebooks_run_at_once_and_are_reported(stack: LocalStack, tmp_path: Pat
     wait_until(lambda: not stack.status().sessions, "the sessions' end")
 
 
+@pytest.mark.heavy
 def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
     """Interrupted in the middle, the demo ends its processes and removes its files."""
     environment = os.environ | {"TMPDIR": str(scratch)}

@@ -319,6 +319,7 @@ while not os.path.exists({flag!r}):
 """
 
 
+@pytest.mark.heavy
 def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(stack: LocalStack, tmp_path: Path) -> None:
     """The live trace names the own notebook and no other; the record has the same grants."""
     live, flag = tmp_path / "live.json", tmp_path / "flag"

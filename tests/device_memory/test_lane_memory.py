@@ -16,6 +16,7 @@ from tests.device_memory.pool_model import OutOfMemoryError
 from tests.device_memory.support import LANE, WARM_UP, Replay, tensor_at, warm_up
 
 
+@pytest.mark.heavy
 def test_three_trainings_in_one_lane_keep_what_is_theirs(store, make_session):
     """They take turns at each boundary, the lane is poisoned at each, and no block of any of them is touched."""
     sessions = [make_session(name, check_lanes=True) for name in traces.STATIC]

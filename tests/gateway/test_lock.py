@@ -65,6 +65,7 @@ def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.heavy
 def test_a_second_gateway_is_refused_in_one_sentence_and_the_first_serves_on(tmp_path: Path) -> None:
     """On another port too; it says whom to stop."""
     with ended(first := start(tmp_path / "run")):
@@ -161,6 +162,7 @@ def test_a_gateway_of_another_account_locks_what_root_s_executor_made_for_it() -
             assert heard(third) == "here"
 
 
+@pytest.mark.heavy
 @needs_root
 def test_root_s_executor_makes_that_file_for_the_account_of_its_gateway() -> None:
     """As soon as it starts."""
@@ -174,6 +176,7 @@ def test_root_s_executor_makes_that_file_for_the_account_of_its_gateway() -> Non
         executor.close()
 
 
+@pytest.mark.heavy
 @needs_root
 def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
     """In a sentence each; in what root's executor makes for its account it writes everything, and says nothing."""

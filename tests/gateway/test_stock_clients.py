@@ -70,6 +70,7 @@ def _listens(port: int) -> bool:
         return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.heavy
 def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, server: Client) -> None:
     """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through; others' kernels stay unseen."""
 

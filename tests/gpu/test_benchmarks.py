@@ -12,6 +12,8 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.system.nvml import Gpu
 
+pytestmark = pytest.mark.heavy
+
 SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks" / "gpu").glob("*.py"))
 
 

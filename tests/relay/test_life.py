@@ -79,6 +79,7 @@ def test_a_relay_that_was_killed_comes_back_to_its_session(notebook: Notebook, s
     assert notebook.pid != killed
 
 
+@pytest.mark.heavy
 def test_a_shutdown_without_a_gateway_ends_in_time(tmp_path: Path) -> None:
     """The relay gives up on it by itself: Jupyter kills a kernel that takes longer than five seconds."""
     gateway = GatewayProcess(tmp_path)
@@ -92,6 +93,7 @@ def test_a_shutdown_without_a_gateway_ends_in_time(tmp_path: Path) -> None:
         gateway.kill()
 
 
+@pytest.mark.heavy
 def test_a_session_that_dies_says_so_in_its_cell(notebook: Notebook) -> None:
     """The cell gets an error instead of hanging its client, and the session that follows works."""
     outcome = notebook.run("import os; os._exit(3)")
@@ -101,6 +103,7 @@ def test_a_session_that_dies_says_so_in_its_cell(notebook: Notebook) -> None:
     assert notebook.run("print('again')").text() == "again\n"
 
 
+@pytest.mark.heavy
 def test_a_relay_ends_with_its_client(contract_gateway: GatewayProcess, tmp_path: Path) -> None:
     """A client that was killed leaves no relay behind, but its session waits for it."""
     code = f"""

@@ -56,6 +56,7 @@ def test_what_a_cell_prints_during_an_outage_arrives_after_it(
     assert outcome.text("stderr") == "" or is_long
 
 
+@pytest.mark.heavy
 def test_a_long_outage_is_said_in_the_cell(
     line: Line, notebook: Notebook, stock_gateway: GatewayProcess, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_running_cell_is_interrupted_once_the_gateway_is_back(line: Line, note
     assert notebook.run("print('later')").text() == "later\n"
 
 
+@pytest.mark.heavy
 def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path) -> None:
     """A gateway without a buffer loses the cell's end; the cell ends with an error instead of never."""
     gateway = GatewayProcess(tmp_path, "--AsyncMappingKernelManager.buffer_offline_messages=False")
@@ -125,6 +127,7 @@ def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path)
         gateway.stop()
 
 
+@pytest.mark.heavy
 def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: Path, tmp_path: Path) -> None:
     """A stock gateway takes its sessions with it: the cell says so, and the client starts the kernel anew."""
     gateway = GatewayProcess(tmp_path)
@@ -143,6 +146,7 @@ def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: P
         gateway.stop()
 
 
+@pytest.mark.heavy
 def test_a_token_withdrawn_during_an_outage_is_a_refusal(private_jupyter: Path, tmp_path: Path) -> None:
     """The relay does not knock for ever where it is not wanted; the next cell asks again."""
     gateway = GatewayProcess(tmp_path, contract=True)

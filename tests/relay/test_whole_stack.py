@@ -20,7 +20,7 @@ from tests.relay.support import TIMEOUT, Notebook, wait_until
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,6 @@ def test_a_relay_that_was_killed_comes_back_to_its_tensors(stack: LocalStack, no
     assert sessions(stack) == before
 
 
-@pytest.mark.heavy
 def test_an_output_that_is_too_long_for_a_websocket_breaks_none(notebook: Notebook) -> None:
     """The longest that the gateway passes on arrives; a sentence says that a longer one is not shown."""
     notebook.run("x = 1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sharedkernel.local_stack import LocalStack
 from tests.serverextension.conftest import StartServer
 from tests.serverextension.server import JupyterServer, is_connected
@@ -48,6 +50,7 @@ def test_the_gateway_s_token_stays_in_the_server(stack: LocalStack, ada: Jupyter
     assert stack.token("ada") not in str(ada.ask("GET", "/sharedkernel/api/quotas").body)
 
 
+@pytest.mark.heavy
 def test_it_works_with_the_gateway_option(stack: LocalStack, start_server: StartServer) -> None:
     """There a kernel has its session's id."""
     token = f"--GatewayClient.auth_token={stack.token('ada')}"

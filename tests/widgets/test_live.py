@@ -105,6 +105,7 @@ def test_queue_says_that_cells_take_turns(stack: LocalStack, tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.heavy
 def test_queue_tells_a_waiting_cell_its_place(tmp_path: Path) -> None:
     """Where cells run one after the other, Grace's waiting cell shows her place and who runs, then that it is her."""
 

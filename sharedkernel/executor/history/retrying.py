@@ -1,4 +1,4 @@
-"""When to try again to write a file for which there was no room: ever later, so that a full disk costs little."""
+"""When to try again what failed, such as to write to a full disk: ever later, so that it costs little."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 
 
 class Retrying:
-    """The attempts at one file.
+    """The attempts at one thing.
 
     Parameters
     ----------
@@ -28,6 +28,11 @@ class Retrying:
         """Whether the last attempt failed, or is still under way."""
         return self._due < math.inf
 
+    @property
+    def remaining(self) -> float:
+        """Seconds until the next attempt; 0 once that is due, or when the last one succeeded."""
+        return max(0.0, self._due - time.monotonic()) if self.is_lost else 0.0
+
     def failed(self) -> bool:
         """Record a failure; return whether it is the first one, which is worth saying."""
         is_first = not self.is_lost
@@ -43,5 +48,5 @@ class Retrying:
         return True
 
     def succeeded(self) -> None:
-        """Record that there is room again."""
+        """Record that the last attempt succeeded."""
         self._pause, self._due = self._first, math.inf

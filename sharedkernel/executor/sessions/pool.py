@@ -7,6 +7,7 @@ import logging
 import math
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
+from sharedkernel.executor.history.retrying import FIRST_RETRY, LONGEST_RETRY, Retrying
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks
@@ -16,9 +17,8 @@ log = logging.getLogger(__name__)
 
 #: seconds after the last start before the spares are made up again, so as not to compete with starts
 _DELAY = 0.3
-#: seconds after a spare has failed before the next one is forked: the first time, and the most, to which they double.
-#: What makes forks fail (a full disk, too many processes) is made no better by more of them
-FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+#: seconds without a failure after which the next one counts as the first
+_LONG_AGO = 2 * LONGEST_RETRY
 
 
 class SessionPool:
@@ -37,7 +37,8 @@ class SessionPool:
     def __init__(self, supervisor: Supervisor, number: int, *, first_retry: float = FIRST_RETRY) -> None:
         self._supervisor = supervisor
         self._number = number
-        self._first_retry = self._retry = first_retry
+        #: what makes forks fail (a full disk, too many processes) is made no better by more of them
+        self._retrying = Retrying(first_retry)
         #: when the last spare failed, in the event loop's seconds
         self._failed_at = -math.inf
         self._due: asyncio.TimerHandle | None = None
@@ -69,9 +70,8 @@ class SessionPool:
         """Make up what is missing, a little later."""
         if self._due is not None:
             self._due.cancel()
-        loop = asyncio.get_running_loop()
-        at = max(loop.time() + _DELAY, self._failed_at + self._retry)
-        self._due = loop.call_at(at, lambda: self._tasks.spawn(self._make_up()))
+        delay = max(_DELAY, self._retrying.remaining)
+        self._due = asyncio.get_running_loop().call_later(delay, lambda: self._tasks.spawn(self._make_up()))
 
     def ended(self, spare: SessionHandle) -> None:
         """Make up for *spare*, later if it failed by itself."""
@@ -92,10 +92,11 @@ class SessionPool:
 
     def _record_failure(self, why: str) -> None:
         now = asyncio.get_running_loop().time()
-        is_long_ago = now - self._failed_at > 2 * LONGEST_RETRY
-        self._retry = self._first_retry if is_long_ago else min(LONGEST_RETRY, 2 * self._retry)
+        if now - self._failed_at > _LONG_AGO:
+            self._retrying.succeeded()
         self._failed_at = now
-        log.warning("no spare session: %s (next try in %s)", why, format_seconds(self._retry))
+        self._retrying.failed()
+        log.warning("no spare session: %s (next try in %s)", why, format_seconds(round(self._retrying.remaining, 1)))
 
     def _there(self, environment: str) -> list[SessionHandle]:
         processes = self._supervisor.processes.values()

@@ -18,15 +18,14 @@ from weakref import WeakSet
 from sharedkernel import protocol
 from sharedkernel.executor.supervision.build_id import listener_of, process_build_id
 from sharedkernel.executor.supervision.environments import OWN, Environment
-from sharedkernel.ipc.helper_process import kill_peer, reach, wait_for_end
+from sharedkernel.ipc.helper_process import PATIENCE, kill_peer, reach, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, RETIRED_SOCKETS
 
 log = logging.getLogger(__name__)
 
-#: seconds from a request to fork to its answer, of a warm parent that has answered before and of a new one: that one
-#: imports torch first
-_PATIENCE, _FIRST_PATIENCE = 10.0, 50.0
+#: seconds from a request to fork to its answer, of a new warm parent: it imports torch first
+_FIRST_PATIENCE = 50.0
 
 
 class WarmParents:
@@ -43,7 +42,7 @@ class WarmParents:
     on_gone
         Called with the name of an environment whose warm parent ended.
     patience
-        Seconds that one which has answered before may take to answer; one that takes longer is killed.
+        Seconds that one which has answered before may take to answer, or to end; one that takes longer is killed.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class WarmParents:
         *,
         on_message: Callable[[Any], None],
         on_gone: Callable[[str], None],
-        patience: float = _PATIENCE,
+        patience: float = PATIENCE,
     ) -> None:
         self._directory = directory
         self._environments = environments
@@ -154,7 +153,7 @@ class WarmParents:
         for parent in parents:
             asyncio.get_running_loop().remove_reader(parent)
             if quit_too:
-                wait_for_end(parent)
+                wait_for_end(parent, self._patience)
             parent.close()
         if quit_too:
             for path in self._retired:

@@ -6,11 +6,15 @@ import asyncio
 import resource
 import socket
 
+import pytest
+
 from sharedkernel.paths import EXECUTOR_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.control.test_control_socket import HELLO
 from tests.executor.harness import Executor, until
 from tests.processes import open_files
+
+pytestmark = pytest.mark.heavy
 
 #: hangs up on the executor, as a fault of the connection would
 _HANG_UP = """if True:
@@ -35,7 +39,7 @@ def _limit_files(pid: int, most: int) -> None:
 
 def test_a_session_that_cannot_be_looked_at_lives(start_executor: StartExecutor) -> None:
     """It is told to try again, not that it is none of this executor's, and is served once there are descriptors."""
-    process = start_executor()
+    process = start_executor("--spares", "0")  # the fork of one would take the descriptors that are counted
     path = str(process.runtime_directory / EXECUTOR_SOCKET)
 
     async def main() -> None:

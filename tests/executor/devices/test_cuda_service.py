@@ -16,6 +16,8 @@ from sharedkernel.ipc.executor_client import ExecutorClient
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
 from tests.status.documents import to_json
 
+pytestmark = pytest.mark.heavy
+
 
 class FakeGpuProcess(ExecutorProcess):
     """An executor process that serves it."""

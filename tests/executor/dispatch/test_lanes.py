@@ -17,6 +17,8 @@ from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.status.documents import to_json
 
+pytestmark = pytest.mark.heavy
+
 _HERE = Path(__file__).parents[1]
 _PATH = (_HERE.parents[1], _HERE / "lanes/site", _HERE.parent / "device_memory/stand_in")
 

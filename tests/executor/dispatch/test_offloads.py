@@ -142,6 +142,7 @@ def test_who_runs_code_is_not_offloaded(process: ExecutorProcess) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.heavy
 def test_an_offloaded_session_outlives_its_executor() -> None:
     """The next one knows that it is offloaded, and lets it come back."""
 

@@ -76,6 +76,7 @@ def replayed(process: ExecutorProcess) -> list[list[float]]:
     return beside
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(PROCESSORS < 2, reason="one session keeps the only processor busy")
 def test_sessions_run_side_by_side_as_far_as_they_are_foreseen_to_fit(
     parallel: ExecutorProcess, tmp_path: Path

@@ -174,7 +174,8 @@ def test_the_last_minutes_are_a_small_document_however_many_share() -> None:
     watched.desk.begin(*names, ephemeral=10)
     for _ in range(4 * 60):
         watched.at(watched.desk.now + 1.0)
-        (holder,) = (name for name in names if watched.desk.state(name) in ("running", "preempting"))
+        sessions = watched.desk.scheduler.snapshot(watched.desk.now).sessions
+        (holder,) = (session.id for session in sessions if session.state in ("running", "preempting"))
         watched.desk.release(holder)
         watched.look()
         watched.desk.want(holder)

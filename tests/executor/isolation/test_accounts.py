@@ -27,6 +27,7 @@ from tests.executor.isolation import ADA, FIRST_UID, ApartExecutor, Executor, ne
 pytestmark = needs_root
 
 
+@pytest.mark.heavy
 def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
     """A user has the same number in every session and after a restart; names that look alike have others."""
 
@@ -64,6 +65,7 @@ def test_a_wrong_range_gets_one_sentence(options: list[str], expected: str, tmp_
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.heavy
 def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> None:
     """Sessions that run go on as they are; a spare, which could still gain rights, is no user's any more."""
     rights = "import os; os.getuid(), 'NoNewPrivs:\\t1' in open('/proc/self/status').read()"

@@ -8,6 +8,7 @@ import resource
 from pathlib import Path
 
 import psutil
+import pytest
 
 from sharedkernel.executor.processes.connections import MOST_UNGREETED
 from sharedkernel.paths import EXECUTOR_SOCKET
@@ -122,6 +123,7 @@ def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> 
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor) -> None:
     """One user has few of them, with little in each and for seconds only; others are served meanwhile."""
 

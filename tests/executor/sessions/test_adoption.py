@@ -42,6 +42,7 @@ async def kept_service(executor: Executor, notebook: Notebook) -> float:
     return found
 
 
+@pytest.mark.heavy
 def test_a_session_may_end_while_an_executor_starts(start_executor: StartExecutor) -> None:
     """It is not there then, and all others are: killed after its page was taken over, before the warm parent is up."""
     process = start_executor("--spares", "0")
@@ -135,6 +136,7 @@ def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> No
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_a_killed_warm_parent_costs_no_session(process: ExecutorProcess) -> None:
     """Sessions run on, and the next start gets a new warm parent."""
 
@@ -174,6 +176,7 @@ def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess)
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_started(start_executor: StartExecutor) -> None:
     """The next gateway may have asked already which sessions there are; it would be nobody's for ever."""
 
@@ -202,6 +205,7 @@ def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_started(st
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExecutor) -> None:
     """It would run its user's cells in the folder and environment of a spare; another is started in its place."""
 
@@ -257,6 +261,7 @@ def test_no_executor_counts_as_one_before_it_did(process: ExecutorProcess) -> No
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_sessions_outlive_an_executor_and_its_keeper(fifo_process: ExecutorProcess) -> None:
     """Their records are on disk, their pages open in themselves: the next executor has them, and the one after it."""
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
+
+pytestmark = pytest.mark.heavy
 
 _ASKED = {"KERNEL_ENV_PYTORCH_JIT": "0", "KERNEL_ENV_MINE": "a b"}
 #: whether torch has read the variable

@@ -11,6 +11,8 @@ import pytest
 
 from tests.executor.harness import Executor, ExecutorProcess
 
+pytestmark = pytest.mark.heavy
+
 
 def make_wheel(folder: Path) -> Path:
     """Write a wheel of one module, `own_package`, that requires torch (which the shared environment has)."""
@@ -72,7 +74,6 @@ def test_a_line_of_pip_is_one_of_the_shell(process: ExecutorProcess, tmp_path: P
     asyncio.run(main())
 
 
-@pytest.mark.heavy
 def test_every_way_to_pip_is_the_users_own(process: ExecutorProcess, tmp_path: Path) -> None:
     """Also by the path, by the module, by the interpreter's name and from Python; what is shared stays as it is."""
     make_wheel(tmp_path)

@@ -102,6 +102,7 @@ def test_a_short_cell_gets_in_beside_endless_ones(process: ExecutorProcess) -> N
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_code_that_spins_in_c_is_stopped_for_others(process: ExecutorProcess) -> None:
     """A holder deep in a foreign call hears no signal; others run all the same, and it is not hurt."""
 
@@ -224,6 +225,7 @@ def test_forks_and_worker_processes_do_not_disturb(process: ExecutorProcess) -> 
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_a_flood_of_output_disturbs_nobody_else(process: ExecutorProcess) -> None:
     """One session prints megabytes; another's cell runs meanwhile."""
 

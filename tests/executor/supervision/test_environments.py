@@ -30,6 +30,7 @@ def process(python: Path) -> Iterator[ExecutorProcess]:
     process.close()
 
 
+@pytest.mark.heavy
 def test_sessions_run_where_they_were_asked_to(process: ExecutorProcess, python: Path) -> None:
     """Side by side with those of the executor's own environment, also when another executor has taken over."""
 

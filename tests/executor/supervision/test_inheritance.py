@@ -18,6 +18,8 @@ from sharedkernel.paths import KEEPER_SOCKET, WARM_PARENT_SOCKET
 from tests.executor.harness import Executor, ExecutorProcess, until
 from tests.processes import open_files, signals, tcp_listeners, unix_listeners
 
+pytestmark = pytest.mark.heavy
+
 #: names of variables that a process may have from its executor
 PASSED_ON = {"HOME", "LANG", "OMP_NUM_THREADS", "PATH", "XDG_DATA_HOME"}
 #: those that libraries and the session itself set

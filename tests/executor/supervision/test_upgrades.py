@@ -22,6 +22,8 @@ from sharedkernel.paths import EXECUTOR_SOCKET, KEEPER_SOCKET, RECORDS_DIRECTORY
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, Notebook, until
 
+pytestmark = pytest.mark.heavy
+
 _VERSION = "import sharedkernel; sharedkernel.__version__"
 
 

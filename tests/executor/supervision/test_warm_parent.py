@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from sharedkernel import protocol
 from sharedkernel.executor.supervision.warm_parent import why_unfit
@@ -30,6 +31,7 @@ def reach(path: Path) -> PacketSocket:
         time.sleep(0.01)
 
 
+@pytest.mark.heavy
 def test_everything_sessions_share_is_imported_without_a_device() -> None:
     """Neither torch nor what is imported beside it initialises CUDA."""
     code = """if True:
@@ -52,6 +54,7 @@ def test_an_initialised_driver_is_noticed_by_what_it_opens(tmp_path: Path) -> No
     assert "does not survive a fork" in (why_unfit(tmp_path) or "")
 
 
+@pytest.mark.heavy
 def test_it_ends_although_its_executor_went_while_it_was_starting(scratch: Path) -> None:
     """Told to fork a session and then to quit, by one that waited for neither: it leaves nothing behind."""
     path = scratch / "warm.sock"

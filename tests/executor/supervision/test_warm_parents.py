@@ -69,6 +69,7 @@ async def parents(directory: Path, *, patience: float = PATIENCE) -> AsyncIterat
         found.page.close()
 
 
+@pytest.mark.heavy
 def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
     """It is ended, which is told of as any other end; its sessions live, and the next fork starts another."""
 
@@ -94,7 +95,7 @@ def test_one_that_does_not_answer_ends_with_its_executor(scratch: Path) -> None:
     """Told to quit, it has a while for that; an executor that stops does not wait for it for ever."""
 
     async def main() -> None:
-        async with parents(scratch) as found:
+        async with parents(scratch, patience=1.0) as found:
             await found.fork()
             session = psutil.Process(await found.forked())
             parent = psutil.Process(session.ppid())

@@ -16,6 +16,8 @@ from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET, device_direc
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import STATUS, devices_of, execute, start_on_each, status_of, until
 
+pytestmark = pytest.mark.heavy
+
 
 def test_an_executor_that_is_away_concerns_its_own_sessions_only(devices: Stack) -> None:
     """They cannot be ended or restarted, though their cells run on; everything else works, and it is said."""
@@ -148,7 +150,6 @@ def test_an_executor_that_does_not_answer_keeps_nobody_waiting(devices: Stack) -
     run(scenario())
 
 
-@pytest.mark.heavy
 def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices: Stack) -> None:
     """Readiness names its device; whatever concerns the other one, or all, is answered meanwhile."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 
+import pytest
+
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import DEVICES, KEEP, STATUS, devices_of, execute, keep, start_on_each, status_of
 from tests.status.documents import to_json
@@ -158,6 +160,7 @@ def test_who_has_a_shelf_gets_sessions_where_it_is(devices: Stack) -> None:
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_new_gateway_adopts_the_sessions_of_all_devices(devices: Stack) -> None:
     """Same ids, same processes, same devices; one's client finds its own."""
     grace = devices.client("grace")
@@ -202,6 +205,7 @@ def test_the_rule_may_be_changed_while_the_gateway_serves_and_the_devices_may_no
         devices.reload(old)
 
 
+@pytest.mark.heavy
 def test_the_only_executor_is_found_whichever_device_it_serves() -> None:
     """No gateway needs to be told of a single device, and status is as it always was."""
     with Stack(users=["ada"], device="host:1", capacity="1GiB", executor_arguments=["--spares", "0"]) as stack:

@@ -118,6 +118,7 @@ def test_metrics_and_readiness_say_when_the_executor_is_away(tmp_path: Path) -> 
         run(scenario())
 
 
+@pytest.mark.heavy
 def test_an_executor_that_hangs_is_not_ready(tmp_path: Path) -> None:
     """Readiness and status say so within seconds, instead of waiting for it, and everything goes on when it does."""
     with Stack(users=["ada"], capacity="256MiB") as own:
@@ -383,6 +384,7 @@ def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(changed: Stack) -> None:
     """Sessions outlive it, and `--drain` returns when it is gone; without a gateway it says so."""
     arguments = ["--runtime-dir", str(changed.runtime_directory), "--port", str(changed.port), "--drain"]

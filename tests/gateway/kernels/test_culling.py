@@ -33,6 +33,7 @@ async def offloads(client: Client) -> float:
     return total(await scrape(client), "sharedkernel_offloads_total")
 
 
+@pytest.mark.heavy
 def test_idle_means_that_nothing_runs(stack: Stack) -> None:
     """An open page does not keep a session, a cell or a thread that computes does; who loses it is told before."""
     spinning = "import threading\ndef spin():\n    while True: sum(range(10**5))\nthreading.Thread(target=spin).start()"
@@ -88,6 +89,7 @@ def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
         stack.reload(old)  # without what was PUT
 
 
+@pytest.mark.heavy
 def test_one_that_does_not_react_keeps_no_other_from_its_end(stack: Stack) -> None:
     """Nor itself: the offload that it never answers is not waited for when it is time to end it."""
 

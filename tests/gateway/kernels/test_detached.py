@@ -194,6 +194,7 @@ def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: St
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: Stack, tmp_path: Path) -> None:
     """A cell that asks and runs on finds out at its end; each page keeps the session that it has."""
     ada = own_stack.client("ada")
@@ -220,6 +221,7 @@ def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: S
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> None:
     """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not taken."""
     ada = own_stack.client("ada")
@@ -300,6 +302,7 @@ def test_one_that_is_just_being_left_is_waited_for(own_stack: Stack) -> None:
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_one_that_another_page_has_open_stays_with_it(own_stack: Stack) -> None:
     """Its notebook on this machine gets the one before, and is told so."""
     ada = own_stack.client("ada")

@@ -37,6 +37,7 @@ async def begin(client: Client, session_id: str, code: str) -> tuple[str, str]:
         return kernel, (await channels.run(code))["text"].strip()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
     """Killed or stopped and started again: same kernel id, same process, same variable, same place."""
@@ -62,6 +63,7 @@ def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_client_that_comes_first_of_all_gets_its_session(own_stack: Stack) -> None:
     """Before the gateway knows the executor's sessions, or just when it meets it, nobody is given another one."""
     grace = own_stack.client("grace")
@@ -81,6 +83,7 @@ def test_a_client_that_comes_first_of_all_gets_its_session(own_stack: Stack) -> 
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack: Stack) -> None:
     """As when the executor ends between starting it and saying so: nothing that they asked before will be answered."""
     grace = own_stack.client("grace")
@@ -114,6 +117,7 @@ def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_session_that_ends_before_its_start_is_heard_of_is_started_again(own_stack: Stack) -> None:
     """A gateway that was busy reads both news at once."""
     grace = own_stack.client("grace")
@@ -147,6 +151,7 @@ def test_a_session_that_ends_before_its_start_is_heard_of_is_started_again(own_s
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_session_that_ends_as_it_is_shut_down_is_gone(own_stack: Stack) -> None:
     """It is no error, and no kernel is left that nothing answers for."""
     grace = own_stack.client("grace")
@@ -170,6 +175,7 @@ def test_a_session_that_ends_as_it_is_shut_down_is_gone(own_stack: Stack) -> Non
     run(scenario())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("same_process", [True, False])
 def test_what_was_asked_of_a_process_does_not_run_in_the_next(own_stack: Stack, same_process: bool) -> None:
     """A relay hears of the other process, and what it has sent meanwhile is gone; a browser's cell runs in any."""
@@ -226,6 +232,7 @@ def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_without_an_executor_there_is_a_sentence_and_with_the_next_one_the_sessions(own_stack: Stack) -> None:
     """503 meanwhile, for what is unknown too; the next executor's sessions are the old ones."""
     grace = own_stack.client("grace")
@@ -274,6 +281,7 @@ def test_without_an_executor_there_is_a_sentence_and_with_the_next_one_the_sessi
     run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own_stack: Stack) -> None:
     """The kernel id stays; the user reads that the variables are gone."""
     grace = own_stack.client("grace")

@@ -65,6 +65,7 @@ def test_another_process_can_run_it(session: SessionUnderTest, call: str) -> Non
     assert (reply["status"], reply["text"]) == ("ok", "True\n"), reply
 
 
+@pytest.mark.heavy
 def test_workers_can_run_it(session: SessionUnderTest) -> None:
     """Those of `joblib`, which are other processes."""
     reply = session.run(
