@@ -59,6 +59,8 @@ class Reply:
     reply_seconds: float
     #: from sending it until both its reply and "idle" were there, in seconds
     seconds: float
+    #: messages that were about it, those two included
+    num_messages: int
 
 
 class Notebook:
@@ -202,11 +204,12 @@ class Notebook:
         assert self._socket is not None
         texts: list[str] = []
         error: str | None = None
-        replied_at, idle = 0.0, False
+        replied_at, idle, num_messages = 0.0, False, 0
         sent_at = time.perf_counter()
         await self._socket.write_message(frame, binary=True)
         while not (replied_at and idle):
             message_type, content = await self._next_about(message_id)
+            num_messages += 1
             match message_type:
                 case "execute_reply":
                     replied_at = time.perf_counter()
@@ -221,6 +224,7 @@ class Notebook:
             error=error,
             reply_seconds=replied_at - sent_at,
             seconds=time.perf_counter() - sent_at,
+            num_messages=num_messages,
         )
 
     async def _next_about(self, message_id: str) -> tuple[str, dict[str, Any]]:
