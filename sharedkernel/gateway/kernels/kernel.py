@@ -356,23 +356,19 @@ class SessionKernel(ServerKernelManager):
     # --- its messages -------------------------------------------------------------------------------------------------
 
     def connect(
-        self, channel: str, identity: bytes | None = None, *, hold_unread: Callable[[int], None] | None = None
+        self, channel: str, identity: bytes = b"", *, hold_unread: Callable[[int], None] | None = None
     ) -> SessionSocket:
-        """Return a connection to the session's process.
+        """Return a connection to the session's process, with short queues: messages wait at the sender instead.
 
         Parameters
         ----------
         channel
             Jupyter's name of it.
         identity
-            Names this end; None: any name.
+            Names this end; empty: any name.
         hold_unread
             See :class:`.SessionSocket`.
         """
-        return SessionSocket(self._create_connected_socket(channel, identity), channel, hold_unread)
-
-    def _create_connected_socket(self, channel: str, identity: bytes | None = None) -> zmq.Socket[bytes]:
-        """Return a socket of the session's *channel*, with short queues: messages wait at the sender instead."""
         connected = self.context.socket(channel_socket_types[channel], socket_class=zmq.Socket)
         connected.linger = 1000
         connected.sndhwm = _QUEUE
@@ -384,7 +380,7 @@ class SessionKernel(ServerKernelManager):
         if identity:
             connected.identity = identity
         connected.connect(self._make_url(channel))
-        return connected
+        return SessionSocket(connected, channel, hold_unread)
 
     async def wait_until_settled(self) -> None:
         """Return when its process is not being ended or replaced."""
