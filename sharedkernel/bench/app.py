@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from traitlets import Bool, Int, TraitError, validate
 
-from sharedkernel.bench import alone, fairness, interactive, oversubscription, roundtrip, start, switch, ui
+from sharedkernel.bench import alone, fairness, flood, interactive, oversubscription, roundtrip, start, switch, ui
 from sharedkernel.bench.stack.results import Conditions, Effort, Result
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import StackCommandApp
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
     "start": start.run,
     "alone": alone.run,
     "roundtrip": roundtrip.run,
+    "flood": flood.run,
     "fairness": fairness.run,
     "interactive": interactive.run,
     "switch": switch.run,

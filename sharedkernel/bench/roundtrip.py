@@ -6,7 +6,7 @@ import asyncio
 import statistics
 from contextlib import AsyncExitStack
 
-from sharedkernel.bench.stack.client import Notebook, open_notebook
+from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
 from sharedkernel.bench.stack.results import Conditions, Result, Target, brief, median_ratio, percentile
 from sharedkernel.bench.stack.servers import StockServer, gateway_route
 from sharedkernel.local_stack import LocalStack
@@ -16,11 +16,19 @@ _CELL = "1+1"
 _BLOCK = 200
 #: cells before it counts
 _WARM_UP = 50
+#: kernels that a stock server has besides, and sessions that the gateway has
+_IDLE_KERNELS, _IDLE_SESSIONS = 20, 120
 
 
 def run(conditions: Conditions) -> list[Result]:
     """Run the benchmark `roundtrip`."""
-    with LocalStack(**conditions.stack_options) as stack, StockServer(stack) as server:
+    most = 2 * _IDLE_SESSIONS
+    stack = LocalStack(
+        **conditions.stack_options,
+        quotas={"default": {"sessions": most}},
+        config=f"c.SharedKernelGateway.max_websockets = {most}",
+    )
+    with stack, StockServer(stack) as server:
         return asyncio.run(_measure(conditions, stack, server))
 
 
@@ -38,11 +46,11 @@ async def _measure(conditions: Conditions, stack: LocalStack, server: StockServe
                 p50s[name].append(percentile(seconds, 50))
                 p99s[name].append(percentile(seconds, 99))
     results = []
-    for name, bound, way in (
-        ("gateway", 1.3, "straight through the gateway"),
-        ("relay", 1.8, "through server, relay and gateway"),
+    for name, bounds, way in (
+        ("gateway", (0.75, 1.0), "straight through the gateway"),
+        ("relay", (1.25, 1.8), "through server, relay and gateway"),
     ):
-        for percent, values in (("p50", p50s), ("p99", p99s)):
+        for percent, values, bound in (("p50", p50s, bounds[0]), ("p99", p99s, bounds[1])):
             stock, shared = (brief(statistics.median(values[side])) for side in ("stock", name))
             results.append(
                 Result(
@@ -55,7 +63,37 @@ async def _measure(conditions: Conditions, stack: LocalStack, server: StockServe
                     f"blocks of {_BLOCK} cells by each way in turn.",
                 )
             )
-    return results
+    return [*results, await _beside_idle_ones(conditions, server.stock, gateway_route(stack))]
+
+
+async def _beside_idle_ones(conditions: Conditions, stock: Route, gateway: Route) -> Result:
+    """Measure cells of one notebook on each side while many others have a kernel and run nothing."""
+    blocks = conditions.effort.runs(5)
+    p50s: dict[str, list[float]] = {"stock": [], "gateway": []}
+    async with AsyncExitStack() as contexts:
+        for route, count in ((stock, _IDLE_KERNELS), (gateway, _IDLE_SESSIONS)):
+            conditions.say(f"starting {count} idle kernels at {route.name}")
+            for _ in range(count):
+                await (await contexts.enter_async_context(open_notebook(route))).execute("pass")
+        notebooks = {
+            name: await contexts.enter_async_context(open_notebook(route))
+            for name, route in (("stock", stock), ("gateway", gateway))
+        }
+        await _time_cells(notebooks, _WARM_UP)
+        for block in range(blocks):
+            conditions.say(f"`{_CELL}` {_BLOCK} times beside idle kernels, {block + 1} of {blocks}")
+            for name, seconds in (await _time_cells(notebooks, _BLOCK)).items():
+                p50s[name].append(percentile(seconds, 50))
+    stock_p50, shared_p50 = (brief(statistics.median(p50s[side])) for side in ("stock", "gateway"))
+    return Result(
+        metric="idle120_p50",
+        value=median_ratio(p50s["gateway"], p50s["stock"]),
+        unit="ratio",
+        target=Target("<=", 0.8),
+        how=f"p50 of `{_CELL}` beside idle kernels: {stock_p50} for a stock kernel beside {_IDLE_KERNELS} others of "
+        f"its Jupyter server, {shared_p50} straight through the gateway beside {_IDLE_SESSIONS} sessions; medians, and "
+        f"the median ratio, of {blocks} blocks of {_BLOCK} cells by each way in turn.",
+    )
 
 
 async def _time_cells(notebooks: dict[str, Notebook], count: int) -> dict[str, list[float]]:

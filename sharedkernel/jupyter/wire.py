@@ -13,9 +13,10 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from sharedkernel.errors import ConfigError, ProtocolError
@@ -136,13 +137,16 @@ def to_websocket(channel: str, parts: Sequence[bytes]) -> bytes:
     parts
         From the message's header on.
     """
+    return b"".join(to_websocket_pieces(channel, parts))
+
+
+def to_websocket_pieces(channel: str, parts: Sequence[bytes]) -> list[bytes]:
+    """Return what :func:`to_websocket` does, not joined yet; parameters are the same."""
     name = channel.encode("ascii")
-    offset = _WORD * (1 + len(parts) + 2)
-    table = [len(parts) + 2, offset]
-    for piece in (name, *parts):
-        offset += len(piece)
-        table.append(offset)
-    return b"".join([*(number.to_bytes(_WORD, "little") for number in table), name, *parts])
+    count = len(parts) + 2
+    start = _WORD * (1 + count)
+    offsets = accumulate(map(len, parts), initial=start + len(name))
+    return [struct.pack(f"<{count + 1}Q", count, start, *offsets), name, *parts]
 
 
 def from_websocket(frame: bytes) -> tuple[str, list[bytes]]:
@@ -156,8 +160,7 @@ def from_websocket(frame: bytes) -> tuple[str, list[bytes]]:
     count = int.from_bytes(frame[:_WORD], "little")
     if not 2 + _JSON_PARTS <= count <= len(frame) // _WORD:
         raise ProtocolError("a websocket frame that holds no message.")
-    ends = range(_WORD, _WORD * (count + 1), _WORD)
-    offsets = [int.from_bytes(frame[at : at + _WORD], "little") for at in ends]
+    offsets = list(struct.unpack_from(f"<{count}Q", frame, _WORD))
     if offsets != sorted(offsets) or offsets[-1] > len(frame):
         raise ProtocolError("a websocket frame whose offsets do not fit.")
     name, *parts = (frame[start:end] for start, end in pairwise(offsets))

@@ -51,16 +51,21 @@ def test_help_names_the_benchmarks() -> None:
 
 
 @pytest.mark.heavy
-def test_a_benchmark_prints_one_document_of_figures(scratch: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("roundtrip", ["gateway_p50", "gateway_p99", "relay_p50", "relay_p99", "idle120_p50"]),
+        ("flood", ["messages_per_second"]),
+    ],
+)
+def test_a_benchmark_prints_one_document_of_figures(name: str, metrics: list[str], scratch: Path) -> None:
     """The JSON is alone on standard output, with the fixed names; a missed target is no error."""
-    done = bench("roundtrip", "--repeats", "1", "--json", TMPDIR=str(scratch))
+    done = bench(name, "--repeats", "1", "--json", TMPDIR=str(scratch))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document.keys() == {"name", "results"}
-    assert document["name"] == "roundtrip"
-    assert [result["metric"] for result in document["results"]] == [
-        "gateway_p50", "gateway_p99", "relay_p50", "relay_p99",
-    ]  # fmt: skip
+    assert document["name"] == name
+    assert [result["metric"] for result in document["results"]] == metrics
     for result in document["results"]:
         assert result.keys() == {"metric", "value", "unit", "target", "met", "how"}
         assert result["unit"] == "ratio"

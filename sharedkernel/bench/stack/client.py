@@ -154,6 +154,34 @@ class Notebook:
         text = await self.run(code)
         return json.loads(text.splitlines()[-1])
 
+    async def count(self, code: str) -> int:
+        """Run a cell that must end well, and return how many messages came until its end; they are hardly looked at.
+
+        Raises
+        ------
+        BenchmarkFailed
+            When it ended otherwise, or not at all.
+        """
+        assert self._socket is not None
+        parts = new_message("execute_request", _execute_content(code), session=self._session_id)
+        await self._socket.write_message(to_websocket("shell", parts), binary=True)
+        num_messages, replied, idle = 0, False, False
+        try:
+            async with asyncio.timeout(self._patience):
+                while not (replied and idle):
+                    frame = await self._socket.read_message()
+                    if not isinstance(frame, bytes):
+                        raise BenchmarkFailed(f"{self.route.name} closed the websocket while a cell ran.")
+                    num_messages += 1
+                    idle = idle or b'"execution_state": "idle"' in frame
+                    if b'"execute_reply"' in frame:
+                        replied = True
+                        if b'"status": "ok"' not in frame:
+                            raise BenchmarkFailed(f"a cell at {self.route.name} failed.")
+        except TimeoutError:
+            raise BenchmarkFailed(f"a cell at {self.route.name} did not end within {self._patience:.0f} s.") from None
+        return num_messages
+
     async def chat(self, num_requests: int) -> None:
         """Ask *num_requests* questions that cost next to nothing, all at once, and wait for the answers.
 

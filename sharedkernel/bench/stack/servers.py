@@ -14,6 +14,7 @@ import secrets
 import shutil
 import tempfile
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,9 +39,11 @@ class StockServer:
     ----------
     stack
         Whose kernelspec it offers as well, for the stack's first user; None: only the stock kernel.
+    options
+        More options for the server's command line.
     """
 
-    def __init__(self, stack: LocalStack | None = None) -> None:
+    def __init__(self, stack: LocalStack | None = None, *, options: Sequence[str] = ()) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-stock-"))
         self._stack = stack
         port = free_port()
@@ -50,7 +53,7 @@ class StockServer:
             [
                 "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
                 "--ServerApp.open_browser=False", "--ServerApp.allow_root=True",
-                f"--ServerApp.root_dir={self.directory}",
+                f"--ServerApp.root_dir={self.directory}", *options,
             ],
             log_path=self.directory / "server.log",
             is_ready=self._answers,

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter.wire import read_object
 
@@ -15,6 +17,16 @@ _MAX_REQUESTED = 10_000
 #: most requests remembered that are in progress, and the longest header of one, in bytes: sessions can name any
 _MAX_RUNNING = 1000
 _MAX_HEADER = 16 * 1024
+
+
+class _Header(msgspec.Struct):
+    """What is read of a message's header."""
+
+    msg_type: str = ""
+
+
+#: checks that a header is valid, and reads no more of it
+_read_header = msgspec.json.Decoder(_Header).decode
 
 
 class KernelActivity:
@@ -36,6 +48,8 @@ class KernelActivity:
         self._requested: dict[str, dict[str, Any]] = {}
         #: whether a cell runs that began before this gateway listened
         self._busy_before = False
+        #: the last parent header, as bytes, parsed, and whether it is tracked: all outputs of a cell have the same
+        self._parent: tuple[bytes, dict[str, Any], bool] = (b"", {}, True)
 
     @property
     def state(self) -> str:
@@ -88,9 +102,14 @@ class KernelActivity:
         """
         if len(parts) < 4:
             raise ProtocolError("a message with too few parts.")
-        message_type = str(read_object(parts[0]).get("msg_type"))
-        parent = read_object(parts[1])
-        tracked = self._is_tracked(str(parent.get("msg_type")))
+        try:
+            message_type = _read_header(parts[0]).msg_type
+        except msgspec.MsgspecError:
+            raise ProtocolError("a message without a valid header.") from None
+        if parts[1] != self._parent[0]:
+            parsed = read_object(parts[1])
+            self._parent = parts[1], parsed, self._is_tracked(str(parsed.get("msg_type")))
+        _, parent, tracked = self._parent
         if message_type == "status" and tracked:
             is_short = len(parts[1]) <= _MAX_HEADER
             self._record_status(str(read_object(parts[3]).get("execution_state")), parent, keep=is_short)

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from zmq.eventloop.zmqstream import ZMQStream
-
+from sharedkernel.gateway.channels.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import read_object
 
 #: updates of one comm that are searched for values that a later one sets again; older ones are kept
@@ -36,7 +35,7 @@ class Backlog:
         Most bytes of outputs kept, and of replies read.
     """
 
-    def __init__(self, session_key: str, channels: Mapping[str, ZMQStream], *, limit_bytes: int) -> None:
+    def __init__(self, session_key: str, channels: Mapping[str, SessionSocket], *, limit_bytes: int) -> None:
         self.session_key = session_key
         self.channels = dict(channels)
         #: published messages by their number, oldest first, as zmq frames
@@ -54,8 +53,8 @@ class Backlog:
         self._updates: dict[str, dict[int, set[str]]] = {}
         #: the comms of those updates, by their number
         self._comms: dict[int, str] = {}
-        for channel, stream in self.channels.items():
-            stream.on_recv(partial(self._keep_reply, channel))
+        for channel, socket in self.channels.items():
+            socket.on_recv(partial(self._keep_reply, channel))
 
     def is_for(self, session_key: str) -> bool:
         """Whether the client *session_key* may get it."""
@@ -117,17 +116,15 @@ class Backlog:
 
     def close(self) -> None:
         """Close the sockets: the client will not come back."""
-        for stream in self.channels.values():
-            if not stream.closed():
-                stream.on_recv(None)
-                stream.close()
+        for socket in self.channels.values():
+            socket.close()
 
     def _keep_reply(self, channel: str, frames: list[bytes]) -> None:
         self.replies.append((channel, frames))
         self._reply_bytes += _size(frames)
         if self._reply_bytes > self._limit:
-            for stream in self.channels.values():
-                stream.stop_on_recv()
+            for socket in self.channels.values():
+                socket.stop_on_recv()
 
 
 def _values_set(content: Mapping[str, Any]) -> set[str] | None:

@@ -15,8 +15,10 @@ CLIENT_CHANNELS = ("shell", "control", "stdin")
 Answer = tuple[str, str, dict[str, Any]]
 
 
-def parse_frame(frame: str | bytes, subprotocol: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the channel and the header of a frame, if Jupyter's own code can safely take it apart.
+def parse_frame(frame: str | bytes, subprotocol: str | None) -> tuple[str, dict[str, Any], list[bytes]]:
+    """Return the channel and the header of a frame, and its parts unless it has the framing of old clients.
+
+    Jupyter's own code can safely take such a frame apart.
 
     Parameters
     ----------
@@ -31,6 +33,7 @@ def parse_frame(frame: str | bytes, subprotocol: str | None) -> tuple[str, dict[
         When it cannot.
     """
     header: Any
+    parts: list[bytes] = []
     if subprotocol == WEBSOCKET_PROTOCOL:
         if isinstance(frame, str):
             raise ProtocolError("a text frame, where this protocol has binary ones.")
@@ -51,7 +54,7 @@ def parse_frame(frame: str | bytes, subprotocol: str | None) -> tuple[str, dict[
         raise ProtocolError(f"a message for the channel {channel!r}; clients send on {', '.join(CLIENT_CHANNELS)}.")
     if not (isinstance(header, dict) and isinstance(header.get("msg_id"), str)):
         raise ProtocolError("a message without an id.")
-    return channel, header
+    return channel, header, parts
 
 
 def refusal_answers(channel: str, message_type: str, sentence: str) -> list[Answer]:

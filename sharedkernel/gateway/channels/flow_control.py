@@ -2,19 +2,14 @@
 
 Unread outputs wait in the session, which itself waits when its queue is full (`session/kernel/backpressure.py`). So
 nothing is lost, and a flood slows down its own session and fills no other process's memory.
-
-Clients cannot be slowed down: messages to a session that does not read are counted, and refused when they are too many.
 """
 
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any
 
-from sharedkernel.gateway.channels.user_bytes import UserBytes
+from sharedkernel.gateway.channels.session_socket import SessionSocket
 
 
 class TokenBucket:
@@ -64,12 +59,12 @@ class OutputFlow:
     ) -> None:
         self._handle = handle
         self._messages, self._bytes = TokenBucket(messages_per_second), TokenBucket(bytes_per_second)
-        self._stream: Any = None
+        self._socket: SessionSocket | None = None
         self._holding: set[Hashable] = set()
 
-    def follow(self, stream: Any) -> None:
-        """Read the zmq stream *stream* instead of the one before; None: read nothing."""
-        self._stream = stream
+    def follow(self, socket: SessionSocket | None) -> None:
+        """Read *socket* instead of the one before; None: read nothing."""
+        self._socket = socket
         self._update()
 
     def hold(self, who: Hashable) -> None:
@@ -85,12 +80,12 @@ class OutputFlow:
             self._update()
 
     def _update(self) -> None:
-        if self._stream is None or self._stream.closed():
+        if self._socket is None or self._socket.closed():
             return
         if self._holding:
-            self._stream.stop_on_recv()
+            self._socket.stop_on_recv()
         else:
-            self._stream.on_recv(self._read)
+            self._socket.on_recv(self._read)
 
     def _read(self, frames: list[bytes]) -> None:
         loop = asyncio.get_running_loop()
@@ -100,53 +95,3 @@ class OutputFlow:
             self.hold(self)
             loop.call_later(pause, self.release, self)
         self._handle(frames)
-
-
-class UnreadCounter:
-    """Counts the bytes in a zmq stream that its session has not read. Needs a running event loop.
-
-    Parameters
-    ----------
-    stream
-        The stream; the counter takes its callback for sent messages.
-    budget
-        That of the client's user, in which they count as well.
-    user
-        Name of this user.
-    """
-
-    def __init__(self, stream: Any, budget: UserBytes, user: str) -> None:
-        self._stream = stream
-        self._sizes: deque[int] = deque()
-        self._bytes = 0
-        self._budget, self._user = budget, user
-        self._holder = object()
-        weakref.finalize(self, budget.release, self._holder)
-        stream.on_send(self._on_sent)
-
-    @property
-    def num_bytes(self) -> int:
-        """Number of unread bytes, less a few messages in the system's buffers."""
-        if not self._stream.sending():
-            self._sizes.clear()  # not every counted message was sent: Jupyter drops some types
-            self._set(0)
-        return self._bytes
-
-    def add(self, num_bytes: int) -> None:
-        """Count a message of *num_bytes* that is about to be sent on the stream.
-
-        Raises
-        ------
-        TooManyBytes
-            When its user's budget has no room for it.
-        """
-        self._set(self._bytes + num_bytes)
-        self._sizes.append(num_bytes)
-
-    def _on_sent(self, _message: object, _status: object) -> None:
-        if self._sizes:
-            self._set(self._bytes - self._sizes.popleft())
-
-    def _set(self, num_bytes: int) -> None:
-        self._budget.hold(self._user, self._holder, num_bytes)
-        self._bytes = num_bytes

@@ -17,6 +17,7 @@ from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.channels.flow_control import OutputFlow
+from sharedkernel.gateway.channels.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.units import format_bytes
 
@@ -32,8 +33,8 @@ class SessionClient(Hashable, Protocol):
     def open_channels(self) -> None:
         """Connect to the session's current process."""
 
-    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[bytes]) -> None:
-        """Send a message of the session to the client."""
+    def handle_outgoing_message(self, stream: SessionSocket, outgoing_msg: list[bytes]) -> None:
+        """Send a message that arrived on *stream* to the client."""
 
     def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
         """Show a sentence of the gateway's own on the stream *name*, below the cell with this header."""
@@ -52,7 +53,7 @@ class SessionOutputs:
     activity
         Records what the messages say.
     on_activity
-        Called after *activity* has recorded a message.
+        Called after *activity* has recorded messages.
     messages_per_second, bytes_per_second
         Most that is read; 0: no limit.
     """
@@ -69,11 +70,12 @@ class SessionOutputs:
         self._kernel_id = kernel_id
         self._activity = activity
         self._on_activity = on_activity
+        self._is_publishing = False
         #: clients that are attached
         self.clients: set[SessionClient] = set()
-        #: the subscription's zmq stream; None while the session has no process
-        self.stream: Any = None
-        #: decides when the stream is read
+        #: the subscription; None while the session has no process
+        self.socket: SessionSocket | None = None
+        #: decides when the subscription is read
         self.flow = OutputFlow(self._handle, messages_per_second=messages_per_second, bytes_per_second=bytes_per_second)
         #: whether the session ran while this gateway did not, and no client has had its outputs of that time yet
         self.has_unheard = False
@@ -84,20 +86,19 @@ class SessionOutputs:
 
     # --- the subscription ---------------------------------------------------------------------------------------------
 
-    def subscribe(self, stream: Any) -> None:
-        """Read the zmq stream *stream* of a new process instead of the one before."""
+    def subscribe(self, socket: SessionSocket) -> None:
+        """Read *socket*, of a new process, instead of the one before."""
         self.unsubscribe()
         self._subscribed = asyncio.get_running_loop().create_future()
-        self.stream = stream
-        self.stream.channel = "iopub"
-        self.flow.follow(self.stream)
+        self.socket = socket
+        self.flow.follow(socket)
 
     def unsubscribe(self) -> None:
-        """Stop reading, and close the stream."""
+        """Stop reading, and close the socket."""
         self.flow.follow(None)
-        if self.stream is not None:
-            self.stream.close()
-            self.stream = None
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
 
     async def wait_until_subscribed(self) -> None:
         """Return when no output of a request sent from now on can be missed.
@@ -124,9 +125,17 @@ class SessionOutputs:
         except (ValueError, ProtocolError) as error:
             log.warning("session %s published an invalid message: %s", self._kernel_id, error)
             return
+        if not self._is_publishing:
+            # Once for all messages of this turn of the event loop.
+            self._is_publishing = True
+            asyncio.get_running_loop().call_soon(self._publish_activity)
+        assert self.socket is not None
+        for client in tuple(self.clients):
+            client.handle_outgoing_message(self.socket, frames)
+
+    def _publish_activity(self) -> None:
+        self._is_publishing = False
         self._on_activity()
-        for client in list(self.clients):
-            client.handle_outgoing_message(self.stream, frames)
 
     # --- clients ------------------------------------------------------------------------------------------------------
 

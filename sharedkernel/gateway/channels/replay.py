@@ -13,9 +13,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from jupyter_client.session import Session as MessageSession
-from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.gateway.channels.session_socket import SessionSocket
 from sharedkernel.session.kernel.message_log import REQUEST, Missed, message_id
 
 #: most message ids that a client may name
@@ -43,13 +43,13 @@ class MissedRequests:
         self._session = session
         self._unanswered: set[asyncio.Future[list[bytes]]] = set()
 
-    async def ask(self, channel: ZMQStream, seen: Collection[str], client: str) -> Missed:
+    async def ask(self, channel: SessionSocket, seen: Collection[str], client: str) -> Missed:
         """Return the messages that a client has missed; waits for a busy session.
 
         Parameters
         ----------
         channel
-            A stream of its own to the session's control socket, closed afterwards.
+            A connection of its own to the session's control socket, closed afterwards.
         seen
             Ids of the last messages that the client has seen.
         client
@@ -66,7 +66,8 @@ class MissedRequests:
         channel.on_recv(answer.set_result)
         self._unanswered.add(answer)
         try:
-            self._session.send(channel, REQUEST, {"seen": list(seen), "identity": client})
+            message = self._session.msg(REQUEST, {"seen": list(seen), "identity": client})
+            channel.send_multipart(self._session.serialize(message))
             answered = await answer
             try:
                 return read_missed(self._session.deserialize(self._session.feed_identities(answered)[1]))

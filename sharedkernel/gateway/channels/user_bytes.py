@@ -5,24 +5,11 @@ The kinds are apart so that none keeps another out: a user whose uploads wait ca
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Hashable
-from typing import Any
-
-from tornado.iostream import StreamClosedError
-from tornado.websocket import WebSocketProtocol13
 
 from sharedkernel.errors import Refused
 from sharedkernel.units import format_bytes
-
-#: bytes up to which a frame is read at once
-_SMALL_FRAME = 64 * 1024
-#: seconds between looks whether a frame that waits can be read
-_PAUSE = 0.1
-#: close code of a websocket with a message that can never be read (RFC 6455: message too big)
-_TOO_BIG = 1009
 
 
 class TooManyBytes(Refused):
@@ -90,61 +77,3 @@ class UserBudgets:
         self.frames = UserBytes("unfinished messages", limit_bytes)
         self.unread = UserBytes("messages that no session has read", limit_bytes)
         self.unsent = UserBytes("outputs that no client has taken", limit_bytes)
-
-
-class BudgetedProtocol(WebSocketProtocol13):
-    """tornado's end of a client's websocket, which reads a long frame only when its user's budget has room for it.
-
-    A frame that waits stays at the client, as when the network is slow. A frame counts from its first byte, with the
-    earlier frames of its message, so that unfinished messages on many connections take no more than finished ones.
-    """
-
-    # Jupyter's handlers are made by tornado, which makes their protocols as well.
-    handler: Any
-
-    async def _read_bytes(self, n: int) -> bytes:
-        if n > _SMALL_FRAME:
-            await self._wait_for_room(n + self._num_fragment_bytes)
-        return await super()._read_bytes(n)
-
-    async def _receive_frame(self) -> None:
-        try:
-            await super()._receive_frame()
-            self._hold(self._num_fragment_bytes)
-        except TooManyBytes as refusal:
-            self.close(_TOO_BIG, str(refusal)[:100])
-            self._abort()
-
-    async def _receive_frame_loop(self) -> None:
-        try:
-            await super()._receive_frame_loop()
-        finally:
-            self._hold(0)
-
-    async def _wait_for_room(self, num_bytes: int) -> None:
-        """Hold *num_bytes* once there is room for them.
-
-        Raises
-        ------
-        StreamClosedError
-            When the client is gone before.
-        """
-        if num_bytes > self._budget.limit_bytes:
-            self._hold(num_bytes)  # which says so
-        while not self.stream.closed():
-            with contextlib.suppress(TooManyBytes):
-                return self._hold(num_bytes)
-            await asyncio.sleep(_PAUSE)
-        raise StreamClosedError
-
-    def _hold(self, num_bytes: int) -> None:
-        self._budget.hold(self.handler.current_user.username, self, num_bytes)
-
-    @property
-    def _budget(self) -> UserBytes:
-        budgets: UserBudgets = self.handler.settings["user_budgets"]
-        return budgets.frames
-
-    @property
-    def _num_fragment_bytes(self) -> int:
-        return len(self._fragmented_message_buffer or b"")

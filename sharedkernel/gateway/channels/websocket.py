@@ -18,19 +18,20 @@ from functools import partial
 from typing import Any
 
 from jupyter_client.jsonutil import json_default
+from jupyter_client.session import DELIM
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
-from tornado.websocket import WebSocketClosedError
 from traitlets import Bool, Integer, default
-from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse_frame, refusal_answers, without_buffers
-from sharedkernel.gateway.channels.flow_control import UnreadCounter
+from sharedkernel.gateway.channels.client_writer import ClientWriter
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
+from sharedkernel.gateway.channels.session_socket import SessionSocket
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets
+from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
 from sharedkernel.session.kernel.message_log import Missed
 from sharedkernel.units import format_bytes
@@ -69,9 +70,12 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     _process: str | None = None
     _notified_of_restart = Bool(False)
     _closed = Bool(False)
-    _unsent_bytes = 0
-    #: messages of the session that arrive during a replay, with their streams; None: there is no replay
-    _held: list[tuple[Any, list[bytes]]] | None = None
+    #: signs messages for the session's current process
+    _signer = wire.Signer(b"", "hmac-sha256")
+    #: whether messages pass as they are: nothing in the configuration concerns single ones
+    _is_plain = False
+    #: messages of the session that arrive during a replay, with their sockets; None: there is no replay
+    _held: list[tuple[SessionSocket, list[bytes]]] | None = None
     _held_bytes = 0
     #: outputs that were replayed
     _replayed = ReplayFilter([])
@@ -97,8 +101,17 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         """Attach to the session; no message of the client is read before the result is done."""
         # A reply is several small frames: by default the network delays the later ones by 40 ms.
         self.websocket_handler.set_nodelay(True)
-        self.multi_kernel_manager.notify_connect(self.kernel_id)
-        self.multi_kernel_manager.add_restart_callback(self.kernel_id, self.on_kernel_restarted)
+        self._writer = ClientWriter(
+            self.websocket_handler,
+            flow=self._outputs.flow,
+            budget=self._budgets.unsent,
+            max_unsent_bytes=self.max_unsent_bytes,
+        )
+        manager = self.multi_kernel_manager
+        is_filtered = self.limit_rate or not manager.allow_tracebacks or manager.allowed_message_types
+        self._is_plain = self.subprotocol == WEBSOCKET_PROTOCOL and not is_filtered
+        manager.notify_connect(self.kernel_id)
+        manager.add_restart_callback(self.kernel_id, self.on_kernel_restarted)
         ZMQChannelsWebsocketConnection._open_sockets.add(self)
         return asyncio.ensure_future(self._attach())
 
@@ -133,8 +146,9 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 f"(the gateway keeps the newest {kept}).",
                 self.kernel_manager.activity.running_cell,
             )
+        assert self._outputs.socket is not None
         for frames in backlog.outputs.values():
-            self.handle_outgoing_message(self._outputs.stream, frames)
+            self.handle_outgoing_message(self._outputs.socket, frames)
         for channel, frames in backlog.replies:
             self.handle_outgoing_message(self.channels[channel], frames)
 
@@ -159,7 +173,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 "listens.",
                 self.kernel_manager.activity.running_cell,
             )
-        streams = {**self.channels, "iopub": self._outputs.stream}
+        streams = {**self.channels, "iopub": self._outputs.socket}
         messages = not_to_come(missed.messages, held) if has_stopped else missed.messages
         for channel, frames in in_order(messages, held):
             try:
@@ -177,7 +191,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             As :meth:`~sharedkernel.gateway.channels.replay.MissedRequests.ask` does.
         """
         kernel = self.kernel_manager
-        asking = asyncio.ensure_future(kernel.missed.ask(kernel.connect_control(), seen, self.session.session))
+        asking = asyncio.ensure_future(kernel.missed.ask(kernel.connect("control"), seen, self.session.session))
         try:
             # A session in the middle of compiled code can neither answer nor send anything else.
             while not (await asyncio.wait([asking], timeout=_REPLAY_PATIENCE))[0] and not self._held:
@@ -190,14 +204,19 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         finally:
             asking.cancel()
 
-    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
+    def handle_outgoing_message(self, stream: SessionSocket, outgoing_msg: list[Any]) -> None:  # type: ignore[override]
         """Send a message of the session to the client, or hold it back during a replay of earlier ones."""
         if self._held is not None:
             self._hold_back(stream, outgoing_msg)
-        elif not (stream.channel == "iopub" and self._replayed.is_repeated(outgoing_msg)):
-            super().handle_outgoing_message(stream, outgoing_msg)
+        elif stream.channel == "iopub" and self._replayed.is_repeated(outgoing_msg):
+            pass
+        elif self._is_plain:
+            parts = outgoing_msg[outgoing_msg.index(DELIM) + 2 :]
+            self._writer.send(wire.to_websocket_pieces(stream.channel, parts))
+        else:
+            super().handle_outgoing_message(stream, outgoing_msg)  # type: ignore[arg-type]
 
-    def _hold_back(self, stream: Any, frames: list[bytes]) -> None:
+    def _hold_back(self, stream: SessionSocket, frames: list[bytes]) -> None:
         assert self._held is not None
         self._held.append((stream, frames))
         self._held_bytes += sum(map(len, frames))
@@ -212,27 +231,27 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._held_bytes = 0
         self._outputs.flow.release(self._replaying)
         if not self._closed:
-            for channel in self.channels.values():
-                channel.on_recv_stream(self.handle_outgoing_message)
+            self._read_channels()
 
-    def open_channels(self, kept: Mapping[str, ZMQStream] | None = None) -> None:
+    def _read_channels(self) -> None:
+        for socket in self.channels.values():
+            socket.on_recv(partial(self.handle_outgoing_message, socket))
+
+    def open_channels(self, kept: Mapping[str, SessionSocket] | None = None) -> None:
         """Connect to the session's current process, over the sockets *kept* if any."""
         if self._is_outdated:
             self.on_kernel_restarted()
         for stream in self.channels.values():
             stream.close()
         self.session.key = self.kernel_manager.session.key
+        self._signer = wire.Signer(self.session.key, self.session.signature_scheme)
         self.channels = dict(kept or {})
         for channel in CLIENT_CHANNELS:
             if channel not in self.channels:
                 # The session sends replies to this identity, which is the same for a client that comes back.
-                connect = getattr(self.kernel_manager, f"connect_{channel}")
-                self.channels[channel] = connect(identity=self.session.bsession)
-                self.channels[channel].channel = channel
-                self.channels[channel].unread = UnreadCounter(
-                    self.channels[channel], self._budgets.unread, self.websocket_handler.current_user.username
-                )
-            self.channels[channel].on_recv_stream(self.handle_outgoing_message)
+                count = partial(self._budgets.unread.hold, self.websocket_handler.current_user.username, object())
+                self.channels[channel] = self.kernel_manager.connect(channel, self.session.bsession, hold_unread=count)
+        self._read_channels()
 
     @property
     def _is_outdated(self) -> bool:
@@ -248,7 +267,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     def close_for_good(self) -> None:
         """Notify the client that the session is dead, and close."""
         self._send_status_message("dead")
-        self.websocket_handler.close()
+        self._writer.close()
 
     def disconnect(self) -> None:  # type: ignore[override]
         """Detach; the last client's channels are kept until it comes back."""
@@ -261,9 +280,9 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
         """Pass a message to the session, or answer why it is refused."""
         try:
-            channel, header = parse_frame(incoming_msg, self.subprotocol)
+            channel, header, parts = parse_frame(incoming_msg, self.subprotocol)
             if self._is_outdated:  # the client was notified, and connects again
-                self.websocket_handler.close()
+                self._writer.close()
                 return
             if not self.channels:  # closed meanwhile
                 return
@@ -271,15 +290,22 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             if sentence := self._why_refused(channel, len(incoming_msg), is_cell=is_cell):
                 self._refuse(channel, header, sentence)
                 return
+            try:
+                if self._is_plain:
+                    self.channels[channel].send_multipart(wire.to_frames((), parts, self._signer))
+                else:
+                    super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
+            except TooManyBytes as refusal:
+                self._refuse(channel, header, str(refusal))
+                return
             if is_cell:
                 self.kernel_manager.activity.record_request(header)
-            super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.log.info("a client of kernel %s sent an invalid message: %r", self.kernel_id, error)
             self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})
 
     def _why_refused(self, channel: str, size: int, *, is_cell: bool) -> str | None:
-        """Count a message of *size* bytes for the session; return a sentence instead if it has to be refused."""
+        """Return why a message of *size* bytes has to be refused; None if it can be sent to the session."""
         if size > self.max_message_bytes:
             return (
                 f"this message has {format_bytes(size)}; the gateway accepts {format_bytes(self.max_message_bytes)} "
@@ -290,16 +316,12 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 f"this session has {self.max_queued_cells} cells to run already; wait for some of them to end "
                 "(c.SessionWebsocket.max_queued_cells)."
             )
-        unread = self.channels[channel].unread
-        if unread.num_bytes and unread.num_bytes + size > self.max_unread_bytes:
+        unread = self.channels[channel].num_unread_bytes
+        if unread and unread + size > self.max_unread_bytes:
             return (
-                f"{format_bytes(unread.num_bytes)} wait for this session already, which does not read them now; send "
-                "this again when it does (c.SessionWebsocket.max_unread_bytes)."
+                f"{format_bytes(unread)} wait for this session already, which does not read them now; send this again "
+                "when it does (c.SessionWebsocket.max_unread_bytes)."
             )
-        try:
-            unread.add(size)
-        except TooManyBytes as refusal:
-            return str(refusal)
         return None
 
     def _refuse(self, channel: str, header: dict[str, Any], sentence: str) -> None:
@@ -317,38 +339,10 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         """Send a message of the gateway's own."""
         message = self.session.msg(message_type, content, parent=parent)
         if self.subprotocol == WEBSOCKET_PROTOCOL:
-            self._write(serialize_msg_to_ws_v1(message, channel, self.session.pack))
+            self._writer.send([serialize_msg_to_ws_v1(message, channel, self.session.pack)])
         else:
             message["channel"] = channel
-            self._write(json.dumps(message, default=json_default))
-
-    def _write(self, frame: str | bytes) -> None:
-        try:
-            self._count_unsent(len(frame))
-            sent = self.write_message(frame, binary=isinstance(frame, bytes))
-        except TooManyBytes as refusal:
-            self.log.info("closing a connection to kernel %s, whose client is too slow: %s", self.kernel_id, refusal)
-            self.websocket_handler.close()  # it comes back for what it has missed
-            return
-        except WebSocketClosedError:
-            self._count_unsent(-len(frame))
-            self.log.debug("a client of kernel %s went away", self.kernel_id)
-            return
-        sent.add_done_callback(partial(self._sent, len(frame)))
-        if self._unsent_bytes > self.max_unsent_bytes and not self._closed:
-            self._outputs.flow.hold(self)
-
-    def _sent(self, num_bytes: int, sent: asyncio.Future[None]) -> None:
-        if not sent.cancelled():
-            sent.exception()  # that the client went away is noticed elsewhere
-        self._count_unsent(-num_bytes)
-        if self._unsent_bytes <= self.max_unsent_bytes // 2:
-            self._outputs.flow.release(self)
-
-    def _count_unsent(self, num_bytes: int) -> None:
-        """Count bytes that wait for the client, or no longer do; raises TooManyBytes."""
-        self._budgets.unsent.hold(self.websocket_handler.current_user.username, self, self._unsent_bytes + num_bytes)
-        self._unsent_bytes += num_bytes
+            self._writer.send([json.dumps(message, default=json_default).encode()], is_text=True)
 
     @property
     def _budgets(self) -> UserBudgets:
@@ -382,11 +376,11 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     def _on_zmq_reply(self, stream: Any, msg_list: Any) -> None:
         if self.subprotocol == WEBSOCKET_PROTOCOL:
-            self._write(serialize_msg_to_ws_v1(msg_list, stream.channel))
+            self._writer.send(wire.to_websocket_pieces(stream.channel, msg_list))
             return
         if msg_list["buffers"]:
             msg_list = self._without_buffers(msg_list)
-        self._write(self._reserialize_reply(msg_list, channel=stream.channel))
+        self._writer.send([self._reserialize_reply(msg_list, channel=stream.channel).encode()], is_text=True)
 
     def _without_buffers(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return *message* without its binary buffers, which would break the client's channel for good."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.channels.user_bytes import BudgetedProtocol
+from sharedkernel.gateway.channels.client_protocol import ClientProtocol
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class JupyterPingMixin:
         if protocol is None:
             return None
         protocol.params.ping_interval = protocol.params.ping_timeout = None
-        return BudgetedProtocol(self, False, protocol.params)  # type: ignore[arg-type]
+        return ClientProtocol(self, False, protocol.params)  # type: ignore[arg-type]
 
     def on_close(self) -> None:
         """Stop pinging; Jupyter would stop at the next ping only, and keep this handler until then."""

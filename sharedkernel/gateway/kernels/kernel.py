@@ -25,6 +25,7 @@ from sharedkernel.errors import ExecutorUnavailable, SessionNotFound, SharedKern
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import MissedRequests
+from sharedkernel.gateway.channels.session_socket import SessionSocket
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.protocol import Limits, SessionRecord
@@ -319,7 +320,7 @@ class SessionKernel(ServerKernelManager):
             self.ready.set_result(None)
         self.activity.reset(busy=busy)
         self._publish_activity()
-        self.outputs.subscribe(self.connect_iopub())
+        self.outputs.subscribe(self.connect("iopub"))
         for client in self.outputs.clients:
             client.open_channels()
         self.outputs.drop_backlog()
@@ -354,19 +355,32 @@ class SessionKernel(ServerKernelManager):
 
     # --- its messages -------------------------------------------------------------------------------------------------
 
-    def _create_connected_socket(self, channel: str, identity: bytes | None = None) -> zmq.Socket[bytes]:
-        """Return a socket of the session's *channel*, with short queues: messages wait at the sender instead."""
-        connected = self.context.socket(channel_socket_types[channel])
+    def connect(
+        self, channel: str, identity: bytes = b"", *, hold_unread: Callable[[int], None] | None = None
+    ) -> SessionSocket:
+        """Return a connection to the session's process, with short queues: messages wait at the sender instead.
+
+        Parameters
+        ----------
+        channel
+            Jupyter's name of it.
+        identity
+            Names this end; empty: any name.
+        hold_unread
+            See :class:`.SessionSocket`.
+        """
+        connected = self.context.socket(channel_socket_types[channel], socket_class=zmq.Socket)
         connected.linger = 1000
         connected.sndhwm = _QUEUE
         # The session's own limit is in its user's hands; libzmq refuses a frame before it makes room for it.
         connected.maxmsgsize = MAX_OUTPUT_BYTES
         if channel == "iopub":
             connected.rcvhwm = _QUEUE
+            connected.subscribe(b"")
         if identity:
             connected.identity = identity
         connected.connect(self._make_url(channel))
-        return connected
+        return SessionSocket(connected, channel, hold_unread)
 
     async def wait_until_settled(self) -> None:
         """Return when its process is not being ended or replaced."""

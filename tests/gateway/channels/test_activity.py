@@ -11,11 +11,11 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import ANYBODY, Backlog
+from sharedkernel.gateway.channels.session_socket import SessionSocket
 from tests.gateway.conftest import run
 
 
@@ -127,17 +127,20 @@ def test_replies_beyond_the_limit_wait_in_the_channel() -> None:
 
     async def scenario() -> None:
         with zmq.Context() as context, context.socket(zmq.PAIR) as session:
-            stream = ZMQStream(context.socket(zmq.PAIR))
+            connected = context.socket(zmq.PAIR)
             session.bind("inproc://replies")
-            stream.socket.connect("inproc://replies")
-            backlog = Backlog("ada", {"shell": stream}, limit_bytes=10_000)
+            connected.connect("inproc://replies")
+            channel = SessionSocket(connected, "shell")
+            backlog = Backlog("ada", {"shell": channel}, limit_bytes=10_000)
             for number in range(100):
                 session.send(f"{number:01000d}".encode())
-            while stream.receiving():  # noqa: ASYNC110
+            while len(backlog.replies) < 11:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for _ in range(10):
                 await asyncio.sleep(0)
             told = [int(frame) for _, (frame,) in backlog.replies]
             assert told == list(range(11))
-            stream.on_recv(lambda frames: told.append(int(frames[0])))
+            channel.on_recv(lambda frames: told.append(int(frames[0])))
             while len(told) < 100:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             assert told == list(range(100))

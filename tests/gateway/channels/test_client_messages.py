@@ -19,8 +19,8 @@ def frame(**message: Any) -> str:
 
 def test_a_frame_names_its_channel_and_header() -> None:
     """The channel is the shell's where the client names none."""
-    assert parse_frame(frame(channel="control"), None) == ("control", HEADER)
-    assert parse_frame(json.dumps({"header": HEADER}), None) == ("shell", HEADER)
+    assert parse_frame(frame(channel="control"), None) == ("control", HEADER, [])
+    assert parse_frame(json.dumps({"header": HEADER}), None) == ("shell", HEADER, [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""tornado's end of a client's websocket, with the budget of its user, and with less work for each message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from tornado.iostream import StreamClosedError
+from tornado.websocket import WebSocketProtocol13
+
+from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets, UserBytes
+
+#: bytes that are read at a time; a longer frame is read when there is room for it
+_AHEAD = 64 * 1024
+#: seconds between looks whether a frame that waits can be read
+_PAUSE = 0.1
+#: close code of a websocket with a message that can never be read (RFC 6455: message too big)
+_TOO_BIG = 1009
+#: kinds of messages (RFC 6455)
+TEXT, BINARY = 0x1, 0x2
+
+
+class ClientProtocol(WebSocketProtocol13):
+    """Reads a long frame only when its user's budget has room for it, and writes any number of messages at once.
+
+    A frame that waits stays at the client, as when the network is slow. A frame counts from its first byte, with the
+    earlier frames of its message, so that unfinished messages on many connections take no more than finished ones.
+    """
+
+    # Jupyter's handlers are made by tornado, which makes their protocols as well.
+    handler: Any
+
+    #: what was read of the connection and belongs to the next frames, from this place on
+    _ahead = b""
+    _at = 0
+
+    # --- from the client ----------------------------------------------------------------------------------------------
+
+    async def _read_bytes(self, n: int) -> bytes:
+        # tornado asks for a frame in up to four pieces; all that are there are read together.
+        if n > len(self._ahead) - self._at:
+            if n > _AHEAD:
+                await self._wait_for_room(n + self._num_fragment_bytes)
+            await self._read_ahead(n)
+        start, self._at = self._at, self._at + n
+        self._wire_bytes_in += n
+        return self._ahead[start : self._at]
+
+    async def _read_ahead(self, num_bytes: int) -> None:
+        """Read at least so much that *num_bytes* are there, and no long frame beyond them."""
+        assert self.stream is not None
+        pieces = [self._ahead[self._at :]]
+        missing = num_bytes - len(pieces[0])
+        self._ahead, self._at = b"", 0
+        if missing > _AHEAD:
+            pieces.append(await self.stream.read_bytes(missing))
+            missing = 0
+        while missing > 0:
+            pieces.append(await self.stream.read_bytes(_AHEAD, partial=True))
+            missing -= len(pieces[-1])
+        self._ahead = b"".join(pieces)
+
+    async def _receive_frame(self) -> None:
+        try:
+            await super()._receive_frame()
+            self._hold(self._num_fragment_bytes)
+        except TooManyBytes as refusal:
+            self.close(_TOO_BIG, str(refusal)[:100])
+            self._abort()
+
+    async def _receive_frame_loop(self) -> None:
+        try:
+            await super()._receive_frame_loop()
+        finally:
+            self._hold(0)
+
+    async def _wait_for_room(self, num_bytes: int) -> None:
+        """Hold *num_bytes* once there is room for them.
+
+        Raises
+        ------
+        StreamClosedError
+            When the client is gone before.
+        """
+        assert self.stream is not None
+        if num_bytes > self._budget.limit_bytes:
+            self._hold(num_bytes)  # which says so
+        while not self.stream.closed():
+            with contextlib.suppress(TooManyBytes):
+                return self._hold(num_bytes)
+            await asyncio.sleep(_PAUSE)
+        raise StreamClosedError
+
+    def _hold(self, num_bytes: int) -> None:
+        self._budget.hold(self.handler.current_user.username, self, num_bytes)
+
+    @property
+    def _budget(self) -> UserBytes:
+        budgets: UserBudgets = self.handler.settings["user_budgets"]
+        return budgets.frames
+
+    @property
+    def _num_fragment_bytes(self) -> int:
+        return len(self._fragmented_message_buffer or b"")
+
+    # --- to the client ------------------------------------------------------------------------------------------------
+
+    def frame(self, kind: int, pieces: Sequence[bytes]) -> list[bytes]:
+        """Return a message as a frame for :meth:`write_frames`, in pieces; frames must be written in this order.
+
+        Parameters
+        ----------
+        kind
+            :data:`TEXT` or :data:`BINARY`.
+        pieces
+            What it consists of.
+        """
+        size = sum(map(len, pieces))
+        self._message_bytes_out += size
+        first = self.FIN | kind
+        if self._compressor is not None:
+            pieces = [self._compressor.compress(b"".join(pieces))]
+            size, first = len(pieces[0]), first | self.RSV1
+        if size < 126:
+            head = struct.pack("BB", first, size)
+        elif size <= 0xFFFF:
+            head = struct.pack("!BBH", first, 126, size)
+        else:
+            head = struct.pack("!BBQ", first, 127, size)
+        return [head, *pieces]
+
+    def write_frames(self, frames: bytes) -> asyncio.Future[None]:
+        """Write any number of frames together; the result is done when the client has taken them.
+
+        Raises
+        ------
+        StreamClosedError
+            When the client is gone.
+        """
+        assert self.stream is not None
+        self._wire_bytes_out += len(frames)
+        return self.stream.write(frames)

@@ -1,0 +1,218 @@
+"""A client's websocket at the level of frames: read ahead, in pieces, compressed, and written many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+from tornado.web import Application
+from tornado.websocket import WebSocketClientConnection, WebSocketHandler, websocket_connect
+
+from sharedkernel.gateway.channels.client_writer import ClientWriter
+from sharedkernel.gateway.channels.flow_control import OutputFlow
+from sharedkernel.gateway.channels.user_bytes import UserBudgets
+from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
+from tests.gateway.conftest import run
+
+MIB = 1024**2
+#: final frames of a message's first and later pieces, and those that are not final
+_TEXT, _BINARY, _PING, _CLOSE, _REST, _FINAL = 0x1, 0x2, 0x9, 0x8, 0x0, 0x80
+
+
+class _Handler(JupyterPingMixin, WebSocketHandler):
+    """Sends each of the messages in a JSON list, all in one turn, or the length of anything else."""
+
+    ping_callback = None
+    compression: dict[str, Any] | None = None
+
+    def get_compression_options(self) -> dict[str, Any] | None:
+        return self.compression
+
+    def get_current_user(self) -> Any:
+        return SimpleNamespace(username="ada")
+
+    def open(self) -> None:  # type: ignore[override]
+        self.set_nodelay(True)
+        flow = OutputFlow(lambda _: None, messages_per_second=0, bytes_per_second=0)
+        budget = self.settings["user_budgets"].unsent
+        self.writer = ClientWriter(self, flow=flow, budget=budget, max_unsent_bytes=MIB)
+        self.settings["opened"].append(self)
+
+    def on_message(self, message: str | bytes) -> None:
+        if isinstance(message, str) and message.startswith("["):
+            for text in json.loads(message):
+                self.writer.send([text[:3].encode(), text[3:].encode()], is_text=True)
+        elif isinstance(message, str):
+            self.writer.send([str(len(message)).encode()], is_text=True)
+        else:
+            self.writer.send([struct.pack("<Q", len(message)), message[:10]])
+
+
+@asynccontextmanager
+async def served(*, compression: bool = False, limit_bytes: int = 64 * MIB) -> AsyncIterator[tuple[str, Application]]:
+    """Serve the handler on loopback; give its address and its application."""
+    handler = type("Handler", (_Handler,), {"compression": {} if compression else None})
+    budgets = UserBudgets(limit_bytes)
+    settings: dict[str, Any] = {"user_budgets": budgets, "opened": [], "websocket_max_message_size": 8 * MIB}
+    application = Application([("/", handler)], **settings)
+    server = HTTPServer(application)
+    listening, port = bind_unused_port()
+    server.add_socket(listening)
+    try:
+        yield f"ws://127.0.0.1:{port}/", application
+    finally:
+        server.stop()
+        await server.close_all_connections()
+
+
+def masked(first: int, payload: bytes) -> bytes:
+    """Return a frame as clients send them."""
+    size = len(payload)
+    if size < 126:
+        head = bytes([first, 0x80 | size])
+    elif size < 1 << 16:
+        head = bytes([first, 0x80 | 126]) + struct.pack("!H", size)
+    else:
+        head = bytes([first, 0x80 | 127]) + struct.pack("!Q", size)
+    mask = os.urandom(4)
+    return head + mask + bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
+
+
+async def send_raw(client: WebSocketClientConnection, data: bytes, cuts: Iterable[int] = ()) -> None:
+    """Send bytes as they are, cut at these places."""
+    assert client.protocol is not None
+    start = 0
+    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        await client.protocol.stream.write(data[start:cut])
+        await asyncio.sleep(0.001)
+        start = cut
+
+
+@pytest.mark.parametrize("compression", [False, True])
+def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: bool) -> None:
+    """Short ones, those of two and of eight bytes of length, and an empty one; compressed where both ends agree."""
+
+    async def scenario() -> None:
+        async with served(compression=compression) as (url, _):
+            client = await websocket_connect(url, compression_options={} if compression else None)
+            sent = ["", "a", "b" * 125, "c" * 126, "d" * 65_535, "e" * 65_536, "f" * 3 * MIB, *map(str, range(500))]
+            await client.write_message(json.dumps(sent))
+            assert [await client.read_message() for _ in sent] == sent
+            client.close()
+
+    run(scenario())
+
+
+@given(
+    pieces=st.lists(st.binary(max_size=300), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 5000), max_size=4),
+    between=st.booleans(),
+)
+def test_messages_in_pieces_are_read_however_they_are_cut(
+    pieces: list[bytes], cuts: Sequence[int], between: bool
+) -> None:
+    """Frames of one message, pings among them and messages around it, in whatever portions the network brings them."""
+
+    async def scenario() -> None:
+        async with served() as (url, _):
+            client = await websocket_connect(url)
+            frames = [masked(_FINAL | _BINARY, b"before")]
+            for place, piece in enumerate(pieces):
+                final = _FINAL if place == len(pieces) - 1 else 0
+                frames.append(masked(final | (_REST if place else _BINARY), piece))
+                if between:
+                    frames.append(masked(_FINAL | _PING, b"ping"))
+            frames.append(masked(_FINAL | _TEXT, b"after"))
+            await send_raw(client, b"".join(frames), cuts)
+            whole = b"".join(pieces)
+            answers = [await client.read_message() for _ in range(3)]
+            expected = [struct.pack("<Q", len(data)) + data[:10] for data in (b"before", whole)]
+            assert answers == [*expected, "5"]
+            client.close()
+
+    run(scenario())
+
+
+def test_a_long_frame_behind_short_ones_is_read() -> None:
+    """What was read ahead of it is its beginning."""
+
+    async def scenario() -> None:
+        async with served() as (url, _):
+            client = await websocket_connect(url)
+            payload = bytes(200_000)
+            await send_raw(client, masked(_FINAL | _TEXT, b"one") + masked(_FINAL | _BINARY, payload))
+            assert await client.read_message() == "3"
+            assert await client.read_message() == struct.pack("<Q", 200_000) + bytes(10)
+            client.close()
+
+    run(scenario())
+
+
+def test_a_compressed_message_in_pieces_is_read() -> None:
+    """The compression is the message's, not the frame's."""
+
+    async def scenario() -> None:
+        async with served(compression=True) as (url, _):
+            client = await websocket_connect(url, compression_options={})
+            compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+            text = b"abc" * 1000
+            data = compressor.compress(text) + compressor.flush(zlib.Z_SYNC_FLUSH)
+            data = data.removesuffix(b"\x00\x00\xff\xff")
+            await send_raw(client, masked(0x40 | _TEXT, data[:5]) + masked(_FINAL | _REST, data[5:]))
+            assert await client.read_message() == "3000"
+            client.close()
+
+    run(scenario())
+
+
+def test_an_oversized_frame_closes_its_websocket_unread() -> None:
+    """By its length alone."""
+
+    async def scenario() -> None:
+        async with served() as (url, _):
+            client = await websocket_connect(url)
+            await send_raw(client, bytes([_FINAL | _BINARY, 0x80 | 127]) + struct.pack("!Q", 9 * MIB))
+            assert await client.read_message() is None
+            assert client.close_code in (1009, None)
+            client.close()
+
+    run(scenario())
+
+
+def test_what_a_client_does_not_take_is_counted_and_forgotten() -> None:
+    """Beyond the user's budget the websocket is closed; what waited counts no more."""
+
+    async def scenario() -> None:
+        async with served(limit_bytes=20 * MIB) as (url, application):
+            client = await websocket_connect(url, max_message_size=1 << 30)
+            assert client.protocol is not None
+            await client.write_message("[]")
+            while not application.settings["opened"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            (handler,) = application.settings["opened"]
+            budget: Any = application.settings["user_budgets"].unsent
+            handler.writer.send([bytes(16 * MIB)])
+            handler.writer.flush()
+            assert budget._totals["ada"] > 15 * MIB
+            handler.writer.send([bytes(8 * MIB)])
+            handler.writer.flush()
+            assert handler.ws_connection is None
+            while await client.read_message() is not None:
+                pass
+            while budget._totals:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            client.close()
+
+    run(scenario())
