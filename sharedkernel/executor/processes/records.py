@@ -8,6 +8,7 @@ lost then, but for what sessions have mapped.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Container, Iterator
@@ -22,6 +23,9 @@ from sharedkernel.protocol import UNREADABLE
 from sharedkernel.system.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
+
+#: what the system answers where there is no room for another file
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SessionRecords:
@@ -44,12 +48,20 @@ class SessionRecords:
         self._written.clear()
 
     def write(self, kept: PersistedSession) -> None:
-        """Write *kept*, unless no more than its service has changed; a disk that is full costs no more than that."""
+        """Write *kept*, unless no more than its service has changed; on a full disk over what was there before.
+
+        A record that does not say whose client a session is now would give that client another session.
+        """
         data = msgspec.msgpack.encode(msgspec.structs.replace(kept, attained=0.0))
         if self._written.get(kept.process) == data:
             return
         try:
-            replace_file(self._directory / kept.process, data, durable=False)
+            try:
+                replace_file(self._directory / kept.process, data, durable=False)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                _overwrite(self._directory / kept.process, data)
         except OSError as error:
             log.warning("the record of session %s was not written (%s)", kept.session, error.strerror)
             return
@@ -98,6 +110,24 @@ def are_there_sessions(directory: Path) -> bool:
                 if start_time(kept.pid) == kept.started:
                     return True
     return False
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    """Write *data* into the room that the file *path* has: in one call, since a torn record would be of no use.
+
+    Raises
+    ------
+    OSError
+        When there is no such file, or not enough room in it.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if len(data) > 512 * os.fstat(descriptor).st_blocks:  # or a part of it would be written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
 
 
 def _open_page(kept: PersistedSession) -> int | None:
