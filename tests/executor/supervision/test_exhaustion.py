@@ -149,6 +149,21 @@ def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path)
     asyncio.run(main())
 
 
+def test_a_page_that_cannot_be_mapped_leaves_no_descriptor() -> None:
+    """A mapping takes one more than the memory file: with a single one left, the file is closed again."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limit[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many open files"):
+                Page.create("test")
+            os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))  # it is free again
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
 @pytest.mark.heavy
 def test_an_executor_without_descriptors_learns_that_a_session_ended(process: ExecutorProcess) -> None:
     """The session is in no list any more; its files go later, and the executor goes on to bound its logs."""
