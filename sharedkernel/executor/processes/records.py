@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: what the system answers where there is no room for another file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: the same where this process, or the machine, can open no more files
+_STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class SessionRecords:
@@ -77,6 +79,11 @@ class SessionRecords:
         """Yield the records of processes that live and are not *known*, each with a descriptor of its shared page.
 
         The other records are removed: all of them after a restart of the machine.
+
+        Raises
+        ------
+        OSError
+            When this process can open no more files: that it cannot look does not mean that nobody is there.
         """
         for path in list(self._directory.iterdir()):
             if path.name in known:
@@ -86,7 +93,10 @@ class SessionRecords:
                 continue
             try:
                 kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
-            except (OSError, *UNREADABLE):  # torn, or of another version
+            except OSError as error:
+                _raise_if_starved(error)
+                kept = None
+            except UNREADABLE:  # torn, or of another version
                 kept = None
             page = None if kept is None or start_time(kept.pid) != kept.started else _open_page(kept)
             if kept is None or page is None:
@@ -130,11 +140,25 @@ def _overwrite(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def _unless_starved() -> Iterator[None]:
+    """Suppress errors of the system, unless this process can open no more files."""
+    try:
+        yield
+    except OSError as error:
+        _raise_if_starved(error)
+
+
+def _raise_if_starved(error: OSError) -> None:
+    if error.errno in _STARVED:
+        raise error
+
+
 def _open_page(kept: PersistedSession) -> int | None:
     """Open the shared page of a process where the process has it open; None where it has none."""
-    with contextlib.suppress(OSError):
+    with _unless_starved():
         for link in Path(f"/proc/{kept.pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
+            with _unless_starved():
                 if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
                     # it may be another file by now, whose opening would wait
                     found = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
