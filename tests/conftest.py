@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.small_disk import mounted
 from tests.warm import end_places
 
 # For every process that is started from here, too. Threads of several small computations at once spend their time
@@ -63,6 +64,13 @@ def warm_places() -> Iterator[None]:
     """End the warm parents that tests have left to each other."""
     yield
     end_places()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a directory on a file system of 4 MiB; skipped where none can be mounted."""
+    with mounted(tmp_path):
+        yield tmp_path
 
 
 @pytest.fixture

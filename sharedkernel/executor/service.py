@@ -373,7 +373,10 @@ class ExecutorService:
             with contextlib.suppress(Refused):  # the log has it
                 await self._guard.check()
             self._keep_all()
-            bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
+            with contextlib.suppress(OSError):  # no descriptor is free: the next look tries again
+                bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
+            if self._isolation.cgroups is not None:
+                self._isolation.cgroups.end_left()
 
     def _keep_all(self) -> None:
         self._totals.keep(self._controller.totals())

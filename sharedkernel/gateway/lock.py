@@ -99,9 +99,22 @@ class GatewayLock:
         )
 
     def _write(self, text: str) -> None:
-        if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text.encode(), 0)
+        if self._descriptor is None:
+            return
+        # Over what the gateway before has written: it may have left the only room on a full disk.
+        data = text.encode().ljust(os.fstat(self._descriptor).st_size)
+        try:
+            os.pwrite(self._descriptor, data, 0)
+            os.ftruncate(self._descriptor, len(text))
+        except OSError as error:
+            with contextlib.suppress(OSError):  # an earlier gateway's process id may be another process's by now
+                os.ftruncate(self._descriptor, 0)
+            log.warning(
+                "%s could not be written (%s): this gateway serves, but cannot be drained, and another one waits for "
+                "its end instead of naming it",
+                self._path,
+                error.strerror,
+            )
 
 
 def _lock(path: Path) -> int | None:

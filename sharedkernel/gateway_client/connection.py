@@ -165,7 +165,7 @@ class Gateway:
         session_id: str,
         on_frame: Callable[[str | bytes | None], None],
         *,
-        seen: Sequence[str] = (),
+        seen: Sequence[str] | None = None,
     ) -> WebSocketClientConnection:
         """Open a websocket to the process that a session has now; another one needs another websocket.
 
@@ -179,9 +179,10 @@ class Gateway:
             Called with each frame, and with None when the connection is lost.
         seen
             Ids of the last published messages that this end has seen, where it comes back: the gateway goes on there.
+            None: it comes for the first time.
         """
         path = f"/api/kernels/{quote(kernel_id, safe='')}/channels?session_id={quote(session_id, safe='')}"
-        if seen:
+        if seen is not None:
             path += f"&{SEEN}={quote(','.join(seen), safe='')}"
         # "http" becomes "ws", "https" becomes "wss"
         request = self._request("ws" + self.url.removeprefix("http") + path, timeout=REQUEST_TIMEOUT)

@@ -80,6 +80,8 @@ class Page:
     ------
     ValueError
         When it is no page that a session and its executor share; it is closed then.
+    OSError
+        When it cannot be mapped, which takes another descriptor; it is closed then.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -87,7 +89,11 @@ class Page:
             os.close(descriptor)
             raise ValueError("not a session's page, or one whose size is not sealed")
         self.descriptor = descriptor
-        self._map = mmap.mmap(descriptor, _SIZE)
+        try:
+            self._map = mmap.mmap(descriptor, _SIZE)
+        except OSError:
+            os.close(descriptor)
+            raise
         self._view = memoryview(self._map)
         #: the words, by :class:`Word`; indexing it costs tens of nanoseconds
         self.words = self._view.cast("q")

@@ -91,7 +91,7 @@ class SessionConnection:
             self._gateway.close()
         self._gateway = Gateway(credentials)
         self._kernel_id = await self._gateway.start(dict(environment), python=python)
-        await self._open()
+        await self._open(self._seen() or None)
 
     async def reconnect(self) -> None:
         """Connect to the same session again, for as long as it takes.
@@ -107,7 +107,7 @@ class SessionConnection:
             await asyncio.sleep(self._pause * random.uniform(0.7, 1.3))
             self._pause = min(max(shortest, 2 * self._pause), longest)
             try:
-                return await self._open()
+                return await self._open(self._seen())
             except GatewayUnreachable as error:
                 log.debug("still away: %s", error)
             except GatewayRefused as error:
@@ -151,12 +151,12 @@ class SessionConnection:
             except GatewayUnreachable:
                 await asyncio.sleep(RETRY_PAUSE[0])
 
-    async def _open(self) -> None:
+    async def _open(self, seen: Sequence[str] | None) -> None:
         assert self._gateway is not None
         assert self._kernel_id is not None
         self._incarnation = incarnation = next(self._incarnations)
         websocket = await self._gateway.open(
-            self._kernel_id, self._name, partial(self._on_frame, incarnation), seen=self._seen()
+            self._kernel_id, self._name, partial(self._on_frame, incarnation), seen=seen
         )
         if self._incarnation != incarnation:
             raise GatewayUnreachable(f"the gateway at {self._gateway.url} closed the connection at once.")

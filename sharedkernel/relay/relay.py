@@ -225,7 +225,8 @@ class Relay:
 
     def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
         if channel == "iopub":
-            self._seen.append(parts[0])
+            if self._session.encode() not in parts[0]:  # the gateway's own bear this name, and no session has them
+                self._seen.append(parts[0])
             if self._heed_status(parts):
                 self._sockets.publish(parts)
             return

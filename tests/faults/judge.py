@@ -133,7 +133,8 @@ def growth(stack: FaultStack, before: Counter[str]) -> dict[str, int]:
     deadline = time.monotonic() + PATIENCE / 4
     late = Counter({name: _LATE for name in before if name.endswith(("]", ":N"))})
     while (grown := holdings(stack) - before - late) and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.5)
+        end_left_sessions(stack)  # the last try may have met a service that was just back
     return dict(grown)
 
 

@@ -27,9 +27,9 @@ from tests.relay.support import Notebook
 TARGETS = {"gateway": 2, "executor": 2, "warm parent": 1, "keeper": 1, "session": 2, "relay": 2, "server": 1}
 #: kinds of faults, and how often they happen compared with the others
 FAULTS = {"kills": 2, "stops": 1, "exhaustion": 1}
-#: what everybody needs, and what is started again here
+#: what is started again here
 _SERVICES = ("gateway", "executor")
-#: how likely such a one is not killed before its last fault is overcome; others are killed meanwhile
+#: how likely what everybody needs does not fail before its last fault is overcome; others fail meanwhile
 _PATIENT = 0.7
 #: seconds between faults
 _GAP = (0.0, 0.3)
@@ -42,6 +42,8 @@ _START = 20.0
 _RESTART_INTERVAL = 0.5
 #: whose disk is full
 _DISK = "runtime directory"
+#: what everybody needs
+_SHARED = (*_SERVICES, "warm parent", "keeper", _DISK)
 #: faults that may last at the same time
 _MOST_HOLDS = 5
 #: seconds that a process is stopped for: least, most, and what it is sometimes, with the probability of that
@@ -187,6 +189,10 @@ class Campaign:
         last = next((fault for fault in reversed(self.faults) if fault.target == target), None)
         return last is None or last.is_overcome
 
+    def _may_fail(self, target: str) -> bool:
+        """Whether something of *target* may fail now: mostly, what everybody needs has its time to recover."""
+        return target not in _SHARED or self._is_overcome(target) or self._random.random() >= _PATIENT
+
     def _wait_until_overcome(self, fault: Fault) -> None:
         try:
             self._wait_until(lambda: fault.is_overcome)
@@ -230,9 +236,12 @@ class Campaign:
     def _make_kills(self, target: str, due: set[str]) -> Iterator[Fault]:
         """Kill something of *target* and the services that are *due*, or make *target* due."""
         if target in due:
-            self._wait_until(partial(self._is_overcome, target))
+            if not self._is_overcome(target):  # something else fails meanwhile
+                return
         elif target in _SERVICES and self._random.random() < _PATIENT:
             due.add(target)
+            return
+        elif target not in _SERVICES and not self._may_fail(target):
             return
         for chosen in [target, *(other for other in due if other != target and self._is_overcome(other))]:
             due.discard(chosen)
@@ -313,11 +322,14 @@ class Campaign:
             seconds = _LONG_STOP
         how = "SIGSTOP" if kind == "stops" else self._random.choice(self._resources())
         worker = self._random.choice(self.workers)
-        self._wait_until(lambda: sum(hold.over is None for hold in self._holds) < _MOST_HOLDS)
-        if (target, how) in _SPARED:
+        target = _DISK if how == "disk" else target
+        is_full = sum(hold.over is None for hold in self._holds) >= _MOST_HOLDS
+        if is_full or (target, how) in _SPARED or not self._may_fail(target):
             return
+        if (kind, target) == ("exhaustion", "relay") and worker.servers_killed:
+            return  # it belongs to a client that is opened just now, which gives up on a kernel that does not start
         if how == "disk":
-            target, affected = _DISK, self._everybody
+            affected = self._everybody
         elif (process := self._process(worker, target)) is None:
             return
         else:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.paths import GATEWAY_DIRECTORY
 from sharedkernel.system.lock_file import GATEWAY_LOCK, lend_gateway_lock
 from sharedkernel.system.secure_directories import make_directory_of
 from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
 from tests.gateway.conftest import wait_for
+from tests.small_disk import fill
 
 #: takes the place that a gateway takes, says what came of it, and stays until its input ends
 _TAKE_PLACE = """if True:
@@ -101,6 +103,24 @@ def test_the_next_gateway_need_not_wait_to_be_started_until_the_one_before_is_go
             second.send_signal(signal.SIGTERM)
             assert second.wait(60) == 0
     assert not (tmp_path / "run" / GATEWAY_LOCK).exists()
+
+
+def test_a_full_disk_keeps_no_gateway_from_serving(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It writes its process id over that of one that was killed; without even that file it serves all the same."""
+    path = small_disk / GATEWAY_LOCK
+    path.write_text("4194303 65535\n")
+    filling = fill(small_disk)
+    lock = GatewayLock(small_disk, patience=0.0)
+    lock.publish_port(80)
+    assert path.read_text() == f"{os.getpid()} 80\n"
+    lock.release()
+    assert not caplog.records
+    filling.unlink()
+    fill(small_disk)
+    lock = GatewayLock(small_disk, patience=0.0)
+    assert "could not be written (No space left on device)" in caplog.text
+    assert not path.read_bytes()
+    lock.release()
 
 
 def take_place(directory: Path, uid: int) -> subprocess.Popen[str]:

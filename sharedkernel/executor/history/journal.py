@@ -19,6 +19,7 @@ Covers one writer at a time (the owner of the lock on the runtime directory). No
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -130,7 +131,7 @@ class Journal:
         if self._descriptor < 0:
             if self._is_read and self._retrying.begin():
                 self._pending.clear()  # it is in the summary
-                self._thread.submit(self._go_on, self._summary())
+                self._submit(self._go_on, self._summary())
             return
         self._pending.append(self._frame(record))
         if self._flush_due is None:
@@ -191,10 +192,15 @@ class Journal:
         if self._descriptor < 0:
             return
         if self._size >= max(COMPACT_BYTES, 2 * self._compacted_size):
-            self._thread.submit(self._try, self._rewrite, self._summary())  # what is pending is in it
+            self._submit(self._try, self._rewrite, self._summary())  # what is pending is in it
         else:
             self._size += sum(map(len, pending))
-            self._thread.submit(self._try, self._append, pending)
+            self._submit(self._try, self._append, pending)
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Have the journal's thread do *work*; if no thread can be started now, it is done before the next work."""
+        with contextlib.suppress(RuntimeError):  # "can't start new thread"; the work stays in the pool's queue
+            self._thread.submit(work, *arguments)
 
     def _summary(self) -> list[bytes]:
         """Return what replaces the file."""

@@ -39,6 +39,8 @@ class Cgroups:
     def __init__(self, base: Path, *, memory_bytes: int | None, num_processes: int) -> None:
         self._base = base
         self._limits = {"memory.max": memory_bytes, "pids.max": num_processes}
+        #: files whose writing ends groups, and that could not be written yet
+        self._ending: set[Path] = set()
         base.mkdir(exist_ok=True)
         self.missing = [name for name in CONTROLLERS if not _enable(base, name)]
         self._sweep()
@@ -67,9 +69,19 @@ class Cgroups:
             _write(self._base / str(uid) / process / "memory.max", str(memory_bytes))
 
     def end(self, uid: int, process: str) -> None:
-        """End whatever is left of a session."""
-        _write(self._base / str(uid) / process / "cgroup.kill", "1")
-        self._sweep()
+        """End whatever is left of a session; :meth:`end_left` does where no file can be opened now."""
+        self._ending.add(self._base / str(uid) / process / "cgroup.kill")
+        self.end_left()
+
+    def end_left(self) -> None:
+        """End what is left of sessions that could not be ended before; called now and then."""
+        if not self._ending:
+            return
+        with contextlib.suppress(OSError):  # no descriptor is free
+            for kill in list(self._ending):
+                _write(kill, "1")
+                self._ending.discard(kill)
+            self._sweep()
 
     def close(self) -> None:
         """Remove the groups that are empty, all of them once all sessions have ended."""

@@ -8,6 +8,7 @@ lost then, but for what sessions have mapped.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Container, Iterator
@@ -22,6 +23,11 @@ from sharedkernel.protocol import UNREADABLE
 from sharedkernel.system.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
+
+#: what the system answers where there is no room for another file
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: the same where this process, or the machine, can open no more files
+_STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class SessionRecords:
@@ -44,12 +50,20 @@ class SessionRecords:
         self._written.clear()
 
     def write(self, kept: PersistedSession) -> None:
-        """Write *kept*, unless no more than its service has changed; a disk that is full costs no more than that."""
+        """Write *kept*, unless no more than its service has changed; on a full disk over what was there before.
+
+        A record that does not say whose client a session is now would give that client another session.
+        """
         data = msgspec.msgpack.encode(msgspec.structs.replace(kept, attained=0.0))
         if self._written.get(kept.process) == data:
             return
         try:
-            replace_file(self._directory / kept.process, data, durable=False)
+            try:
+                replace_file(self._directory / kept.process, data, durable=False)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                _overwrite(self._directory / kept.process, data)
         except OSError as error:
             log.warning("the record of session %s was not written (%s)", kept.session, error.strerror)
             return
@@ -65,6 +79,11 @@ class SessionRecords:
         """Yield the records of processes that live and are not *known*, each with a descriptor of its shared page.
 
         The other records are removed: all of them after a restart of the machine.
+
+        Raises
+        ------
+        OSError
+            When this process can open no more files: that it cannot look does not mean that nobody is there.
         """
         for path in list(self._directory.iterdir()):
             if path.name in known:
@@ -74,7 +93,10 @@ class SessionRecords:
                 continue
             try:
                 kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
-            except (OSError, *UNREADABLE):  # torn, or of another version
+            except OSError as error:
+                _raise_if_starved(error)
+                kept = None
+            except UNREADABLE:  # torn, or of another version
                 kept = None
             page = None if kept is None or start_time(kept.pid) != kept.started else _open_page(kept)
             if kept is None or page is None:
@@ -100,11 +122,43 @@ def are_there_sessions(directory: Path) -> bool:
     return False
 
 
+def _overwrite(path: Path, data: bytes) -> None:
+    """Write *data* into the room that the file *path* has: in one call, since a torn record would be of no use.
+
+    Raises
+    ------
+    OSError
+        When there is no such file, or not enough room in it.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if len(data) > 512 * os.fstat(descriptor).st_blocks:  # or a part of it would be written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _unless_starved() -> Iterator[None]:
+    """Suppress errors of the system, unless this process can open no more files."""
+    try:
+        yield
+    except OSError as error:
+        _raise_if_starved(error)
+
+
+def _raise_if_starved(error: OSError) -> None:
+    if error.errno in _STARVED:
+        raise error
+
+
 def _open_page(kept: PersistedSession) -> int | None:
     """Open the shared page of a process where the process has it open; None where it has none."""
-    with contextlib.suppress(OSError):
+    with _unless_starved():
         for link in Path(f"/proc/{kept.pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
+            with _unless_starved():
                 if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
                     # it may be another file by now, whose opening would wait
                     found = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

@@ -285,9 +285,14 @@ class Supervisor:
         _handle_early(process)
 
     def _remove_files(self, process: SessionHandle) -> None:
+        """Remove the files of a process that was reaped; without a free descriptor to list them, a little later."""
         connection_file = self._connection_file(process.process)
-        for path in connection_file.parent.glob(f"{process.process}*"):
-            path.unlink(missing_ok=True)
+        try:
+            for path in connection_file.parent.glob(f"{process.process}*"):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("cannot remove the files of process %d (%s); trying again", process.pid, error.strerror)
+            asyncio.get_running_loop().call_later(_STATUS_TIMEOUT, self._remove_files, process)
         log_file = self._log_file(process.process)
         with contextlib.suppress(OSError):
             if process.session is None or process.end_asked or log_file.stat().st_size == 0:

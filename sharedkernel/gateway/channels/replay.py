@@ -1,7 +1,8 @@
 """Replay of the messages that a client has missed, while it or the gateway was away.
 
 A session keeps its newest messages (:mod:`sharedkernel.session.kernel.message_log`). A client that comes back names the
-last messages that it has seen, and gets the later ones; a client that names none gets those that no client has heard.
+last messages that it has seen, and gets the later ones; a client that comes for the first time gets those that no
+client has heard.
 Messages that arrive meanwhile are held back, so that the client gets each message once and in order.
 """
 
@@ -26,7 +27,7 @@ ChannelMessage = tuple[str, list[bytes]]
 
 
 def parse_seen(text: str | None) -> list[str] | None:
-    """Return the message ids in a websocket's address; None if the client names none."""
+    """Return the message ids in a websocket's address; None if the client does not say that it comes back."""
     return None if text is None else [part for part in text.split(",") if part][:_MAX_SEEN]
 
 
@@ -43,7 +44,7 @@ class MissedRequests:
         self._session = session
         self._unanswered: set[asyncio.Future[list[bytes]]] = set()
 
-    async def ask(self, channel: SessionSocket, seen: Collection[str], client: str) -> Missed:
+    async def ask(self, channel: SessionSocket, seen: Collection[str] | None, client: str) -> Missed:
         """Return the messages that a client has missed; waits for a busy session.
 
         Parameters
@@ -51,7 +52,7 @@ class MissedRequests:
         channel
             A connection of its own to the session's control socket, closed afterwards.
         seen
-            Ids of the last messages that the client has seen.
+            Ids of the last messages that the client has seen; None: it comes for the first time, or does not say.
         client
             Its message session id.
 
@@ -66,8 +67,8 @@ class MissedRequests:
         channel.on_recv(answer.set_result)
         self._unanswered.add(answer)
         try:
-            message = self._session.msg(REQUEST, {"seen": list(seen), "identity": client})
-            channel.send_multipart(self._session.serialize(message))
+            asked = {"seen": list(seen or ()), "identity": client, "resumes": seen is not None}
+            channel.send_multipart(self._session.serialize(self._session.msg(REQUEST, asked)))
             answered = await answer
             try:
                 return read_missed(self._session.deserialize(self._session.feed_identities(answered)[1]))

@@ -128,7 +128,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self.open_channels({} if backlog is None else backlog.channels)
         if seen is not None or self._outputs.has_unheard:
             self._held = []
-            self._replaying = asyncio.ensure_future(self._replay_missed(seen or []))
+            self._replaying = asyncio.ensure_future(self._replay_missed(seen))
         if backlog is not None:
             self._send_backlog(backlog)
         self._outputs.attach(self)
@@ -152,7 +152,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         for channel, frames in backlog.replies:
             self.handle_outgoing_message(self.channels[channel], frames)
 
-    async def _replay_missed(self, seen: list[str]) -> None:
+    async def _replay_missed(self, seen: list[str] | None) -> None:
         """Send the client the messages that it has missed, then those that were held back meanwhile."""
         missed = Missed([], is_cut=False)
         try:
@@ -182,7 +182,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 self.log.info("session %s reports an invalid message as missed: %r", self.kernel_id, error)
         self._replayed = ReplayFilter(messages)
 
-    async def _ask_for_missed(self, seen: list[str]) -> Missed:
+    async def _ask_for_missed(self, seen: list[str] | None) -> Missed:
         """Return the messages that the client has missed; none if the session does not answer, but sends others.
 
         Raises

@@ -182,6 +182,8 @@ class GatedKernel(IPythonKernel):
         subshells = self.shell_channel_thread.manager.list_subshell()
         subshell = None if request is None else request["header"].get("subshell_id")
         is_passed_on = request is not None and (subshell is None or subshell in subshells)
+        if self.message_log is not None and identities:
+            self.message_log.meet(bytes(identities[0]))
         if request is None or not is_passed_on or self._request_limit.add(msg, subshell, subshells):
             self._has_refused = False
             await super().shell_channel_thread_main(msg)
@@ -234,7 +236,9 @@ class GatedKernel(IPythonKernel):
         assert self.message_log is not None
         assert self.control_stream is not None
         request = self.session.deserialize(frames, copy=False)
-        missed = self.message_log.since(request["content"]["seen"], request["content"]["identity"].encode())
+        asked = request["content"]
+        resumes = asked.get("resumes", False)  # a gateway of an earlier version does not say
+        missed = self.message_log.since(asked["seen"], asked["identity"].encode(), resumes=resumes)
         content = {
             "status": "ok",
             "is_cut": missed.is_cut,

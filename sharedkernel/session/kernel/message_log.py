@@ -2,7 +2,8 @@
 
 Outputs are published, and so lost while no gateway listens; replies go to the gateway that asked, and are lost with it.
 So copies of the newest messages stay here, up to a limit. A gateway asks for those that its client has missed, by the
-last messages that this client has seen (:meth:`MessageLog.since`).
+last messages that this client has seen (:meth:`MessageLog.since`). A gateway can end before it has passed anything on
+to a new client: for a client that has seen nothing, the log knows since when it is there (:meth:`MessageLog.meet`).
 
 The copies are in a memory file and not on the heap, which the session's meter measures and its quota bounds.
 """
@@ -23,6 +24,8 @@ from jupyter_client.session import DELIM
 
 #: bytes kept unless the executor names another limit
 DEFAULT_LIMIT = 8 << 20
+#: most clients of which it is known since when they are there
+_MOST_CLIENTS = 64
 #: asks for what was missed, on the control channel, and answers it
 REQUEST, REPLY = "missed_messages_request", "missed_messages_reply"
 
@@ -67,6 +70,8 @@ class MessageLog:
         self._was_heard = False
         #: number of the first message that no client was told; None: each is told as it is said
         self._unheard: int | None = 1
+        #: number of the last message before each client came, by its identity, in the order in which they came
+        self._began: dict[bytes, int] = {}
 
     def close(self) -> None:
         """Give up what is kept."""
@@ -144,7 +149,18 @@ class MessageLog:
 
     # --- giving back --------------------------------------------------------------------------------------------------
 
-    def since(self, seen: Collection[str], identity: bytes) -> Missed:
+    def meet(self, identity: bytes) -> None:
+        """Record that a request of the client *identity* has come; what is published from now on may be about it."""
+        with self._lock:
+            if identity not in self._began:
+                self._begin(identity, self._number)
+
+    def _begin(self, identity: bytes, after: int) -> None:
+        self._began[identity] = min(after, self._began.get(identity, after))
+        if len(self._began) > _MOST_CLIENTS:
+            del self._began[next(iter(self._began))]
+
+    def since(self, seen: Collection[str], identity: bytes, *, resumes: bool = False) -> Missed:
         """Return what the client *identity* has missed.
 
         Parameters
@@ -154,14 +170,16 @@ class MessageLog:
             that is; where none was this session's at all, what no other client was told.
         identity
             Whose replies it gets, too: all that are kept, since nobody knows which have arrived.
+        resumes
+            Whether it was connected before and *seen* is all that it has: if that is nothing of this session, it gets
+            everything since it came.
         """
         with self._lock:
             first = self._number - len(self._starts) + 1
             after = self._last_seen(seen, first)
             is_cut = False
             if after is None:
-                unheard = self._number + 1 if self._unheard is None else self._unheard
-                after = 0 if self._may_have_said(seen) else unheard - 1
+                after = 0 if self._may_have_said(seen) else self._start_of(identity, resumes=resumes)
                 is_cut = first > after + 1
             if self._topics:  # listeners receive the rest by themselves
                 self._unheard = None
@@ -172,6 +190,14 @@ class MessageLog:
                 if wanted:
                     messages.append((channel, frames))
             return Missed(messages, is_cut)
+
+    def _start_of(self, identity: bytes, *, resumes: bool) -> int:
+        """Return the number of the message after which a client that has seen none is told everything."""
+        if not resumes or identity not in self._began:
+            unheard = self._number + 1 if self._unheard is None else self._unheard
+            self._begin(identity, unheard - 1)
+            return unheard - 1
+        return self._began[identity]
 
     def _last_seen(self, seen: Collection[str], first: int) -> int | None:
         """Return the number of the newest message in *seen*; None if none of them is kept."""

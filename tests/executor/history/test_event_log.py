@@ -18,7 +18,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.executor.history.conftest import fill
+from tests.small_disk import fill
 
 
 def test_what_an_executor_recorded_can_be_replayed(fifo_process: ExecutorProcess) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from sharedkernel.executor.history import journal
 from sharedkernel.executor.history.journal import Journal
-from tests.executor.history.conftest import fill
+from tests.faults.holds import can_limit_processes, without_processes
+from tests.small_disk import fill
 
 
 class Took(msgspec.Struct, frozen=True, tag=True):
@@ -145,6 +147,25 @@ def test_a_disk_that_is_full_stops_nothing(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert caplog.text.count("nothing more is kept in /dev/full") == 1
+
+
+def test_nothing_is_lost_while_no_thread_can_be_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What was added meanwhile is written before what is added later."""
+    if not can_limit_processes():
+        pytest.skip("the number of threads cannot be limited here")
+
+    async def main() -> None:
+        opened = open_journal(tmp_path / "j.journal")
+        opened.open()
+        with without_processes(psutil.Process()):
+            opened.add(Took("a"))
+            await asyncio.sleep(1.2 * journal.FLUSH_INTERVAL)
+        opened.add(Took("b"))
+        opened.close()
+
+    asyncio.run(main())
+    assert not caplog.records
+    assert written(tmp_path / "j.journal") == [Took("a"), Took("b")]
 
 
 @pytest.mark.parametrize("is_removed", [False, True])

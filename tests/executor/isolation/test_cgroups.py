@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,22 @@ def test_limits_are_written_for_all_of_a_user_s_sessions(tmp_path: Path) -> None
     make_group(user / "session", "cgroup.kill")
     groups.end(1000, "session")
     assert (user / "session" / "cgroup.kill").read_text() == "1"
+
+
+def test_what_is_left_of_a_session_is_ended_once_files_can_be_opened(tmp_path: Path) -> None:
+    """The end of the session is handled meanwhile."""
+    groups = Cgroups(make_group(tmp_path / "base"), memory_bytes=None, num_processes=100)
+    kill = make_group(tmp_path / "base" / "1000" / "session", "cgroup.kill") / "cgroup.kill"
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
+    try:
+        groups.end(1000, "session")
+        groups.end_left()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert not kill.read_text()
+    groups.end_left()
+    assert kill.read_text() == "1"
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.processes.process import start_time
+from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.executor.processes.records import SessionRecords, are_there_sessions
 from sharedkernel.executor.supervision.build_id import check_left
+from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import RECORDS_DIRECTORY
 from tests.executor.devices.support import make_process
+from tests.small_disk import fill
 
 
 def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path) -> None:
@@ -37,6 +40,62 @@ def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
     check_left(tmp_path)
+
+
+def test_records_stay_while_no_file_can_be_opened(tmp_path: Path) -> None:
+    """An executor that starts without a free descriptor would lose all sessions whose keeper is gone."""
+
+    async def scenario() -> None:
+        records = SessionRecords(tmp_path / "records")
+        records.open()
+        processes = [make_process(name, pid=os.getpid()) for name in ("0123456789ab", "0123456789ac")]
+        pages = [Page.create(f"sharedkernel-{process.process}") for process in processes]  # as sessions have them open
+        for process in processes:
+            records.write(process.kept())
+        looking = records.others(())
+        _, first = next(looking)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                next(looking)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        found = list(records.others(()))
+        assert {kept.process for kept, _ in found} == {process.process for process in processes}
+        for descriptor in (first, *(descriptor for _, descriptor in found)):
+            os.close(descriptor)
+        for page in pages:
+            page.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_record_says_on_a_full_disk_whose_client_a_session_is_now(small_disk: Path) -> None:
+    """It is written over the one before; a longer one than there is room for leaves that as it was."""
+
+    async def scenario() -> None:
+        records = SessionRecords(small_disk / "records")
+        records.open()
+        process = make_process(pid=os.getpid())
+        process.client_key, process.notebook = "before", "x" * 100
+        records.write(process.kept())
+        filling = fill(small_disk)
+        for client_key in ("the next", "last"):
+            process.client_key, process.notebook = client_key, None
+            records.write(process.kept())
+            assert read().client_key == client_key
+        process.client_key = "too long" * 1000
+        records.write(process.kept())
+        assert read().client_key == "last"
+        filling.unlink()
+        records.write(process.kept())
+        assert read() == process.kept()
+
+    def read() -> PersistedSession:
+        return msgspec.msgpack.decode((small_disk / "records" / "p").read_bytes(), type=PersistedSession)
+
+    asyncio.run(scenario())
 
 
 def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) -> None:

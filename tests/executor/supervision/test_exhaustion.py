@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,14 +17,15 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
+from sharedkernel.executor.history.log_files import MOST_LOG_BYTES
 from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.executor.supervision.environments import OWN, own_environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, WARM_PARENT_SOCKET
-from tests.executor.harness import PATIENCE, until
+from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, SESSIONS_DIRECTORY, WARM_PARENT_SOCKET
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
 from tests.executor.supervision.test_keeper_client import kept
 from tests.faults.holds import without_descriptors
 
@@ -145,6 +147,57 @@ def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path)
         assert not supervisor.processes
 
     asyncio.run(main())
+
+
+def test_a_page_that_cannot_be_mapped_leaves_no_descriptor() -> None:
+    """A mapping takes one more than the memory file: with a single one left, the file is closed again."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limit[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many open files"):
+                Page.create("test")
+            os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))  # it is free again
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+@pytest.mark.heavy
+def test_an_executor_without_descriptors_learns_that_a_session_ended(process: ExecutorProcess) -> None:
+    """The session is in no list any more; its files go later, and the executor goes on to bound its logs."""
+    sessions = process.runtime_directory / SESSIONS_DIRECTORY
+    long_log = process.runtime_directory / LOGS_DIRECTORY / "long.log"
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            name = next(path.stem for path in sessions.glob("*.json") if path.stem in str(notebook.record.connection))
+            service = psutil.Process(process.process.pid)
+            limit = service.rlimit(resource.RLIMIT_NOFILE)
+            service.rlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
+            try:
+                long_log.write_bytes(bytes(MOST_LOG_BYTES + 1))
+                os.kill(notebook.record.pid, signal.SIGKILL)
+
+                async def has_ended() -> bool:
+                    return all(record.session != notebook.session for record in await executor.client.sessions())
+
+                await until(has_ended, "the executor has learned of the end")
+                await asyncio.sleep(2.5)  # in which it looks after its logs
+            finally:
+                service.rlimit(resource.RLIMIT_NOFILE, limit)
+
+            def is_tidy() -> bool:
+                return not any(sessions.glob(f"{name}*")) and long_log.stat().st_size <= MOST_LOG_BYTES
+
+            await until(lambda: asyncio.to_thread(is_tidy), "the session's files are removed and the log is cut off")
+
+    try:
+        asyncio.run(main())
+    finally:
+        long_log.unlink()
 
 
 async def _is_kept(directory: Path, expected: dict[str, int]) -> bool:

@@ -218,7 +218,7 @@ def come_back(client: Client, kernel: str) -> Channels:
     "lie",
     [
         "from sharedkernel.session.kernel.message_log import Missed\n"
-        "kernel.message_log.since = lambda *_: Missed([('nowhere', [b'?']), ('shell', [b'?'])], False)",
+        "kernel.message_log.since = lambda *_, **__: Missed([('nowhere', [b'?']), ('shell', [b'?'])], False)",
         "serialize = kernel.session.serialize\n"
         "def forged(message, *args, **options):\n"
         "    frames = serialize(message, *args, **options)\n"
@@ -251,7 +251,7 @@ def test_a_flood_before_it_is_known_what_was_missed_is_told_in_order(stack: Stac
         "import sys, threading\n"
         "kernel, answer = get_ipython().kernel, threading.Event()\n"
         "since = kernel.message_log.since\n"
-        "kernel.message_log.since = lambda *asked: answer.wait() and since(*asked)"
+        "kernel.message_log.since = lambda *asked, **options: answer.wait() and since(*asked, **options)"
     )
     # It answers while it still prints: it would wait for the gateway in the end, which holds 16 MiB.
     flood = "for n in range(40):\n    print(f'{n:02d}' + 'x' * 2**20); sys.stdout.flush()\n    if n == 26: answer.set()"

@@ -64,6 +64,36 @@ def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
 
 
 @pytest.mark.heavy
+def test_outputs_that_a_gateway_took_with_it_come_again(own_stack: Stack) -> None:
+    """It ended between reading a cell's outputs and passing on the first of them to a client that was new to it."""
+    grace = own_stack.client("grace")
+    kernel, _ = asyncio.run(begin(grace, "me", "x = 41"))
+
+    async def replace_gateway() -> None:
+        own_stack.gateway.kill()
+        own_stack.restart_gateway()
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).status == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def print_something() -> None:
+        await replace_gateway()
+        async with grace.attach(kernel, "new") as channels:
+            await channels.run("print('heard')")
+
+    async def come_back() -> list[str]:
+        await replace_gateway()
+        channels = grace.attach(kernel, "new")
+        channels._request.url += "&seen="
+        async with channels:
+            messages = await channels.until("execute_reply")
+        await grace.end(kernel)
+        return [message["content"]["text"] for message in messages if message["type"] == "stream"]
+
+    asyncio.run(print_something())
+    assert asyncio.run(come_back()) == ["heard\n"]
+
+
+@pytest.mark.heavy
 def test_a_client_that_comes_first_of_all_gets_its_session(own_stack: Stack) -> None:
     """Before the gateway knows the executor's sessions, or just when it meets it, nobody is given another one."""
     grace = own_stack.client("grace")

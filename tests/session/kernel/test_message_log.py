@@ -82,6 +82,32 @@ def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog
     assert told(["6"]) == ["7"]
 
 
+def test_a_client_that_has_seen_nothing_is_told_what_its_gateway_took_with_it(message_log: MessageLog) -> None:
+    """All since it came or was told first; a client that comes for the first time is told none of it."""
+    note = message_log._noting_listeners(lambda frames: None)
+
+    def told(identity: bytes, *, resumes: bool = True) -> list[str | None]:
+        missed = message_log.since([], identity, resumes=resumes)
+        return [message_id(frames) for _, frames in missed.messages]
+
+    note([b"\x01"])
+    message_log.keep("iopub", message(1))
+    message_log.meet(b"ada")
+    message_log.keep("iopub", message(2))
+    note([b"\x00"])  # the gateway ends before it passes that on
+    message_log.keep("iopub", message(3))
+    note([b"\x01"])
+    assert told(b"grace", resumes=False) == ["3"]
+    note([b"\x00"])
+    note([b"\x01"])
+    assert told(b"grace", resumes=False) == []
+    assert told(b"grace") == ["3"]
+    assert told(b"ada") == ["2", "3"]
+    for number in range(100):
+        message_log.meet(str(number).encode())
+    assert told(b"ada") == []  # who came that long ago is forgotten
+
+
 def test_who_has_seen_what_is_no_longer_kept_gets_all_that_is(message_log: MessageLog) -> None:
     """It is of this session, as its id says, and so has missed everything after it."""
     message_log._noting_listeners(lambda frames: None)([b"\x01"])

@@ -1,7 +1,8 @@
-"""A small file system for the tests of files that run out of room."""
+"""A small file system, for tests of what runs out of room."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,17 +11,19 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a directory on a file system of 4 MiB; skipped where none can be mounted."""
+@contextlib.contextmanager
+def mounted(directory: Path) -> Iterator[Path]:
+    """Have a file system of 4 MiB in a directory; the test is skipped where none can be mounted."""
     if os.getuid() != 0:
         pytest.skip("only root can mount a small file system")
-    options = ["-t", "tmpfs", "-o", "size=4m"]
-    mounted = subprocess.run(["mount", *options, "none", str(tmp_path)], capture_output=True, text=True, check=False)
+    options = ["-t", "tmpfs", "-o", "size=4m,mode=0700"]
+    mounted = subprocess.run(["mount", *options, "none", str(directory)], capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 def fill(directory: Path) -> Path:
