@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
+import zmq
 from jupyter_client.session import DELIM
 
 from sharedkernel.errors import ProtocolError
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: seconds that a session may take to confirm the subscription; one that is busy in compiled code cannot confirm it
 _SUBSCRIPTION_TIMEOUT = 1.0
+#: seconds between attempts to connect to one
+_RETRY_INTERVAL = 0.5
 
 
 class SessionClient(Hashable, Protocol):
@@ -32,6 +35,9 @@ class SessionClient(Hashable, Protocol):
 
     def open_channels(self) -> None:
         """Connect to the session's current process."""
+
+    def reconnect(self) -> None:
+        """Have the client open another websocket."""
 
     def handle_outgoing_message(self, stream: SessionSocket, outgoing_msg: list[bytes]) -> None:
         """Send a message that arrived on *stream* to the client."""
@@ -83,18 +89,38 @@ class SessionOutputs:
         #: sentences for the next client, as arguments of :meth:`show`
         self._pending: list[tuple[str, dict[str, Any] | None, str]] = []
         self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: the next attempt to subscribe
+        self._retry: asyncio.TimerHandle | None = None
 
     # --- the subscription ---------------------------------------------------------------------------------------------
 
-    def subscribe(self, socket: SessionSocket) -> None:
-        """Read *socket*, of a new process, instead of the one before."""
+    def subscribe(self, connect: Callable[[], SessionSocket]) -> None:
+        """Read what *connect* connects to, a new process, instead of the one before.
+
+        A gateway that can open no more files tries again. Its clients come back then, for what they have missed.
+        """
         self.unsubscribe()
         self._subscribed = asyncio.get_running_loop().create_future()
-        self.socket = socket
-        self.flow.follow(socket)
+        try:
+            self.socket = connect()
+        except zmq.ZMQError as error:
+            log.warning("cannot listen to session %s, and tries again: %s", self._kernel_id, error)
+            self._retry = asyncio.get_running_loop().call_later(_RETRY_INTERVAL, self._subscribe_late, connect)
+        else:
+            self.flow.follow(self.socket)
+
+    def _subscribe_late(self, connect: Callable[[], SessionSocket]) -> None:
+        self.subscribe(connect)
+        if self.socket is not None:
+            self.has_unheard = True
+            for client in tuple(self.clients):
+                client.reconnect()
 
     def unsubscribe(self) -> None:
         """Stop reading, and close the socket."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         self.flow.follow(None)
         if self.socket is not None:
             self.socket.close()

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import zmq
 from jupyter_client.jsonutil import json_default
 from jupyter_client.session import DELIM
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
@@ -157,6 +158,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         missed = Missed([], is_cut=False)
         try:
             missed = await self._ask_for_missed(seen)
+        except zmq.ZMQError:  # this gateway can open no more files
+            self.reconnect()
         except (SessionNotFound, ProtocolError) as error:
             self.log.info("a client of kernel %s may have missed something: %s", self.kernel_id, error)
         except Exception:
@@ -250,7 +253,11 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             if channel not in self.channels:
                 # The session sends replies to this identity, which is the same for a client that comes back.
                 count = partial(self._budgets.unread.hold, self.websocket_handler.current_user.username, object())
-                self.channels[channel] = self.kernel_manager.connect(channel, self.session.bsession, hold_unread=count)
+                identity = self.session.bsession
+                try:
+                    self.channels[channel] = self.kernel_manager.connect(channel, identity, hold_unread=count)
+                except zmq.ZMQError:  # this gateway can open no more files
+                    return self.reconnect()
         self._read_channels()
 
     @property
@@ -263,6 +270,11 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         if self._process is None or not self._notified_of_restart:
             super().on_kernel_restarted()  # type: ignore[no-untyped-call]
         self._notified_of_restart = True
+
+    def reconnect(self) -> None:
+        """Have the client open another websocket."""
+        self.log.warning("a client of kernel %s has to come back", self.kernel_id)
+        self.websocket_handler.close()
 
     def close_for_good(self) -> None:
         """Notify the client that the session is dead, and close."""
@@ -354,17 +366,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self.write_stream("stderr", error_message, parent_header)
 
     def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
-        """Show a sentence in the notebook.
-
-        Parameters
-        ----------
-        name
-            ``"stdout"`` or ``"stderr"``.
-        sentence
-            The text.
-        parent_header
-            Header of the cell to show it below.
-        """
+        """Show *sentence*, below the cell with this header; *name* is ``"stdout"`` or ``"stderr"``."""
         self._send("iopub", "stream", {"name": name, "text": sentence + "\n"}, parent_header)
 
     def _send_status_message(self, status: str) -> None:

@@ -320,7 +320,7 @@ class SessionKernel(ServerKernelManager):
             self.ready.set_result(None)
         self.activity.reset(busy=busy)
         self._publish_activity()
-        self.outputs.subscribe(self.connect("iopub"))
+        self.outputs.subscribe(partial(self.connect, "iopub"))
         for client in self.outputs.clients:
             client.open_channels()
         self.outputs.drop_backlog()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from sharedkernel.ipc.executor_client import ExecutorClient
@@ -61,6 +63,46 @@ def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
         await grace.end(kernel)
 
     run(scenario())
+
+
+@pytest.mark.heavy
+def test_a_gateway_without_descriptors_follows_a_restarted_session_later(own_stack: Stack) -> None:
+    """It can open no sockets to the new process at first; the notebook is there again once it can."""
+    grace = own_stack.client("grace")
+
+    async def scenario() -> None:
+        kernel = await grace.start()
+        async with grace.attach(kernel, "me") as channels:
+            await channels.run("x = 41")
+            pid = int((await channels.run("import os; print(os.getpid())"))["text"])
+            assert own_stack.gateway.process is not None
+            gateway = psutil.Process(own_stack.gateway.process.pid)
+            limits = gateway.rlimit(resource.RLIMIT_NOFILE)
+            # So low that what it closes makes no room.
+            gateway.rlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                os.kill(pid, signal.SIGKILL)
+                async with asyncio.timeout(60):
+                    while not await has_another_process(own_stack, kernel, pid):  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                await asyncio.sleep(1)  # so that the gateway hears of it, and cannot connect
+            finally:
+                gateway.rlimit(resource.RLIMIT_NOFILE, limits)
+        async with asyncio.timeout(60), grace.attach(kernel, "me") as channels:
+            assert (await channels.run("print('x' in globals())"))["text"] == "False\n"
+        await grace.end(kernel)
+
+    asyncio.run(scenario())
+
+
+async def has_another_process(stack: Stack, kernel: str, pid: int) -> bool:
+    """Whether a session runs in another process than *pid*, as its executor says."""
+    client = ExecutorClient(stack.runtime_directory)
+    await client.connect()
+    try:
+        return any(record.session == kernel and record.pid != pid for record in await client.sessions())
+    finally:
+        await client.close()
 
 
 @pytest.mark.heavy
