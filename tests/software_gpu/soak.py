@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,7 @@ class Tenant:
             await self._end()
             return
         except Hung as error:
+            self._soak.keep_events()
             report.hung.append(f"{self.name}: {cell.kind} did not end in {MOST_SECONDS:.0f} s: {error}\n{cell.code}")
             await self._say_stacks()
             await self._end()
@@ -321,7 +323,7 @@ class Tenant:
         return (
             f"{session}\nothers:\n{others}\nlanes: {lanes}\ndevice: {status.device}\n"
             f"by process: {used_by_process()}\nsignals: {signals_of(pid)}\nthreads: {', '.join(threads_of(pid))}\n"
-            f"{native_stacks(pid)}"
+            f"{await asyncio.to_thread(native_stacks, pid)}"
         )
 
 
@@ -344,6 +346,8 @@ class Soak:
         A folder for a log of each session's driver.
     only
         Kinds of cells; all if none is named.
+    events
+        A folder for the executor's record of events up to a cell that hangs.
     """
 
     def __init__(
@@ -356,6 +360,7 @@ class Soak:
         say: Callable[[str], None],
         driver_logs: Path | None = None,
         only: Sequence[str] = (),
+        events: Path | None = None,
     ) -> None:
         self.executor = executor
         self.num_tenants = num_tenants
@@ -363,6 +368,7 @@ class Soak:
         self.say = say
         self.driver_logs = driver_logs
         self.only = only
+        self.events = events
         self.capacity = device_bytes()
         #: bytes of the device that others have, such as the tests' own process
         self._others_bytes = used_bytes()
@@ -380,6 +386,13 @@ class Soak:
         log = self.executor.process.directory / "executor.log"
         if "Traceback" in (text := log.read_text()):
             self.report.unexpected.append(text[text.index("Traceback") - 500 :][:5000])
+
+    def keep_events(self) -> None:
+        """Keep the executor's record of events, which can be replayed."""
+        if self.events is not None:
+            self.events.mkdir(parents=True, exist_ok=True)
+            for path in (self.executor.process.runtime_directory / LOGS_DIRECTORY).glob("events.jsonl*"):
+                shutil.copy(path, self.events / f"{len(self.report.hung)}-{path.name}")
 
     async def _left(self) -> list[str]:
         """Return what somebody still has, although no session is left."""
@@ -402,6 +415,7 @@ def soak(
     say: Callable[[str], None] = lambda line: None,
     driver_logs: Path | None = None,
     only: Sequence[str] = (),
+    events: Path | None = None,
 ) -> Report:
     """Soak on the software GPU of this run, on an executor of its own; return what was found."""
     drawn = random.Random(seed)
@@ -426,6 +440,7 @@ def soak(
                         say=say,
                         driver_logs=driver_logs,
                         only=only,
+                        events=events,
                     )
                     await work.run(seconds)
                     if not work.report.is_clean:
@@ -463,6 +478,12 @@ def main() -> None:
         default="",
         help="a folder for a log of each session's driver",
     )
+    parser.add_argument(
+        "--events",
+        type=lambda text: Path(text) if text else None,
+        default="",
+        help="a folder for the executor's record of events, if a cell hangs",
+    )
     options = parser.parse_args()
     if not is_here():
         capacity = default_capacity(most=_CAPACITY)
@@ -484,6 +505,7 @@ def main() -> None:
         say=say,
         driver_logs=options.driver_logs,
         only=options.only.split(",") if options.only else (),
+        events=options.events,
     )
     print(json.dumps(vars(report), indent=2))  # noqa: T201
     sys.exit(not report.is_clean)

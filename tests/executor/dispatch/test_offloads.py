@@ -309,8 +309,10 @@ def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
 
 
 _LOSE_THE_REQUEST = """if True:
-    import os, socket, threading
+    import os, socket, threading, torch
     from sharedkernel import protocol
+
+    torch.ones(1) + 1  # the beginning of this cell is said with the want, and not after these greetings
 
     def greet():
         peer = socket.socket(socket.AF_UNIX)
