@@ -34,8 +34,9 @@ class _UnlockedLogger(logging.Logger):
     """A logger that keeps no cache of its levels, for which there is a lock, and that cannot be disabled."""
 
     def isEnabledFor(self, level: int) -> bool:
-        """Whether records of *level* are written."""
-        return level >= self.getEffectiveLevel()
+        """Whether records of *level* are written: ipykernel has several for each message that no handler writes."""
+        is_written = not self.handlers or any(level >= handler.level for handler in self.handlers)
+        return is_written and level >= self.getEffectiveLevel()
 
     def handle(self, record: logging.LogRecord) -> None:
         """Write *record*."""
@@ -61,7 +62,6 @@ def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
     handler = _handler(stream)
     handler.setLevel(level)
     logger.handlers = [handler]
-    logger.setLevel(level)  # or ipykernel makes records of each message that nobody writes
     logger.__class__ = _UnlockedLogger
 
 
