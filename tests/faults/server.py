@@ -41,7 +41,8 @@ class Page:
     def __init__(self, server: JupyterServer, kernel: str) -> None:
         self._name = uuid.uuid4().hex
         url = f"ws{server.url.removeprefix('http')}/api/kernels/{kernel}/channels?session_id={self._name}"
-        self._socket = websocket.create_connection(url, timeout=PATIENCE, header=[f"Authorization: token {TOKEN}"])
+        # A server waits a minute itself for a kernel whose executor is stopped just now.
+        self._socket = websocket.create_connection(url, timeout=2 * PATIENCE, header=[f"Authorization: token {TOKEN}"])
         self._socket.settimeout(None)
         self._queues: dict[str, SimpleQueue[dict[str, Any]]] = {"iopub": SimpleQueue(), "shell": SimpleQueue()}
         #: of jupyter_client's client there is only what its users set
