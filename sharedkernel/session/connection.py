@@ -31,7 +31,7 @@ RETRY_INTERVAL, _MOST_INTERVAL = 0.1, 1.0
 #: seconds for which an executor may read nothing when there is no room for more; then the session hangs up, greets it
 #: anew and goes on, since user code may be what sends
 _SEND_PATIENCE = 1
-#: seconds for which what nobody waits for may wait for something else to be sent
+#: longest time, in seconds, that a message of :meth:`Link.send_soon` waits to be sent together with another one
 SOON = 0.01
 _TIMEVAL = struct.Struct("ll")
 
@@ -54,7 +54,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._stop = threading.Event()
         self._pid = os.getpid()
-        #: what is to be sent soon, and whether there is anything
+        #: messages of :meth:`send_soon`, and whether there are any
         self._waiting: list[protocol.Message] = []
         self._is_any_waiting = InterruptSafeEvent()
 

@@ -110,11 +110,17 @@ class SessionOutputs:
             self.flow.follow(self.socket)
 
     def _subscribe_late(self, connect: Callable[[], SessionSocket]) -> None:
+        self._retry = None
         self.subscribe(connect)
         if self.socket is not None:
             self.has_unheard = True
             for client in tuple(self.clients):
                 client.reconnect()
+
+    @property
+    def is_short_of_descriptors(self) -> bool:
+        """Whether there is a process, and nothing to listen to it with yet."""
+        return self._retry is not None
 
     def unsubscribe(self) -> None:
         """Stop reading, and close the socket."""

@@ -123,6 +123,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         if self.kernel_id not in self.multi_kernel_manager:
             self.close_for_good()
             return
+        if self._outputs.is_short_of_descriptors:
+            return self.reconnect()
         # No await from here on: no message is lost between the backlog and the live stream.
         seen = parse_seen(self.websocket_handler.get_query_argument(SEEN, None))
         backlog = self._outputs.take_backlog(self.session_key)

@@ -151,7 +151,11 @@ class OutputThread(IOPubThread):
 
     def _handle_event(self, msg: Any) -> None:
         self._is_woken = False
-        super()._handle_event(msg)
+        try:
+            super()._handle_event(msg)
+        except BaseException:  # as of a hook of the user's: what was scheduled behind it has no other wake-up
+            self.io_loop.add_callback(self._handle_event, msg)
+            raise
 
     def serve_children(self, path: str) -> None:
         """Publish what forked children print, which they send to the unix socket *path*."""

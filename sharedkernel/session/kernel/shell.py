@@ -76,7 +76,7 @@ class SessionShell(ZMQInteractiveShell):
         self.configurables.append(self.history_manager)
 
     def transform_cell(self, raw_cell: str) -> str:
-        """Return a cell's Python: ipykernel asks for it, and IPython once more."""
+        """Return a cell's Python: ipykernel asks for it, and IPython once more before the code runs."""
         if self.transformed is None or self.transformed[0] != raw_cell:
             self.transformed = raw_cell, super().transform_cell(raw_cell)
         return self.transformed[1]
@@ -107,6 +107,7 @@ class SessionShell(ZMQInteractiveShell):
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run a compiled piece of a cell, open to interrupts; its *result* has the translated error."""
+        self.transformed = None  # it depends on the user's names and transformers, which may change now
         with self.kernel.interrupts.let_into_code():
             failed = await super().run_code(code_obj, result, async_=async_)
             if result is not None and result.error_in_exec is not None:

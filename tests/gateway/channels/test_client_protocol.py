@@ -27,7 +27,7 @@ from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from tests.gateway.conftest import run
 
 MIB = 1024**2
-#: final frames of a message's first and later pieces, and those that are not final
+#: kinds of frames (RFC 6455), and the bit that ends a message
 _TEXT, _BINARY, _PING, _CLOSE, _REST, _FINAL = 0x1, 0x2, 0x9, 0x8, 0x0, 0x80
 
 

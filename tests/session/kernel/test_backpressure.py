@@ -144,3 +144,29 @@ def test_whatever_is_scheduled_while_the_outputs_thread_wakes_is_done() -> None:
     thread.stop()
     thread.close()
     context.term()
+
+
+def test_what_is_scheduled_behind_something_that_fails_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    """Though one wake-up was for both: the end of a cell must not wait for the next one."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    thread = OutputThread(context.socket(zmq.XPUB))
+    thread.start()
+    is_standing, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        is_standing.set()
+        go.wait()
+
+    def fail() -> None:
+        raise ValueError("a hook of the user's")
+
+    thread.schedule(stand_still)
+    assert is_standing.wait(60)
+    thread.schedule(fail)
+    thread.schedule(ended.set)
+    go.set()
+    assert ended.wait(60)
+    assert "a hook of the user's" in caplog.text
+    thread.stop()
+    thread.close()
+    context.term()

@@ -52,3 +52,15 @@ def test_a_cell_is_transformed_once(session: SessionUnderTest) -> None:
     assert session.run("print(len(seen))")["text"].strip() == "1"
     assert session.run("print(len(seen))")["text"].strip() == "2"
     assert session.run("import asyncio; await asyncio.sleep(0); print(len(seen))")["text"].strip() == "3"
+
+
+def test_the_same_source_means_something_else_when_names_have_changed(session: SessionUnderTest) -> None:
+    """A magic's name without its percent sign, and then a variable's, both run by one cell."""
+    reply = session.run(
+        "shell = get_ipython()\n"
+        "magic = shell.run_cell('pwd').result\n"
+        "pwd = 'a variable'\n"
+        "print(magic != 'a variable', shell.run_cell('pwd').result)\n"
+        "del pwd"
+    )
+    assert reply["text"].splitlines()[-1] == "True a variable"
