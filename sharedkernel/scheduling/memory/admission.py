@@ -93,7 +93,7 @@ class Admission:
 
     def dequeue(self, session: Session) -> None:
         """Remove *session* from the queue, if it is in it."""
-        session.wait.has_room_made, session.wait.hopeless_since = False, None
+        session.wait.has_room_made = False
         if self.waiting.pop(session.id, None) is not None:
             self.ledger.revision += 1
 
@@ -168,18 +168,18 @@ class Admission:
         """Return from when on *session* waits in vain, for more than it could have if all others moved; else infinity.
 
         Memory that cannot move may be released some day, so the refusal waits, above all while other cells are open,
-        which may end soon or be refused. A cell that was offloaded in the middle is never refused: it can neither
-        continue nor end without its memory.
+        which may end soon or be refused. It counts from the session's first request, however often it was moved since.
+        A cell that was offloaded in the middle is not refused before it is back: it can neither continue nor end.
         """
-        if session.iteration.growth or session.iteration.live or session.offload.is_cut_short:
+        if session.iteration.growth or session.iteration.live:
             return math.inf
-        excess = self.demand.excess(session)
+        excess = self.demand.excess(session) + (session.need if session.offload.is_cut_short else 0)
         if excess <= 0:
             session.wait.hopeless_since = None
             return math.inf
         if session.wait.hopeless_since is None:
             session.wait.hopeless_since = self._now
-        patience = self.config.overtake_patience
+        patience = math.inf if session.offload.is_cut_short else self.config.overtake_patience
         return max(self._is_refused_from(session, excess), session.wait.hopeless_since + patience)
 
     def _is_refused_from(self, session: Session, excess: int) -> float:
@@ -189,8 +189,8 @@ class Admission:
             kept, since = self.demand.unmovable_of_others(session)
             if excess > kept:
                 # It may ask again for less: its present need may differ from the measured one.
-                return max(session.wait.since, since) + patience
-        return self.patience_ends(session) + patience
+                return max(session.waits_since, since) + patience
+        return session.waits_since + self.config.growth_patience + patience
 
     def next_deadline(self) -> float | None:
         """Return when the next queued session is refused for having waited too long; None: none will be."""
@@ -236,7 +236,7 @@ class Admission:
         for session in self.queue():
             if is_barred:
                 if self._has_expired(session, now):
-                    result.refused.append(self.refuse_wait(session, waited=now - session.wait.since))
+                    result.refused.append(self.refuse_wait(session, waited=now - session.waits_since))
                 continue
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.demand.persistent_claim(session) > 0)
             if session.offload.shortfall_bytes and now >= self.patience_ends(session):
@@ -250,7 +250,7 @@ class Admission:
                     if other.wait.overtaken_at is None:
                         other.wait.overtaken_at = now
             elif self._has_expired(session, now):
-                result.refused.append(self.refuse_wait(session, waited=now - session.wait.since))
+                result.refused.append(self.refuse_wait(session, waited=now - session.waits_since))
             else:
                 passed.append(session)
                 if is_behind:

@@ -181,6 +181,9 @@ class MemoryTurns:
     def seniority(self, session: Session, now: float) -> tuple[int, float]:
         """Return a session's rank among those that wait for each other: recently restored ones first, by their return.
 
+        One that had no grant since it asked for it keeps its place however often it is moved away and back: the one
+        that waits longest is always served in the end, as in the wait-die scheme (Rosenkrantz, Stearns and Lewis 1978).
+
         Parameters
         ----------
         session
@@ -188,7 +191,9 @@ class MemoryTurns:
         now
             Seconds.
         """
-        return (0, session.residence.began) if now < self.settled_at(session) else (1, 0.0)
+        if now >= self.settled_at(session):
+            return (1, 0.0)
+        return (0, session.waits_since if session.was_moved_in_vain else session.residence.began)
 
     def ends_at(self, holder: Session, waiting: Session) -> float:
         """Return from when on one session may be evicted for another; infinite: never, as things are.
@@ -229,6 +234,8 @@ class MemoryTurns:
         quantum = self.config.memory_quantum
         if quantum is None or not session.offload.is_cut_short or session.offload.is_interrupted:
             return -math.inf
+        if session.was_moved_in_vain:
+            return -math.inf  # it was delayed before
         return math.inf if session.wait.delayed_at is None else session.wait.delayed_at + quantum
 
     def record_delays(self, session: Session, queue: Iterable[Session], now: float) -> None:
@@ -254,9 +261,9 @@ class MemoryTurns:
         """Return by when the queued *session* should have its memory, seconds."""
         quantum = self.config.memory_quantum
         if quantum is None or not self.policy.is_preemptive:
-            return session.wait.since
+            return session.waits_since
         shares = sum(user.share for user in self._users.values() if user.sessions)
-        return session.wait.since + quantum * shares / session.user.share
+        return session.waits_since + quantum * shares / session.user.share
 
     # --- who is evicted -----------------------------------
 

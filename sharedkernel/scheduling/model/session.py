@@ -123,6 +123,18 @@ class Session:
         return self.memory.ephemeral
 
     @property
+    def waits_since(self) -> float:
+        """When it began to wait in the memory queue, for the first time if it has not had a grant since."""
+        first = self.wait.ungranted_since
+        return self.wait.since if first is None else min(first, self.wait.since)
+
+    @property
+    def was_moved_in_vain(self) -> bool:
+        """Whether its memory came back and it had no grant since: it waits still, or was moved away again."""
+        first = self.wait.ungranted_since
+        return first is not None and self.residence.is_back and self.residence.began > first
+
+    @property
     def cell_service(self) -> float:
         """Device-seconds that its present cell had, or its last one."""
         return self.service.attained - self.cell.attained_before

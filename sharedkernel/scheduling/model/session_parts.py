@@ -35,6 +35,8 @@ class AdmissionWait:
     arrival: int = 0
     #: when it entered the memory queue
     since: float = 0.0
+    #: since when it wants a grant that it has not had, however often it was moved away meanwhile; None: it wants none
+    ungranted_since: float | None = None
     #: since when it is queued for the device, or when it was last
     queued_since: float = 0.0
     #: when a later arrival was first admitted past it; None: not overtaken
@@ -45,6 +47,10 @@ class AdmissionWait:
     has_room_made: bool = False
     #: since when its claim exceeds what it can have while all others stay; None: it does not
     hopeless_since: float | None = None
+
+    def end_want(self) -> None:
+        """Forget since when it wants a grant: it has one, or wants none any more."""
+        self.ungranted_since = self.hopeless_since = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -56,6 +56,7 @@ class Decisions:
             for other in records.lanes.park(lane):
                 records.send_back(other)
         lane.holder = session
+        session.wait.end_want()
         records.clock.begin(session)
         records.decide(session, "grant")
         self._actions.append(Grant(session=session.id, lane=lane.id, parallel=len(records.clock.holders)))
@@ -118,6 +119,7 @@ class Decisions:
         refusal
             The action, with its reason.
         """
+        session.wait.end_want()
         if session.state is SessionState.RESTORING:
             self._records.admission.dequeue(session)
             self._records.decide(session, "refuse to restore")

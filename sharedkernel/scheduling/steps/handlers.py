@@ -154,6 +154,7 @@ class EventHandlers:
         records.set_live(session, 0)
         records.lanes.leave(session)
         session.offload.forget_cell()
+        session.wait.end_want()
         if session.residence.is_ending:  # an eviction that was not sent yet is dropped
             is_asked = session.offload.is_asked
             records.cancel_eviction(session)
@@ -188,6 +189,8 @@ class EventHandlers:
             session.stats.predicted_iteration_seconds = event.iteration_seconds
         _declare(session, event.remaining_iterations)
         session.forecast.remaining = records.predictions.estimate(session).seconds
+        if session.wait.ungranted_since is None:
+            session.wait.ungranted_since = records.clock.now
         records.move(session, event)
         session.iteration.growth, session.context = event.growth, event.context
         if session.residence.is_ending:
@@ -209,7 +212,9 @@ class EventHandlers:
             records.decide(session, "admit")
 
     def _on_device_want_withdrawn(self, event: DeviceWantWithdrawn) -> None:
-        self._records.move(self._records.sessions[event.session], event)
+        session = self._records.sessions[event.session]
+        session.wait.end_want()
+        self._records.move(session, event)
 
     def _on_grant_released(self, event: GrantReleased) -> None:
         records, session = self._records, self._records.sessions[event.session]

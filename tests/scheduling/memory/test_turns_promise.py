@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import MemoryProfile, SchedulerConfig
@@ -117,6 +117,77 @@ def test_short_cells_go_before_trainings_that_were_moved_out(
     longest = waits(device)
     assert longest.pop("visitor") <= (count + 1) * turn
     assert max(longest.values()) <= (count + 2) * turn
+
+
+def short_cells(name: str, *, persistent: int, ephemeral: int, growth: int, iterations: int, pause: float) -> Notebook:
+    """Return a notebook with one short cell after the other; sizes in MiB, times in seconds."""
+    cell = {"seconds": 0.5, "ephemeral": ephemeral * MIB, "growth": growth * MIB, "iterations": iterations}
+    cells = [Cell(**cell, persistent=persistent * MIB, pause=pause) for _ in range(100)]
+    return Notebook(name=name, persistent=persistent * MIB, cells=cells)
+
+
+@given(
+    persistent=st.integers(300, 700),
+    unmovable=st.sampled_from([100, 150, 200]),
+    lacking=st.integers(5, 60),
+    sizes=st.lists(st.tuples(st.integers(50, 600), st.integers(20, 300)), min_size=2, max_size=6),
+    growth=st.sampled_from([0, 20]),
+    iterations=st.sampled_from([1, 5]),
+    pause=st.sampled_from([0.1, 1.0, 5.0]),
+    moving=st.sampled_from([0.5, 1.5]),
+)
+@example(
+    persistent=345,
+    unmovable=150,
+    lacking=60,
+    sizes=[(414, 73), (522, 186), (150, 274)],
+    growth=20,
+    iterations=1,
+    pause=5.0,
+    moving=1.5,
+)
+def test_a_cell_that_can_never_run_is_told_so_however_often_it_is_moved(
+    persistent: int,
+    unmovable: int,
+    lacking: int,
+    sizes: list[tuple[int, int]],
+    growth: int,
+    iterations: int,
+    pause: float,
+    moving: float,
+) -> None:
+    """It lacks what another open cell keeps. Others, who can run, have it moved away again before it is told."""
+    keeps = {"seconds": 0.1, "ephemeral": 10 * MIB, "persistent": unmovable * MIB}
+    keeper = Notebook(name="keeper", declines=True, cells=[Cell(**keeps), Cell(**keeps, prelude=1e6)])
+    need = 1000 - persistent - unmovable + lacking
+    large = Notebook(
+        name="large",
+        persistent=persistent * MIB,
+        cells=[Cell(seconds=0.1, ephemeral=need * MIB, persistent=persistent * MIB)],
+    )
+    room = 1000 - unmovable - 20
+    others = [
+        short_cells(
+            f"user{'abcdef'[number]}",
+            persistent=min(size, room - 20),
+            ephemeral=max(20, min(ephemeral, room - size)),
+            growth=growth,
+            iterations=iterations,
+            pause=pause,
+        )
+        for number, (size, ephemeral) in enumerate(sizes)
+    ]
+    device = Device(
+        SchedulerConfig(capacity=1000 * MIB, memory_quantum=5.0),
+        [keeper, large, *others],
+        may_refuse=True,
+        offload_after=1.0,
+        moving=lambda size: moving,
+    )
+    while large.cells and device.desk.now < 900.0:
+        device.run(device.desk.now + 10.0, most_events=60_000)
+    assert not large.cells, "it waits still"
+    assert large.num_cut_short <= 2
 
 
 # --- as it happened -----------------------------------
