@@ -50,6 +50,11 @@ COMMANDS = {
         help="Open JupyterLab with a shared device on this machine.",
         extra="lab",
     ),
+    "host": Command(
+        application="sharedkernel.host.app.HostApp",
+        help="Serve all GPUs of this machine: keep an executor for each and a gateway running.",
+        extra="host",
+    ),
     "gateway": Command(
         application="sharedkernel.gateway.app.SharedKernelGateway",
         help="Serve notebooks of many users from this machine's executor.",

@@ -257,29 +257,33 @@ class Gpu:
         return None
 
     def _translate(self, error: Exception) -> NvmlUnavailable:
-        nvml = self._nvml
-        code = getattr(error, "value", None)
-        if code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND, nvml.NVML_ERROR_RESET_REQUIRED):
-            return GpuLost(
-                "the GPU does not answer any more; `dmesg` names the cause, and a reset or a restart of the machine "
-                "brings it back."
-            )
-        sentences = {
-            nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "there is no NVIDIA driver here (libnvidia-ml.so.1 is missing); install "
-            "it, or use --device host.",
-            nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; `nvidia-smi` says why, "
-            "or use --device host.",
-            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated and not loaded anew since; restart "
-            "the machine.",
-            nvml.NVML_ERROR_NOT_FOUND: "there is no such GPU here; `nvidia-smi -L` lists those there are.",
-            nvml.NVML_ERROR_INVALID_ARGUMENT: "there is no such GPU here; `nvidia-smi -L` lists those there are.",
-        }
-        if code in sentences:
-            return NvmlUnavailable(sentences[code])
-        return NvmlUnavailable(
-            f"the NVIDIA driver does not let the GPU be seen from here ({error}); in a container, start it with the "
-            "GPU (such as `--gpus all`), and again if it was there before."
-        )
+        return _translated(error, self._nvml)
+
+
+def count_gpus(*, library: Any = None) -> int:
+    """Return how many NVIDIA GPUs this machine has; 0 where there is no driver.
+
+    Parameters
+    ----------
+    library
+        The module `pynvml`, or what stands in for it.
+
+    Raises
+    ------
+    NvmlUnavailable
+        When there is a driver that does not work.
+    """
+    nvml = _load() if library is None else library
+    try:
+        nvml.nvmlInit()
+        try:
+            return int(nvml.nvmlDeviceGetCount())
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        if getattr(error, "value", None) == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return 0
+        raise _translated(error, nvml) from None
 
 
 def _load() -> Any:
@@ -306,3 +310,29 @@ def device_index(name: str) -> int:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _translated(error: Exception, nvml: Any) -> NvmlUnavailable:
+    """Return one sentence that says what *error* of the library *nvml* means, and what to do."""
+    code = getattr(error, "value", None)
+    if code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND, nvml.NVML_ERROR_RESET_REQUIRED):
+        return GpuLost(
+            "the GPU does not answer any more; `dmesg` names the cause, and a reset or a restart of the machine "
+            "brings it back."
+        )
+    sentences = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "there is no NVIDIA driver here (libnvidia-ml.so.1 is missing); install "
+        "it, or use --device host.",
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; `nvidia-smi` says why, "
+        "or use --device host.",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated and not loaded anew since; restart "
+        "the machine.",
+        nvml.NVML_ERROR_NOT_FOUND: "there is no such GPU here; `nvidia-smi -L` lists those there are.",
+        nvml.NVML_ERROR_INVALID_ARGUMENT: "there is no such GPU here; `nvidia-smi -L` lists those there are.",
+    }
+    if code in sentences:
+        return NvmlUnavailable(sentences[code])
+    return NvmlUnavailable(
+        f"the NVIDIA driver does not let the GPU be seen from here ({error}); in a container, start it with the "
+        "GPU (such as `--gpus all`), and again if it was there before."
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 UNITS = Path(__file__).parents[2] / "packaging" / "systemd"
-EXECUTOR, GATEWAY = (UNITS / f"sharedkernel-{name}.service" for name in ("executor", "gateway"))
+EXECUTOR, GATEWAY, HOST = (UNITS / f"sharedkernel-{name}.service" for name in ("executor", "gateway", "host"))
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
@@ -24,9 +24,10 @@ def settings(unit: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_stopping_the_executor_leaves_its_sessions_and_what_they_need() -> None:
+@pytest.mark.parametrize("unit", [EXECUTOR, HOST], ids=["executor", "host"])
+def test_stopping_the_executor_leaves_its_sessions_and_what_they_need(unit: Path) -> None:
     """Its children live on, with their sockets and files; one that dies of memory takes nobody along."""
-    executor = settings(EXECUTOR)
+    executor = settings(unit)
     assert executor["KillMode"] == ["process"]
     assert executor["OOMPolicy"] == ["continue"]
     assert executor["RuntimeDirectoryPreserve"] == ["yes"]
@@ -40,9 +41,9 @@ def test_a_gateway_that_takes_too_much_memory_starts_again() -> None:
     assert gateway["Restart"] == ["always"]
 
 
-def test_neither_unit_has_more_rights_or_shows_more_than_it_must() -> None:
+def test_no_unit_has_more_rights_or_shows_more_than_it_must() -> None:
     """No new privileges, private directories and files; the gateway may write nowhere else."""
-    for unit in map(settings, (EXECUTOR, GATEWAY)):
+    for unit in map(settings, (EXECUTOR, GATEWAY, HOST)):
         assert unit["NoNewPrivileges"] == ["yes"]
         assert unit["RuntimeDirectoryMode"] == ["0700"]
         assert unit["UMask"] == ["0077"]
@@ -51,12 +52,14 @@ def test_neither_unit_has_more_rights_or_shows_more_than_it_must() -> None:
     assert settings(GATEWAY)["LogsDirectoryMode"] == ["0700"]
 
 
-def test_both_meet_in_one_directory_with_options_that_there_are() -> None:
+def test_all_meet_in_one_directory_with_options_that_there_are() -> None:
     """The gateway finds the executor, and each option in a unit is one of its command."""
     assert "/run/sharedkernel" in settings(EXECUTOR)["ExecStart"][0]
-    assert settings(EXECUTOR)["RuntimeDirectory"] == settings(GATEWAY)["RuntimeDirectory"] == ["sharedkernel"]
-    commands = [line for unit in (EXECUTOR, GATEWAY) for key in ("ExecStartPre", "ExecStart")
+    assert all(settings(unit)["RuntimeDirectory"] == ["sharedkernel"] for unit in (EXECUTOR, GATEWAY, HOST))
+    commands = [line for unit in (EXECUTOR, GATEWAY, HOST) for key in ("ExecStartPre", "ExecStart")
                 for line in settings(unit).get(key, [])]  # fmt: skip
+    # What follows -- in the command of the host is the gateway's.
+    commands = [part for line in commands for part in line.replace(" -- ", "\nsharedkernel gateway ").splitlines()]
     for line in commands:
         name, *options = line.split()[1:]
         shown = subprocess.run(
@@ -69,12 +72,12 @@ def test_both_meet_in_one_directory_with_options_that_there_are() -> None:
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd is not there to say whether it understands"
 )
-def test_systemd_understands_both(tmp_path: Path) -> None:
+def test_systemd_understands_all(tmp_path: Path) -> None:
     """No unknown setting, no value that it ignores."""
-    for unit in (EXECUTOR, GATEWAY):
+    for unit in (EXECUTOR, GATEWAY, HOST):
         text = unit.read_text().replace("/opt/sharedkernel/bin/sharedkernel", sys.executable)
         (tmp_path / unit.name).write_text(text)
-    for unit in (EXECUTOR, GATEWAY):
+    for unit in (EXECUTOR, GATEWAY, HOST):
         checked = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)],
             capture_output=True, text=True, check=False, env=os.environ | {"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},

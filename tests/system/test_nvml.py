@@ -8,7 +8,7 @@ import time
 import pynvml
 import pytest
 
-from sharedkernel.system.nvml import Gpu, GpuLost, NvmlUnavailable
+from sharedkernel.system.nvml import Gpu, GpuLost, NvmlUnavailable, count_gpus
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 
@@ -18,6 +18,16 @@ def test_a_gpu_is_described_without_what_the_driver_keeps() -> None:
     assert (facts.name, facts.driver_version) == ("NVIDIA H200", "580.65.06")
     assert facts.uuid.startswith("GPU-")
     assert facts.total_bytes == 140 * GIB
+
+
+def test_gpus_are_counted_and_none_without_a_driver() -> None:
+    """A driver that is there and does not work is another matter."""
+    library = FakeNvml(FakeGpu(), FakeGpu())
+    assert count_gpus(library=library) == 2
+    assert library.opened == 0
+    assert count_gpus(library=FakeNvml(init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)) == 0
+    with pytest.raises(NvmlUnavailable, match="installed but not loaded"):
+        count_gpus(library=FakeNvml(init_error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
 
 
 def test_older_drivers_give_totals_alone() -> None:

@@ -46,7 +46,8 @@ class GatewayOptions(HasTraits):
     groups = AnyTrait({}, help="Members of groups: {NAME: [USER, …]}.").tag(config=True)
     executors = AnyTrait(
         [],
-        help="The devices whose executors this gateway uses, such as ['cuda:0', 'cuda:1']. Start each with "
+        help="The devices whose executors this gateway uses, such as ['cuda:0', 'cuda:1'], or cuda:0,cuda:1 on a "
+        "command line. Start each with "
         "`sharedkernel executor --device NAME` and the same --runtime-dir. Default: the only executor.",
     ).tag(config=True)
     policy = AnyTrait(

@@ -207,11 +207,18 @@ def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterat
 def parse_devices(value: Any) -> tuple[str, ...]:
     """Return the devices of the setting `executors`, if they can be used together.
 
+    Parameters
+    ----------
+    value
+        A list of names, or one text with commas between them, as a command line has it.
+
     Raises
     ------
     ConfigError
         When they cannot.
     """
+    if isinstance(value, str):
+        value = [name.strip() for name in value.split(",")]
     if not isinstance(value, list | tuple):
         raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
     for device in value:

@@ -37,7 +37,8 @@ def test_where_executors_are_follows_from_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("cuda:0", "executors is 'cuda:0'; write a list of devices"),
+        ({"cuda:0": 1}, "executors is {'cuda:0': 1}; write a list of devices"),
+        ("cuda:0,gpu1", "executors names 'gpu1'; write 'cuda:N' or 'host:N'"),
         (["cuda:0", "gpu1"], "executors names 'gpu1'; write 'cuda:N' or 'host:N'"),
         (["host:01"], "executors names 'host:01'"),
         ([0], "executors names 0;"),
@@ -73,3 +74,4 @@ def test_a_directory_too_deep_for_a_device_is_refused(tmp_path: Path) -> None:
 def test_devices_keep_the_order_in_which_they_are_written() -> None:
     """It decides between equals."""
     assert parse_devices(("cuda:1", "host:3", "cuda:0")) == ("cuda:1", "host:3", "cuda:0")
+    assert parse_devices("cuda:1, host:3,cuda:0") == ("cuda:1", "host:3", "cuda:0")

@@ -1,0 +1,111 @@
+"""The command ``sharedkernel host``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from traitlets import Unicode
+
+from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.devices.cuda.discovery import visible_gpus
+from sharedkernel.gateway.config.settings import parse_devices
+from sharedkernel.host.supervisor import HostSupervisor, ServiceFailed, SupervisedService
+from sharedkernel.paths import default_runtime_directory, device_directory
+from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK
+
+
+class HostApp(CommandApp):
+    """Keeps the executors and the gateway of this machine running."""
+
+    name = "host"
+    description = """
+        Serve everybody's notebooks from all GPUs of this machine: an executor for each, and a gateway.
+
+        A service that ends is started again, and one that runs already is adopted. What follows -- goes to the gateway.
+        SIGTERM ends all of them, SIGHUP has the gateway read its configuration again; sessions outlive both.
+    """
+    examples = """
+        sharedkernel host
+        sharedkernel host --devices cuda:0,cuda:1 --executor-options="--lane-sharing all"
+        sharedkernel host -- --identity tokens --ip 0.0.0.0 --certfile gpu.crt --keyfile gpu.key
+    """
+    accepts_arguments = True
+
+    devices = Unicode(
+        "",
+        help="The devices to serve, such as cuda:0,cuda:1 or host. Default: all GPUs, and the processor (`host`) where "
+        "there is none.",
+    ).tag(config=True)
+    executor_options = Unicode(
+        "", help='Options for each executor, in quotes after a =, such as ="--policy srtf --lane-sharing all".'
+    ).tag(config=True)
+    runtime_dir = Unicode(
+        help="Private directory where gateway and executors meet. Default: $XDG_RUNTIME_DIR/sharedkernel, or "
+        "/tmp/sharedkernel-UID where there is none."
+    ).tag(config=True)
+
+    def start(self) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for devices or options that cannot be used, 1 when a service cannot be started.
+        """
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        try:
+            devices = self._find_devices()
+            options = shlex.split(self.executor_options)
+        except ValueError as error:
+            fail(f"--executor-options cannot be read ({error}); check its quotes.", status=2)
+        except SharedKernelError as error:
+            fail(str(error), status=2)
+        directory = Path(self.runtime_dir).absolute() if self.runtime_dir else default_runtime_directory()
+        try:
+            asyncio.run(self._supervise(devices, options, directory))
+        except ServiceFailed as error:
+            fail(str(error))
+
+    async def _supervise(self, devices: list[str], options: list[str], directory: Path) -> None:
+        """Keep an executor for each of *devices* running, with *options*, and the gateway of *directory*."""
+        program = [sys.executable, "-m", "sharedkernel"]
+        runtime = ["--runtime-dir", str(directory)]
+        executors = [
+            SupervisedService(
+                f"executor {device}",
+                [*program, "executor", "--device", device, *runtime, *options],
+                device_directory(directory, device) / EXECUTOR_LOCK,
+            )
+            for device in devices
+        ]
+        # A gateway of one device finds it by itself, and then shows no column of devices.
+        named = (
+            []
+            if device_directory(directory, devices[0]) == directory and len(devices) == 1
+            else [f"--SharedKernelGateway.executors={','.join(devices)}"]
+        )
+        gateway = SupervisedService(
+            "gateway", [*program, "gateway", *runtime, *named, *self.extra_args], directory / GATEWAY_LOCK
+        )
+        await HostSupervisor(executors, gateway).run()
+
+    def _find_devices(self) -> list[str]:
+        """Return the devices that were named, or all GPUs, or the processor.
+
+        Raises
+        ------
+        SharedKernelError
+            When they cannot be used together, or the driver does not let its GPUs be counted.
+        """
+        if self.devices:
+            return list(parse_devices([name.strip() for name in self.devices.split(",")]))
+        found = visible_gpus(os.environ)
+        if not found:
+            self.log.warning("no GPU was found: serving the processor")
+        return found or ["host"]
