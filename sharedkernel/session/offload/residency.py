@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,10 +29,20 @@ from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import idleness, storages
-from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RegionOffload
+from sharedkernel.session.offload.host import (
+    CannotOffload,
+    OffloadedMemory,
+    PendingOffload,
+    RegionOffload,
+    RestoreFailed,
+)
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from sharedkernel.units import format_bytes
 
+log = logging.getLogger(__name__)
+
+#: how often a restore is tried while the room for it is kept, and the seconds in between
+_RESTORE_TRIES, _RESTORE_PAUSE = 3, 0.5
 #: bytes below which a session is left alone
 SMALLEST_OFFLOAD = 1 << 20
 _ELSEWHERE = "outside the tensors that Python can see (arrays of other libraries, for example)"
@@ -281,7 +292,7 @@ class Residency:
         offloaded = self._offloaded
         assert offloaded is not None
         began = time.monotonic()
-        offloaded.restore(lambda done: pause(done, offloaded.size))
+        bring_back(offloaded, lambda done: pause(done, offloaded.size))
 
         def note() -> protocol.RestoredReport:
             self._offloaded = None
@@ -289,6 +300,35 @@ class Residency:
             return protocol.RestoredReport(memory=self._meter.memory, seconds=time.monotonic() - began)
 
         return note
+
+
+def bring_back(offloaded: OffloadedMemory, pause: Callable[[int], None]) -> None:
+    """Restore memory; try again where that fails, since the room for it is lost with the last try.
+
+    A driver's call can fail for a moment, and a GiB takes thousands of them.
+
+    Parameters
+    ----------
+    offloaded
+        The memory.
+    pause
+        Called now and then with the bytes that are back; what it raises undoes the rest.
+
+    Raises
+    ------
+    RestoreFailed
+        When the last try fails; it is away as before.
+    """
+    for tries_left in reversed(range(_RESTORE_TRIES)):
+        try:
+            offloaded.restore(pause)
+        except RestoreFailed as error:
+            if not tries_left:
+                raise
+            log.warning("memory is not back yet, and is tried again: %s", error)
+            time.sleep(_RESTORE_PAUSE)
+        else:
+            return
 
 
 async def _in_a_thread(work: Callable[[], None]) -> None:
