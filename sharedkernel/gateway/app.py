@@ -44,6 +44,7 @@ from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.gateway.lock import GatewayLock
+from sharedkernel.gateway.page.history import UsageHistory
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory
@@ -104,7 +105,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     _lock: GatewayLock | None = None
     _background: Sequence[asyncio.Task[None]] = ()
 
-    # The only services of Jupyter's server that are used as they are; all other routes are in `http/handlers.py`.
+    # The only services of Jupyter's server that are used as they are; `http/` and `page/handlers.py` have other routes.
     default_services = ("api", "kernelspecs")  # type: ignore[assignment]
 
     # --- start --------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
         self.jpserver_extensions = {}
-        self.extra_services = ["sharedkernel.gateway.http.handlers"]
+        self.extra_services = ["sharedkernel.gateway.http.handlers", "sharedkernel.gateway.page.handlers"]
         self._lock = GatewayLock(runtime_directory)
         try:
             directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
@@ -194,6 +195,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
+        settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
+        settings["xsrf_cookie_kwargs"] = {"path": self.base_url, "samesite": "Lax", "secure": bool(self.certfile)}
         # Only a guard: smaller messages beyond the limit are refused with a sentence.
         settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
         # The request guard has checked the host already.
@@ -300,6 +303,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._close_revoked()),
             asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
+            asyncio.create_task(self._usage_history.keep()),
         ]
         self._announce()
 
@@ -309,7 +313,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         url = self.connection_url.rstrip("/")
         # Not logged: logs are kept, and the token is for this terminal.
         print(  # noqa: T201
-            f"Serving on {url}; use it with: sharedkernel install --gateway-url {url} --token {token}", flush=True
+            f"Serving on {url}; open it in a browser to see who uses what, and use it with: "
+            f"sharedkernel install --gateway-url {url} --token {token}",
+            flush=True,
         )
 
     async def _log_absent_executors(self) -> None:

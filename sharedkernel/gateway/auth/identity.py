@@ -1,8 +1,10 @@
 """Identity and authorization: which user a request comes from, and which kernels it may name.
 
-The user follows from the token alone. No cookie is set or read: a removed token stops working with the next request,
-and a page on another site cannot act for a user. The kernel manager knows the owners of kernels; this module answers
-404 on every route for a kernel of another user. Kernel ids are no secrets, since the status lists all sessions.
+The user follows from the token alone, so a removed token stops working with the next request. It comes in a header;
+only the gateway's own page, and what it asks for, may name it by the key of a page session in a cookie. Such requests
+are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. The kernel manager knows the
+owners of kernels; this module answers 404 on every route for a kernel of another user. Kernel ids are no secrets, since
+the status lists all sessions.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import hmac
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,12 +28,17 @@ from tornado.web import RequestHandler
 from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.errors import finish_refused
 
 #: seconds after which a client should ask again when tokens cannot be read
 _TOKENS_RETRY = 10.0
+#: most tokens that a user can have by making them on the page
+_MOST_TOKENS = 20
+#: what a page session may be used for: the page, what it shows, and what can be done there with a kernel
+_PAGE_PATHS = re.compile(r"(?:|sharedkernel/.*|api/kernels/[^/]+(?:/interrupt)?)")
 #: characters below which a token can be guessed by trying
 _SHORT_TOKEN = 16
 
@@ -69,6 +77,7 @@ class IdentityOwner(Protocol):
     tokens_file: str
     hub_cache_seconds: int
     hub_admin_scope: str
+    base_url: str
 
     def record_groups(self, user: str, groups: Iterable[str]) -> None:
         """Record the groups of *user* as the identity reports them."""
@@ -82,6 +91,8 @@ class TokenOnlyIdentity(IdentityProvider):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        #: who is signed in on the gateway's page
+        self.page_sessions = PageSessions()
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
         #: of requests that are being handled: a token is checked and counted once for each
         self._users: WeakKeyDictionary[HTTPServerRequest, asyncio.Future[GatewayUser | None]] = WeakKeyDictionary()
@@ -101,12 +112,32 @@ class TokenOnlyIdentity(IdentityProvider):
         return False
 
     def get_token(self, handler: RequestHandler) -> str | None:
-        """Return the token in the request's headers, where the request guard has moved one from the address."""
-        return self._token_of(handler.request)
+        """Return the token in the request's headers, where the request guard has moved one from the address.
+
+        Without one, that of the page session whose cookie came, if the request is one of the page's.
+        """
+        return self._token_of(handler.request) or self._page_token_of(handler.request)
 
     def _token_of(self, request: HTTPServerRequest) -> str | None:
         found = self.auth_header_pat.match(request.headers.get("Authorization", ""))
         return None if found is None else found.group(2)
+
+    def _page_token_of(self, request: HTTPServerRequest) -> str | None:
+        path = request.path.removeprefix(self._gateway.base_url)
+        if "Upgrade" in request.headers or not _PAGE_PATHS.fullmatch(path):
+            return None
+        key = self.page_session_key(request)
+        return None if key is None else self.page_sessions.token_of(key)
+
+    @staticmethod
+    def page_cookie(request: HTTPServerRequest) -> str:
+        """Return the cookie's name for the address of *request*: a browser sends cookies to all ports of a host."""
+        return "sharedkernel-page-" + re.sub(r"[^A-Za-z0-9]+", "-", request.host)
+
+    def page_session_key(self, request: HTTPServerRequest) -> str | None:
+        """Return the key of a page session in the cookies of *request*."""
+        found = request.cookies.get(self.page_cookie(request))
+        return None if found is None else found.value
 
     async def find_user(self, request: HTTPServerRequest) -> GatewayUser | None:
         """Return the user of a request, whose body need not have come; None without a right token.
@@ -121,9 +152,24 @@ class TokenOnlyIdentity(IdentityProvider):
         return await self._users[request]
 
     async def _check_token(self, request: HTTPServerRequest) -> GatewayUser | None:
-        token, address = self._token_of(request), request.remote_ip or ""
-        if not token:
-            return None
+        token = self._token_of(request) or self._page_token_of(request)
+        return await self.check_token(token, request.remote_ip or "") if token else None
+
+    async def check_token(self, token: str, address: str) -> GatewayUser | None:
+        """Return the user of *token*; None for a wrong one, which is counted.
+
+        Parameters
+        ----------
+        token
+            What a client sent.
+        address
+            IP address of the client.
+
+        Raises
+        ------
+        Refused
+            When the token cannot be checked now, or too many wrong ones came from the address.
+        """
         async with self._limit.turn(address, token, now=time.monotonic()):
             user = await self.identify(token)
         if user is not None:
@@ -137,7 +183,7 @@ class TokenOnlyIdentity(IdentityProvider):
             user = await self.find_user(handler.request)
         except (IdentityUnavailable, TooManyFailures, TooManyAtOnce) as refusal:
             self._refuse(handler, refusal)
-        if user is not None:
+        if user is not None and self._token_of(handler.request):
             # For jupyter_server: such a request needs no protection against other sites' forms.
             handler._token_authenticated = True  # type: ignore[attr-defined]
         return user
@@ -170,6 +216,16 @@ class TokenOnlyIdentity(IdentityProvider):
     def is_admin(self, name: str) -> bool:
         """Whether user *name* is an admin."""
         return name in self._gateway.admins
+
+    def make_token(self, user: str) -> str:
+        """Return another token of *user*, for identities whose tokens are made here.
+
+        Raises
+        ------
+        Refused
+            When no token can be made.
+        """
+        raise Refused(f"tokens of {user} are not made by this gateway.", reason="not_allowed")
 
 
 class SingleUser(TokenOnlyIdentity):
@@ -237,6 +293,29 @@ class TokenUsers(TokenOnlyIdentity):
                 "the gateway cannot read its users' tokens, so it cannot check yours; your sessions run on, tell its "
                 "admin.",
                 retry_after=_TOKENS_RETRY,
+            ) from None
+
+    def make_token(self, user: str) -> str:
+        """Return another token of *user*, unless they have many.
+
+        Raises
+        ------
+        Refused
+            When they have, or the file of tokens cannot be written.
+        """
+        try:
+            num_tokens = sum(token.user == user for token in self._file.tokens().values())
+            if num_tokens >= _MOST_TOKENS:
+                raise Refused(
+                    f"{user} has {num_tokens} tokens, which is the most that can be made here; an admin removes those "
+                    "that are not used, with `sharedkernel token remove`.",
+                    reason="not_allowed",
+                )
+            return self._file.add(user)
+        except ConfigError as error:
+            self.log.error("no token can be made: %s", error)
+            raise IdentityUnavailable(
+                "the gateway cannot write its users' tokens; tell its admin.", retry_after=_TOKENS_RETRY
             ) from None
 
 

@@ -100,12 +100,13 @@ class WebsocketRegistry:
         for handler in list(self._handlers):
             user = handler.current_user
             try:
-                found = await handler.identity_provider.identify(handler.identity_provider.get_token(handler))
+                token = handler.identity_provider.get_token(handler)  # None: signed out of the page
+                found = token and await handler.identity_provider.identify(token)
             except Refused:
                 continue
             if handler not in self._handlers:
                 continue
-            if found is None or found.username != user.username:
+            if not found or found.username != user.username:
                 _close(handler, "the token is no longer good")
             elif user.admin and not found.admin:
                 _close(handler, "its user is no admin any more")

@@ -1,0 +1,111 @@
+"""The last hour of each device: memory in use and utilisation, in steps of ten seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from jupyter_server.auth.decorator import authorized
+from msgspec import UNSET
+from tornado import web
+
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument
+
+#: seconds between two values, and how many are kept
+STEP_SECONDS, NUM_STEPS = 10.0, 360
+#: seconds between two looks until a device is there
+_FIRST_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _DeviceHistory:
+    capacity_bytes: int = 0
+    used_bytes: deque[int | None] = field(default_factory=lambda: deque(maxlen=NUM_STEPS))
+    #: in percent
+    utilisation: deque[float | None] = field(default_factory=lambda: deque(maxlen=NUM_STEPS))
+
+
+class UsageHistory:
+    """Values of all devices at the same times.
+
+    Parameters
+    ----------
+    ask
+        Returns the status document.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[StatusDocument]]) -> None:
+        self._ask = ask
+        self._devices: dict[str, _DeviceHistory] = {}
+        self._num_steps = 0
+        #: seconds since 1970 of the last values
+        self._end = 0.0
+
+    async def keep(self) -> None:
+        """Look at the devices again and again."""
+        while True:
+            try:
+                document: StatusDocument | None = await self._ask()
+            except SharedKernelError:  # a gap
+                document = None
+            self.record(document, now=time.time())
+            await asyncio.sleep(STEP_SECONDS if self._devices else _FIRST_SECONDS)
+
+    def record(self, document: StatusDocument | None, *, now: float) -> None:
+        """Record what each device is used for, and a gap for those that nothing is known of.
+
+        Parameters
+        ----------
+        document
+            The status; None: no executor answers.
+        now
+            Seconds since 1970.
+        """
+        devices: list[DeviceStatus | DeviceEntry] = []
+        if document is not None:
+            devices = [*document.devices] if document.devices else [document.device]
+        found = {device.name: device for device in devices}
+        for name in found.keys() - self._devices.keys():
+            history = self._devices[name] = _DeviceHistory()
+            history.used_bytes.extend([None] * self._num_steps)
+            history.utilisation.extend([None] * self._num_steps)
+        for name, history in self._devices.items():
+            device = found.get(name)
+            if device is None:
+                history.used_bytes.append(None)
+                history.utilisation.append(None)
+                continue
+            history.capacity_bytes = device.capacity_bytes or history.capacity_bytes
+            history.used_bytes.append(device.used_bytes)
+            history.utilisation.append(None if device.utilisation is UNSET else device.utilisation)
+        self._num_steps = min(self._num_steps + 1, NUM_STEPS) if self._devices else 0
+        self._end = now
+
+    def to_json(self) -> str:
+        """Return everything, oldest value first; null where nothing is known."""
+        devices = [
+            {
+                "name": name,
+                "capacity_bytes": history.capacity_bytes,
+                "used_bytes": list(history.used_bytes),
+                "utilisation": list(history.utilisation),
+            }
+            for name, history in sorted(self._devices.items())
+        ]
+        return json.dumps({"end": self._end, "step_seconds": STEP_SECONDS, "devices": devices})
+
+
+class HistoryHandler(GatewayHandler):
+    """``/sharedkernel/api/history``: the last hour of each device."""
+
+    @web.authenticated
+    @authorized
+    def get(self) -> None:
+        """Return the values of all devices, which every user may see."""
+        self.finish(self.settings["usage_history"].to_json())

@@ -1,0 +1,231 @@
+"""The gateway's page: signing in, what a page session may do, and what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from sharedkernel.gateway.auth.page_sessions import PageSessions
+from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.page.handlers import STATIC
+from tests.gateway.client import PATIENCE, Client
+from tests.gateway.conftest import Stack, run
+from tests.gateway.page.browser import FORM, Browser
+
+FIGURES = "/sharedkernel/page/figures"
+
+
+def cookie_of(browser: Browser) -> str:
+    return next(name for name in browser.cookies if name.startswith("sharedkernel-page-"))
+
+
+def take_back(stack: Stack, token: str) -> None:
+    assert TokenFile(stack.directory / "tokens.json").remove("-".join(token.split("-")[:2])) == 1
+
+
+@asynccontextmanager
+async def figures(browser: Browser) -> AsyncIterator[asyncio.StreamReader]:
+    """Open the stream of figures, and yield it after the headers of a good answer."""
+    place = urlsplit(browser.url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=1 << 24)
+    try:
+        cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+        writer.write(f"GET {FIGURES} HTTP/1.1\r\nHost: {place.netloc}\r\nCookie: {cookies}\r\n\r\n".encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+        assert head.startswith(b"HTTP/1.1 200"), head
+        assert b"text/event-stream" in head
+        yield reader
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def next_figures(reader: asyncio.StreamReader) -> Any:
+    while True:
+        line = await asyncio.wait_for(reader.readuntil(b"\n"), PATIENCE)
+        if line.startswith(b"data: "):
+            return json.loads(line.removeprefix(b"data: "))
+
+
+def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
+    """The cookie holds no token, is out of reach for scripts, and is worth nothing after signing out."""
+
+    async def scenario() -> None:
+        browser = Browser(stack.gateway_url)
+        front = await browser.request("GET", "/")
+        assert (front.status, front.headers["Location"]) == (302, FORM)
+        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+        signed_in = await browser.sign_in(stack.token("ada"))
+        assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
+        name = cookie_of(browser)
+        flags = browser.flags[name]
+        assert (flags["httponly"], flags["samesite"], flags["path"], flags["secure"]) == (True, "Lax", "/", "")
+        assert stack.token("ada") not in browser.cookies[name]
+        front = await browser.request("GET", "/")
+        assert front.status == 200
+        assert ("page.js" if (STATIC / "page.js").is_file() else "was not built") in front.body
+        policy = front.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+        me = (await browser.request("GET", "/sharedkernel/page/me")).body
+        assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
+        assert f"sharedkernel install --gateway-url {stack.gateway_url} --user" in me["install_command"]
+        old = dict(browser.cookies)
+        assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
+        browser.cookies = old
+        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+        assert (await browser.request("GET", "/sharedkernel/api/status")).status == 403
+
+    run(scenario())
+    audit = (stack.runtime_directory / "audit.jsonl").read_text()
+    assert '"action": "sign in"' in audit
+    assert '"action": "sign out"' in audit
+
+
+@pytest.mark.parametrize(
+    ("token", "sentence"),
+    [("sk-00000000-wrong", "does not know that token"), ("", "Enter your token"), ("x" * 5000, "form is too old")],
+)
+def test_a_wrong_token_is_told_in_the_form(stack: Stack, token: str, sentence: str) -> None:
+    """One that is far too long is not read at all."""
+
+    async def scenario() -> None:
+        answer = await Browser(stack.gateway_url).sign_in(token)
+        assert answer.status == 403
+        assert sentence in answer.body
+        assert token not in answer.body or not token
+
+    run(scenario())
+
+
+def test_what_changes_something_has_to_come_from_the_page_itself(stack: Stack) -> None:
+    """Neither a form of another site nor a script that cannot read the cookie signs in, out, or ends a session."""
+
+    async def scenario() -> None:
+        browser = Browser(stack.gateway_url)
+        forged = await browser.request("POST", FORM, {"token": stack.token("grace")}, form=True)
+        assert forged.status == 403
+        await browser.sign_in(stack.token("grace"))
+        kernel = await stack.client("grace").start()
+        for method, path in (
+            ("POST", "/sharedkernel/page/sign-out"),
+            ("POST", "/sharedkernel/page/token"),
+            ("POST", f"/sharedkernel/api/sessions/{kernel}/offload"),
+            ("POST", f"/api/kernels/{kernel}/interrupt"),
+            ("DELETE", f"/api/kernels/{kernel}"),
+        ):
+            assert (await browser.request(method, path, xsrf=False)).status == 403, path
+            elsewhere = await browser.request(method, path, Origin="https://elsewhere.example")
+            assert elsewhere.status in (403, 404), path
+        assert (await browser.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
+        assert (await browser.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+
+    run(scenario())
+
+
+def test_a_page_session_is_for_the_page_alone(stack: Stack) -> None:
+    """It starts no notebook and opens no websocket; it sees and does what its user may."""
+
+    async def scenario() -> None:
+        browser = Browser(stack.gateway_url)
+        await browser.sign_in(stack.token("grace"))
+        mary = stack.client("mary")
+        kernel = await mary.start(KERNEL_NOTEBOOK="secret.ipynb")
+        assert (await browser.request("POST", "/api/kernels")).status == 403
+        assert (await browser.request("GET", "/api/kernels")).status == 403
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
+        assert (await browser.request("GET", f"/api/kernels/{kernel}/channels", **upgrade)).status == 403
+        assert (await browser.request("GET", "/sharedkernel/api/events", **upgrade)).status == 403
+        assert (await browser.request("DELETE", f"/api/kernels/{kernel}")).status == 404
+        assert (await browser.request("POST", f"/sharedkernel/api/sessions/{kernel}/offload")).status == 404
+        assert (await browser.request("PUT", "/sharedkernel/api/quotas", {"users": {}})).status == 403
+        async with figures(browser) as reader:
+            document = await next_figures(reader)
+            assert [entry["notebook"] for entry in document["sessions"]] == [None]
+            await mary.end(kernel)
+            while document["sessions"]:
+                document = await next_figures(reader)
+
+    run(scenario())
+
+
+def test_figures_need_a_page_session(stack: Stack) -> None:
+    """Or a token, as every route."""
+
+    async def scenario() -> None:
+        assert (await Browser(stack.gateway_url).request("GET", FIGURES)).status == 403
+
+    run(scenario())
+
+
+def test_a_token_that_is_taken_back_ends_its_page_sessions(stack: Stack) -> None:
+    """A token made on the page is as good as the first, which stays good; removed, it opens nothing."""
+
+    async def scenario() -> None:
+        browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
+        await browser.sign_in(stack.token("linus"))
+        made = await browser.request("POST", "/sharedkernel/page/token")
+        token = made.body["token"]
+        assert (await Client(stack.gateway_url, token).request("GET", "/sharedkernel/api/status")).status == 200
+        assert (await other.sign_in(token)).status == 303
+        assert (await other.request("GET", "/sharedkernel/page/me")).status == 200
+        take_back(stack, token)
+        assert (await other.request("GET", "/sharedkernel/page/me")).status == 401
+        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
+
+    run(scenario())
+
+
+def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
+    """The file of tokens is read by every request that brings a new one."""
+
+    async def scenario() -> None:
+        browser = Browser(stack.gateway_url)
+        await browser.sign_in(stack.token("linus"))
+        answers = [await browser.request("POST", "/sharedkernel/page/token") for _ in range(20)]
+        for answer in answers[:-1]:
+            take_back(stack, answer.body["token"])
+        assert answers[-1].status == 403
+        assert "linus has 20 tokens" in answers[-1].body["message"]
+
+    run(scenario())
+
+
+def test_the_last_hour_is_kept(stack: Stack) -> None:
+    """In steps of ten seconds, for the device that there is."""
+
+    async def scenario() -> None:
+        mary = stack.client("mary")
+        for _ in range(int(PATIENCE)):
+            answer = await mary.request("GET", "/sharedkernel/api/history")
+            if answer.body["devices"]:
+                break
+            await asyncio.sleep(1)  # the gateway has just been started
+        (device,) = answer.body["devices"]
+        assert answer.body["step_seconds"] == 10
+        assert device["capacity_bytes"] == 2 << 30
+        assert len(device["used_bytes"]) == len(device["utilisation"]) > 0
+
+    run(scenario())
+
+
+def test_page_sessions_are_bounded() -> None:
+    """A user who signs in again and again loses the sessions that were used least recently."""
+    sessions = PageSessions()
+    keys = [sessions.start("ada", f"token {number}") for number in range(25)]
+    other = sessions.start("grace", "hers")
+    kept = [key for key in keys if sessions.token_of(key) is not None]
+    assert kept == keys[5:]
+    assert sessions.token_of(keys[5]) == "token 5"  # used last now
+    sessions.start("ada", "another")
+    assert sessions.token_of(keys[5]) == "token 5"
+    assert sessions.token_of(keys[6]) is None
+    sessions.end(other)
+    assert sessions.token_of(other) is None
