@@ -85,6 +85,8 @@ export interface ISession extends IMemory {
   /** What stayed on the device when it was offloaded, or why it was not. */
   offloadNote: string | null;
   iterations: number;
+  /** Since something last ran in it, in whole minutes. */
+  idleMinutes: number;
   /** From 1; null while not in line. */
   queuePosition: number | null;
   /** Such as `memory`, `lane`, `quota`, `restore`. */
@@ -261,6 +263,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       offloadedBytes: amount(session.offloaded_bytes),
       offloadNote: textOrNull(session.offload_note),
       iterations: amount(session.iterations),
+      idleMinutes: Math.floor(amount(session.idle_seconds) / 60),
       queuePosition: typeof session.queue_position === 'number' ? session.queue_position : null,
       waitingFor: textOrNull(session.waiting_for),
       neededBytes: numberOrNull(session.needed_bytes),
