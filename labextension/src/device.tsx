@@ -13,6 +13,9 @@ import { deviceTitle, level, sensorWords } from './words';
 
 const KINDS = ['persistent', 'ephemeral', 'framework'] as const;
 
+/** Of more users than so many, only those with the most are listed at first. */
+const FEW = 12;
+
 interface IProps extends INames {
   status: IStatus;
   /** Null for who may change nothing. */
@@ -26,7 +29,9 @@ export function DeviceSection(props: IProps): React.ReactElement {
   const users = [...status.users].sort(
     (one, other) => Number(other.name === own) - Number(one.name === own) || one.name.localeCompare(other.name)
   );
-  const listed = users.filter(user => user.name === own || charged(user) + user.frameworkBytes > 0);
+  const present = users.filter(user => user.name === own || charged(user) + user.frameworkBytes > 0);
+  const [all, setAll] = React.useState(false);
+  const listed = all ? present : largest(present, own);
   const names = {
     persistent: trans.__('persistent'),
     ephemeral: trans.__('ephemeral'),
@@ -58,6 +63,11 @@ export function DeviceSection(props: IProps): React.ReactElement {
           </li>
         ))}
       </ul>
+      {present.length > FEW && (
+        <button type="button" className="sk-Button" aria-expanded={all} onClick={() => setAll(!all)}>
+          {all ? trans.__('Show fewer') : trans.__('Show all %1 people', present.length)}
+        </button>
+      )}
       <p className="sk-Kinds" aria-hidden="true">
         {KINDS.map(kind => (
           <span key={kind} className="sk-Kind">
@@ -148,6 +158,13 @@ function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement 
 /** Return the style that gives an element a user's colour. */
 export function colourStyle(colour: string | undefined): React.CSSProperties {
   return { '--sk-colour': colour } as React.CSSProperties;
+}
+
+/** Return the users with the most memory, the user's own first, in the order that they had. */
+function largest(users: readonly IUser[], own: string | null): IUser[] {
+  const weight = (user: IUser) => (user.name === own ? Infinity : charged(user) + user.frameworkBytes);
+  const kept = new Set([...users].sort((one, other) => weight(other) - weight(one) || 0).slice(0, FEW));
+  return users.filter(user => kept.has(user));
 }
 
 function charged(user: IMemory): number {
