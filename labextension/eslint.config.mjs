@@ -20,7 +20,7 @@ export default defineConfig(
     }
   },
   {
-    files: ['src/*.test.ts'],
+    files: ['src/**/*.test.ts'],
     rules: {
       // A test that finds nothing where it asserts fails, as it should.
       '@typescript-eslint/no-non-null-assertion': 'off'

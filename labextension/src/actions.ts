@@ -9,6 +9,7 @@ import { Widget } from '@lumino/widgets';
 import { Api } from './api';
 import { sessionName } from './describe';
 import type { DeviceModel } from './model';
+import type { ISessionActions } from './sessionactions';
 import type { ISession } from './view';
 
 /** Return the id of the kernel that a widget's code runs in; null where it has none. */
@@ -25,7 +26,7 @@ export function contextOf(widget: Widget | null): IContext | null {
   return (widget as { sessionContext?: IContext } | null)?.sessionContext ?? null;
 }
 
-export class Actions {
+export class Actions implements ISessionActions {
   constructor(
     private readonly _app: JupyterFrontEnd,
     readonly api: Api,

@@ -5,15 +5,9 @@ import type { IOutput } from '@jupyterlab/nbformat';
 import { ServerConnection } from '@jupyterlab/services';
 
 import type { IChannel } from './connection';
+import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from './limits';
 
 const ROOT = 'sharedkernel/api';
-
-/** What a user may have, as the gateway tells it. */
-export interface ILimits {
-  memory: string | number | null;
-  share: number | null;
-  sessions: number | null;
-}
 
 /** What one run of a cell has shown, as the Jupyter server keeps it. */
 export interface IKeptCell {
@@ -27,10 +21,7 @@ export interface IKeptCell {
   missed: boolean;
 }
 
-/** A request was refused; the message is a sentence for the user. */
-export class RefusedError extends Error {}
-
-export class Api {
+export class Api implements IAdminApi {
   constructor(private readonly _settings: ServerConnection.ISettings) {}
 
   /** Open the websocket that tells what changes. */
@@ -60,8 +51,8 @@ export class Api {
     return readLimits(await this._request('GET', 'quotas'));
   }
 
-  /** Change one user's limits, and return everybody's. */
-  async setLimits(user: string, limits: ILimits): Promise<Map<string, ILimits>> {
+  /** Change some of one user's limits, and return everybody's. */
+  async changeLimits(user: string, limits: Partial<ILimits>): Promise<Map<string, ILimits>> {
     const changes = { users: { [user]: limits } };
     return readLimits(await this._request('PUT', 'quotas', changes));
   }
@@ -104,29 +95,4 @@ export class Api {
     }
     return answer;
   }
-}
-
-function readPolicies(answer: unknown): string[] {
-  const policies = (answer as { policies?: unknown } | null)?.policies;
-  return Array.isArray(policies) ? policies.map(String) : [];
-}
-
-function readLimits(answer: unknown): Map<string, ILimits> {
-  const users = (answer as { users?: unknown } | null)?.users;
-  const limits = new Map<string, ILimits>();
-  if (typeof users !== 'object' || users === null) {
-    return limits;
-  }
-  for (const [name, entry] of Object.entries(users)) {
-    const value = (key: string) => (entry as Record<string, { value?: unknown } | undefined> | null)?.[key]?.value;
-    const memory = value('memory');
-    const share = value('share');
-    const sessions = value('sessions');
-    limits.set(name, {
-      memory: typeof memory === 'string' || typeof memory === 'number' ? memory : null,
-      share: typeof share === 'number' ? share : null,
-      sessions: typeof sessions === 'number' ? sessions : null
-    });
-  }
-  return limits;
 }

@@ -2,36 +2,44 @@
 
 import * as React from 'react';
 
-import { Api } from './api';
 import { memoryByKind, safeText } from './describe';
 import { formatBytes, percent } from './format';
+import type { IAdminApi } from './limits';
 import type { INames } from './names';
+import { userColours } from './palette';
 import { PolicyLine } from './policy';
 import type { IDevice, IMemory, IStatus, IUser } from './view';
-
-/** Colours of users in `style/base.css`; more users than that take them again. */
-const NUM_COLOURS = 6;
+import { deviceTitle, level, sensorWords } from './words';
 
 const KINDS = ['persistent', 'ephemeral', 'framework'] as const;
+
+/** Of more users than so many, only those with the most are listed at first. */
+const FEW = 12;
 
 interface IProps extends INames {
   status: IStatus;
   /** Null for who may change nothing. */
-  api: Api | null;
+  api: IAdminApi | null;
 }
 
 export function DeviceSection(props: IProps): React.ReactElement {
   const { status, units, trans, own, api } = props;
+  const colours = userColours(status.users.map(user => user.name));
   // The user's own part first; it is what they look for.
   const users = [...status.users].sort(
     (one, other) => Number(other.name === own) - Number(one.name === own) || one.name.localeCompare(other.name)
   );
+  const present = users.filter(user => user.name === own || charged(user) + user.frameworkBytes > 0);
+  const [all, setAll] = React.useState(false);
+  const listed = all ? present : largest(present, own);
   const names = {
     persistent: trans.__('persistent'),
     ephemeral: trans.__('ephemeral'),
     framework: trans.__('framework')
   };
   const several = status.devices.length > 1;
+  const parts = (memoryOf: (user: IUser) => IMemory | undefined): IPart[] =>
+    users.map(user => ({ user: user.name, colour: colours.get(user.name) ?? '', memory: memoryOf(user) ?? null }));
   return (
     <section className="sk-Section" aria-labelledby="sk-device-title">
       <h2 id="sk-device-title" className="sk-Section-title">
@@ -39,27 +47,27 @@ export function DeviceSection(props: IProps): React.ReactElement {
       </h2>
       {several ? (
         status.devices.map(device => (
-          <Device
-            key={device.name}
-            {...props}
-            device={device}
-            parts={users.map(user => user.byDevice.get(device.name) ?? null)}
-          />
+          <Device key={device.name} {...props} device={device} parts={parts(user => user.byDevice.get(device.name))} />
         ))
       ) : (
-        <Device {...props} device={status.device} parts={users} />
+        <Device {...props} device={status.device} parts={parts(user => user)} />
       )}
       <ul className="sk-Legend">
-        {users.map((user, index) => (
+        {listed.map(user => (
           <li key={user.name} title={memoryByKind(user, units, trans)}>
-            <span className={`sk-Swatch sk-mod-colour${index % NUM_COLOURS}`} aria-hidden="true" />
-            <span className="sk-Legend-name">
+            <span className="sk-Swatch" style={colourStyle(colours.get(user.name))} aria-hidden="true" />
+            <span className={user.name === own ? 'sk-Legend-name sk-mod-own' : 'sk-Legend-name'}>
               {user.name === own ? trans.__('%1 (you)', safeText(user.name)) : safeText(user.name)}
             </span>
-            <span className="sk-Legend-amount">{amount(user, several, props)}</span>
+            <Amount user={user} several={several} {...props} />
           </li>
         ))}
       </ul>
+      {present.length > FEW && (
+        <button type="button" className="sk-Button" aria-expanded={all} onClick={() => setAll(!all)}>
+          {all ? trans.__('Show fewer') : trans.__('Show all %1 people', present.length)}
+        </button>
+      )}
       <p className="sk-Kinds" aria-hidden="true">
         {KINDS.map(kind => (
           <span key={kind} className="sk-Kind">
@@ -73,10 +81,17 @@ export function DeviceSection(props: IProps): React.ReactElement {
   );
 }
 
+/** What one user has on a device. */
+interface IPart {
+  user: string;
+  colour: string;
+  /** Null: nothing. */
+  memory: IMemory | null;
+}
+
 interface IDeviceProps extends INames {
   device: IDevice;
-  /** What each user has there, in the order of their colours; null: nothing. */
-  parts: ReadonlyArray<IMemory | null>;
+  parts: readonly IPart[];
 }
 
 function Device(props: IDeviceProps): React.ReactElement {
@@ -86,53 +101,86 @@ function Device(props: IDeviceProps): React.ReactElement {
     formatBytes(device.usedBytes, units),
     formatBytes(device.capacityBytes, units)
   );
+  const free = trans.__('%1 free', formatBytes(Math.max(0, device.capacityBytes - device.usedBytes), units));
+  const fullness = level(device.usedBytes, device.capacityBytes);
+  const warning = { normal: null, high: trans.__('nearly full'), full: trans.__('full') }[fullness];
   const title = device.description === null ? '' : safeText(device.description);
+  const sensors = sensorWords(device, trans);
   return (
-    <div className="sk-Device">
+    <div className={`sk-Device sk-mod-${fullness}`}>
       <p className="sk-Line">
         <span className="sk-Strong" title={title}>
-          {safeText(device.name)}
+          {safeText(deviceTitle(device, trans))}
         </span>
-        <span>{device.trouble === null ? usage : trans.__('away')}</span>
+        <span>
+          {device.trouble === null ? usage : trans.__('away')}
+          {device.trouble === null && warning !== null && <span className="sk-Warning"> · {warning}</span>}
+        </span>
       </p>
       {device.trouble === null ? (
         <div className="sk-Bar" role="img" aria-label={trans.__('%1: %2', safeText(device.name), usage)}>
-          {parts.map(
-            (part, index) => part !== null && <UserParts key={index} part={part} index={index} device={device} />
-          )}
+          {parts.map(part => part.memory !== null && <UserParts key={part.user} part={part} device={device} />)}
         </div>
       ) : (
         <p className="sk-Hint">{safeText(device.trouble)}</p>
+      )}
+      {device.trouble === null && (
+        <p className="sk-Line sk-Hint">
+          <span>{sensors.join(' · ')}</span>
+          <span>{free}</span>
+        </p>
       )}
     </div>
   );
 }
 
-function UserParts(props: { part: IMemory; index: number; device: IDevice }): React.ReactElement {
-  const { part, index, device } = props;
+function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement {
+  const { part, device } = props;
   const bytes = {
-    persistent: part.persistentBytes,
-    ephemeral: part.ephemeralBytes,
-    framework: part.frameworkBytes
+    persistent: part.memory?.persistentBytes ?? 0,
+    ephemeral: part.memory?.ephemeralBytes ?? 0,
+    framework: part.memory?.frameworkBytes ?? 0
   };
   return (
     <>
       {KINDS.map(kind => (
         <div
           key={kind}
-          className={`sk-Bar-part sk-mod-colour${index % NUM_COLOURS} sk-mod-${kind}`}
-          style={{ width: `${percent(bytes[kind], device.capacityBytes)}%` }}
+          className={`sk-Bar-part sk-mod-${kind}`}
+          title={safeText(part.user)}
+          style={{ ...colourStyle(part.colour), width: `${percent(bytes[kind], device.capacityBytes)}%` }}
         />
       ))}
     </>
   );
 }
 
+/** Return the style that gives an element a user's colour. */
+export function colourStyle(colour: string | undefined): React.CSSProperties {
+  return { '--sk-colour': colour } as React.CSSProperties;
+}
+
+/** Return the users with the most memory, the user's own first, in the order that they had. */
+function largest(users: readonly IUser[], own: string | null): IUser[] {
+  const weight = (user: IUser) => (user.name === own ? Infinity : charged(user) + user.frameworkBytes);
+  const kept = new Set([...users].sort((one, other) => weight(other) - weight(one) || 0).slice(0, FEW));
+  return users.filter(user => kept.has(user));
+}
+
+function charged(user: IMemory): number {
+  return user.persistentBytes + user.ephemeralBytes;
+}
+
 /** What a user has, and of how much; quotas of several devices are no one amount. */
-function amount(user: IUser, several: boolean, props: INames): string {
-  const { units, trans } = props;
-  const charged = formatBytes(user.persistentBytes + user.ephemeralBytes, units);
-  return user.quotaBytes === null || several
-    ? charged
-    : trans.__('%1 of %2', charged, formatBytes(user.quotaBytes, units));
+function Amount(props: INames & { user: IUser; several: boolean }): React.ReactElement {
+  const { user, several, units, trans } = props;
+  const amount = formatBytes(charged(user), units);
+  if (user.quotaBytes === null || several) {
+    return <span className="sk-Legend-amount">{amount}</span>;
+  }
+  return (
+    <span className={`sk-Legend-amount sk-mod-${level(charged(user), user.quotaBytes)}`}>
+      {trans.__('%1 of %2', amount, formatBytes(user.quotaBytes, units))}
+    </span>
+  );
 }

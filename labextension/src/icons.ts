@@ -11,11 +11,3 @@ export const deviceIcon = new LabIcon({
   </g>
 </svg>`
 });
-
-/** Memory leaves the device. */
-export const offloadIcon = new LabIcon({
-  name: 'sharedkernel:offload',
-  svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" height="16" viewBox="0 0 24 24">
-  <path class="jp-icon3" fill="#616161" d="M5 20h14v-2H5v2zM19 9h-4V3H9v6H5l7 7 7-7z" transform="matrix(1 0 0 -1 0 23)"/>
-</svg>`
-});

@@ -1,4 +1,4 @@
-/** The lanes: who runs in each, and who is next. */
+/** The lanes, for experts: who runs in each, and who is next. */
 
 import * as React from 'react';
 
@@ -11,37 +11,15 @@ interface IProps extends INames {
   status: IStatus;
 }
 
-export function LanesSection(props: IProps): React.ReactElement {
-  const { status, trans } = props;
+export function Lanes(props: IProps): React.ReactElement {
+  const { status } = props;
   const sessions = new Map(status.sessions.map(session => [session.id, session]));
-  const inLanes = new Set(status.lanes.flatMap(lane => lane.queue));
-  const outside = status.sessions
-    .filter(session => session.queuePosition !== null && !inLanes.has(session.id))
-    .sort((one, other) => (one.queuePosition ?? 0) - (other.queuePosition ?? 0));
   return (
-    <section className="sk-Section" aria-labelledby="sk-lanes-title">
-      <h2 id="sk-lanes-title" className="sk-Section-title">
-        {trans.__('Lanes')}
-      </h2>
-      {status.lanes.length === 0 && outside.length === 0 && (
-        <p className="sk-Faint">{trans.__('Nobody uses the device now.')}</p>
-      )}
+    <>
       {status.lanes.map(lane => (
         <Lane key={lane.id} lane={lane} sessions={sessions} {...props} />
       ))}
-      {outside.length > 0 && (
-        <div className="sk-Lane">
-          <h3 className="sk-Lane-title">{trans.__('Waiting for memory')}</h3>
-          <ul className="sk-Queue">
-            {outside.map(session => (
-              <li key={session.id} className={session.user === props.own ? 'sk-mod-own' : ''}>
-                {holderName(session, props.own, trans)}
-              </li>
-            ))}
-          </ul>
-        </div>
-      )}
-    </section>
+    </>
   );
 }
 

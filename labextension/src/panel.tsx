@@ -1,4 +1,7 @@
-/** The side panel: the device, its lanes, the user's sessions, and for admins everybody's sessions and quotas. */
+/**
+ * The side panel: the user's sessions, who runs and is next, the device, and for admins everybody's sessions and
+ * quotas.
+ */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { VDomRenderer } from '@jupyterlab/ui-components';
@@ -8,11 +11,12 @@ import * as React from 'react';
 import { Actions } from './actions';
 import { DeviceSection } from './device';
 import { deviceIcon } from './icons';
-import { LanesSection } from './lanes';
 import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
+import { userColours } from './palette';
 import { QuotasSection } from './quotas';
-import { SessionsSection } from './sessions';
+import { OthersSection, SessionsSection } from './sessions';
+import { TurnsSection } from './turns';
 
 export class DevicePanel extends VDomRenderer<ModelAdapter> {
   constructor(
@@ -40,6 +44,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
     const names = { units: device.units, trans, own };
     const mine = status?.sessions.filter(one => one.user === own) ?? [];
     const others = status?.sessions.filter(one => one.user !== own) ?? [];
+    const colours = userColours(status?.users.map(one => one.name) ?? []);
     return (
       <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
         <div role="status" aria-live="polite">
@@ -49,25 +54,27 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
         </div>
         {status !== null && (
           <>
-            <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
-            <LanesSection status={status} {...names} />
             <SessionsSection
               title={trans.__('My sessions')}
               empty={trans.__('You have none. Pick the kernel “Shared GPU” in the launcher.')}
               sessions={mine}
               actions={this._actions}
               currentId={device.currentSession?.id ?? null}
+              colours={colours}
               {...names}
             />
+            <TurnsSection status={status} colours={colours} {...names} />
+            <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
             {user?.admin === true && (
               <>
-                <SessionsSection
+                <OthersSection
                   title={trans.__('Sessions of others')}
                   empty={trans.__('There are none.')}
                   sessions={others}
                   actions={this._actions}
                   currentId={null}
                   showUser
+                  colours={colours}
                   {...names}
                 />
                 <QuotasSection api={this._actions.api} users={status.users.map(one => one.name)} trans={trans} />

@@ -3,14 +3,14 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { Api } from './api';
 import { safeText } from './describe';
+import type { IAdminApi } from './limits';
 
 interface IProps {
   /** As the status document has it; several devices may have several. */
   policy: string;
   /** Null for who may not change it. */
-  api: Api | null;
+  api: IAdminApi | null;
   trans: TranslationBundle;
 }
 
@@ -29,7 +29,7 @@ export function PolicyLine(props: IProps): React.ReactElement {
   );
 }
 
-function PolicyChoice(props: { policy: string; api: Api; trans: TranslationBundle }): React.ReactElement {
+function PolicyChoice(props: { policy: string; api: IAdminApi; trans: TranslationBundle }): React.ReactElement {
   const { policy, api, trans } = props;
   const [choices, setChoices] = React.useState<readonly string[]>([]);
   const [problem, setProblem] = React.useState<string | null>(null);

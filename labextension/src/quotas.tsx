@@ -3,11 +3,11 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { Api, ILimits } from './api';
 import { safeText } from './describe';
+import { IAdminApi, ILimits, typedLimit } from './limits';
 
 interface IProps {
-  api: Api;
+  api: IAdminApi;
   /** Who is on the device now: limits are read again when somebody new is. */
   users: readonly string[];
   trans: TranslationBundle;
@@ -50,7 +50,7 @@ export function QuotasSection(props: IProps): React.ReactElement {
               key={name}
               name={name}
               limits={values}
-              onChange={changed => void run(api.setLimits(name, changed))}
+              onChange={changed => void run(api.changeLimits(name, changed))}
               trans={trans}
             />
           ))}
@@ -66,7 +66,8 @@ export function QuotasSection(props: IProps): React.ReactElement {
 interface IRowProps {
   name: string;
   limits: ILimits;
-  onChange: (limits: ILimits) => void;
+  /** Called with what was changed, and nothing else: others may have changed the rest meanwhile. */
+  onChange: (limits: Partial<ILimits>) => void;
   trans: TranslationBundle;
 }
 
@@ -80,30 +81,30 @@ function Row(props: IRowProps): React.ReactElement {
         <Field
           label={trans.__('Memory of %1, such as 8GiB or 25%', who)}
           value={limits.memory}
-          onChange={text => onChange({ ...limits, memory: /^\d+$/.test(text) ? Number(text) : text || null })}
+          onChange={text => onChange(changed('memory', text))}
         />
       </td>
       <td>
         <Field
           label={trans.__('Share of %1, 1 is usual', who)}
           value={limits.share}
-          onChange={text => onChange({ ...limits, share: numberIn(text) })}
+          onChange={text => onChange(changed('share', text))}
         />
       </td>
       <td>
         <Field
           label={trans.__('Number of sessions of %1', who)}
           value={limits.sessions}
-          onChange={text => onChange({ ...limits, sessions: numberIn(text) })}
+          onChange={text => onChange(changed('sessions', text))}
         />
       </td>
     </tr>
   );
 }
 
-/** What is no number goes as it is: the gateway says what is wrong with it. */
-function numberIn(text: string): number | null {
-  return text === '' ? null : Number.isNaN(Number(text)) ? (text as unknown as number) : Number(text);
+/** Return the change of one limit. */
+export function changed(kind: keyof ILimits, text: string): Partial<ILimits> {
+  return { [kind]: typedLimit(kind, text) };
 }
 
 interface IFieldProps {
@@ -113,7 +114,7 @@ interface IFieldProps {
 }
 
 /** A value that is taken over with Enter or when the field is left, and forgotten with Escape. */
-function Field(props: IFieldProps): React.ReactElement {
+export function Field(props: IFieldProps): React.ReactElement {
   const { label, value, onChange } = props;
   const shown = value === null ? '' : String(value);
   const [draft, setDraft] = React.useState(shown);

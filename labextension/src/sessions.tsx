@@ -1,9 +1,8 @@
 /** Sessions as cards: what each has and does, and what can be done with it. */
 
-import { closeIcon, stopIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
-import { Actions } from './actions';
+import { colourStyle } from './device';
 import {
   lingeringWords,
   memoryByKind,
@@ -15,20 +14,28 @@ import {
   tone
 } from './describe';
 import { formatBytes } from './format';
-import { offloadIcon } from './icons';
+import { CloseGlyph, InterruptGlyph, OffloadGlyph } from './glyphs';
 import type { INames } from './names';
+import type { ISessionActions } from './sessionactions';
 import type { ISession } from './view';
+import { waitWords } from './words';
 
 interface IProps extends INames {
   title: string;
   /** Said when there are no sessions. */
   empty: string;
   sessions: readonly ISession[];
-  actions: Actions;
+  /** Null where nothing can be done with them. */
+  actions: ISessionActions | null;
   /** The session of the notebook that the user looks at. */
   currentId: string | null;
   showUser?: boolean;
+  /** The colour of each user. */
+  colours: ReadonlyMap<string, string>;
 }
+
+/** More sessions of others than so many are shown on request only. */
+const FEW = 5;
 
 export function SessionsSection(props: IProps): React.ReactElement {
   const { title, empty, sessions } = props;
@@ -39,35 +46,81 @@ export function SessionsSection(props: IProps): React.ReactElement {
         {title}
         {sessions.length > 0 && <span className="sk-Faint">{sessions.length}</span>}
       </h2>
-      {sessions.length === 0 ? (
-        <p className="sk-Faint">{empty}</p>
+      {sessions.length === 0 ? <p className="sk-Faint">{empty}</p> : <SessionList {...props} />}
+    </section>
+  );
+}
+
+/** Sessions of others: the first few, the rest on request, with a search. */
+export function OthersSection(props: IProps): React.ReactElement {
+  const { sessions, trans } = props;
+  const [all, setAll] = React.useState(false);
+  const [search, setSearch] = React.useState('');
+  const wanted = search.trim().toLowerCase();
+  const found = sessions.filter(session =>
+    `${session.user} ${sessionName(session)} ${sessionState(session, trans)}`.toLowerCase().includes(wanted)
+  );
+  const isLong = sessions.length > FEW;
+  const id = React.useId();
+  return (
+    <section className="sk-Section" aria-labelledby={id}>
+      <h2 id={id} className="sk-Section-title">
+        {props.title}
+        {sessions.length > 0 && <span className="sk-Faint">{sessions.length}</span>}
+      </h2>
+      {isLong && (
+        <input
+          className="sk-Field"
+          type="search"
+          aria-label={trans.__('Search users and notebooks')}
+          placeholder={trans.__('Search users and notebooks')}
+          value={search}
+          onChange={event => setSearch(event.target.value)}
+        />
+      )}
+      {found.length === 0 ? (
+        <p className="sk-Faint">{sessions.length === 0 ? props.empty : trans.__('None is called so.')}</p>
       ) : (
-        <ul className="sk-Sessions">
-          {sessions.map(session => (
-            <SessionCard
-              key={session.id}
-              session={session}
-              actions={props.actions}
-              canGoTo={props.actions.canGoTo(session)}
-              isCurrent={session.id === props.currentId}
-              showUser={props.showUser === true}
-              units={props.units}
-              trans={props.trans}
-              own={props.own}
-            />
-          ))}
-        </ul>
+        <SessionList {...props} sessions={all || wanted !== '' ? found : found.slice(0, FEW)} />
+      )}
+      {isLong && wanted === '' && (
+        <button type="button" className="sk-Button" aria-expanded={all} onClick={() => setAll(!all)}>
+          {all ? trans.__('Show fewer') : trans.__('Show all %1', sessions.length)}
+        </button>
       )}
     </section>
   );
 }
 
+function SessionList(props: IProps): React.ReactElement {
+  const { sessions } = props;
+  return (
+    <ul className="sk-Sessions">
+      {sessions.map(session => (
+        <SessionCard
+          key={session.id}
+          session={session}
+          actions={props.actions}
+          canGoTo={props.actions?.canGoTo(session) === true}
+          isCurrent={session.id === props.currentId}
+          showUser={props.showUser === true}
+          colour={props.showUser === true ? (props.colours.get(session.user) ?? null) : null}
+          units={props.units}
+          trans={props.trans}
+          own={props.own}
+        />
+      ))}
+    </ul>
+  );
+}
+
 interface ICardProps extends INames {
   session: ISession;
-  actions: Actions;
+  actions: ISessionActions | null;
   canGoTo: boolean;
   isCurrent: boolean;
   showUser: boolean;
+  colour: string | null;
 }
 
 /** One session; drawn anew only when something about it has changed. */
@@ -77,7 +130,7 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
   const lingering = lingeringWords(session, trans);
   const details = [
     showUser && safeText(session.user),
-    sessionState(session, trans),
+    session.neededBytes === null ? sessionState(session, trans) : waitWords(session, props.own, units, trans),
     timeLeft(session, trans),
     session.device !== null && safeText(session.device)
   ].filter(Boolean);
@@ -85,8 +138,9 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
   return (
     <li className={isCurrent ? 'sk-Card sk-mod-current' : 'sk-Card'}>
       <div className="sk-Card-head">
+        {props.colour !== null && <span className="sk-Swatch" style={colourStyle(props.colour)} aria-hidden="true" />}
         <span className={`sk-Dot sk-mod-${tone(session)}`} aria-hidden="true" />
-        {canGoTo ? (
+        {canGoTo && actions !== null ? (
           <button
             type="button"
             className="sk-Card-name sk-mod-link"
@@ -101,37 +155,39 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
             {name}
           </span>
         )}
-        <span className="sk-Card-actions">
-          <button
-            type="button"
-            className="sk-IconButton"
-            title={trans.__('Offload: free its device memory until its next cell')}
-            aria-label={trans.__('Offload %1', name)}
-            disabled={session.state !== 'idle'}
-            onClick={() => void actions.offload(session)}
-          >
-            <offloadIcon.react tag="span" aria-hidden="true" />
-          </button>
-          <button
-            type="button"
-            className="sk-IconButton"
-            title={trans.__('Interrupt what it runs')}
-            aria-label={trans.__('Interrupt %1', name)}
-            disabled={session.state === 'idle' || session.state === 'offloaded'}
-            onClick={() => void actions.interrupt(session)}
-          >
-            <stopIcon.react tag="span" aria-hidden="true" />
-          </button>
-          <button
-            type="button"
-            className="sk-IconButton"
-            title={trans.__('Shut down: its variables will be gone')}
-            aria-label={trans.__('Shut down %1', name)}
-            onClick={() => void actions.shutDown(session)}
-          >
-            <closeIcon.react tag="span" aria-hidden="true" />
-          </button>
-        </span>
+        {actions !== null && (
+          <span className="sk-Card-actions">
+            <button
+              type="button"
+              className="sk-IconButton"
+              title={trans.__('Offload: free its device memory until its next cell')}
+              aria-label={trans.__('Offload %1', name)}
+              disabled={session.state !== 'idle'}
+              onClick={() => void actions.offload(session)}
+            >
+              <OffloadGlyph />
+            </button>
+            <button
+              type="button"
+              className="sk-IconButton"
+              title={trans.__('Interrupt what it runs')}
+              aria-label={trans.__('Interrupt %1', name)}
+              disabled={session.state === 'idle' || session.state === 'offloaded'}
+              onClick={() => void actions.interrupt(session)}
+            >
+              <InterruptGlyph />
+            </button>
+            <button
+              type="button"
+              className="sk-IconButton"
+              title={trans.__('Shut down: its variables will be gone')}
+              aria-label={trans.__('Shut down %1', name)}
+              onClick={() => void actions.shutDown(session)}
+            >
+              <CloseGlyph />
+            </button>
+          </span>
+        )}
       </div>
       <p className="sk-Card-state">
         <span>{details.join(' · ')}</span>

@@ -32,6 +32,11 @@ export interface IDevice {
   policy: string;
   /** Why its executor does not answer; null while it does. */
   trouble: string | null;
+  /** In percent; null where it is not known, as all below. */
+  utilisation: number | null;
+  temperatureCelsius: number | null;
+  powerWatts: number | null;
+  powerLimitWatts: number | null;
 }
 
 export interface ILane {
@@ -63,6 +68,8 @@ export interface IUser extends IMemory {
 
 export interface ISession extends IMemory {
   id: string;
+  /** The kernel under which the gateway's clients know it; null where it is not this user's to know. */
+  kernelId: string | null;
   user: string;
   /** Such as `idle`, `running`, `offloaded`; a newer gateway may have more. */
   state: string;
@@ -78,10 +85,15 @@ export interface ISession extends IMemory {
   /** What stayed on the device when it was offloaded, or why it was not. */
   offloadNote: string | null;
   iterations: number;
+  /** Since something last ran in it, in whole minutes. */
+  idleMinutes: number;
   /** From 1; null while not in line. */
   queuePosition: number | null;
   /** Such as `memory`, `lane`, `quota`, `restore`. */
   waitingFor: string | null;
+  /** Memory that it waits for, and what of it is free; null where nobody knows. */
+  neededBytes: number | null;
+  freeBytes: number | null;
   /** Its device; null where there is only one. */
   device: string | null;
   /** Device time that its cell still needs, in seconds; null where nobody knows. */
@@ -182,7 +194,19 @@ function parseUser(fields: Fields<{ name: string; admin: boolean }>): { name: st
 /** Where a cell's need may be known from for people to rely on it; as in Python's `status/text.py`. */
 const KNOWN_FROM: readonly unknown[] = ['declared', 'earlier'];
 
-function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDevice {
+/** What newer gateways tell besides. */
+interface ISensors {
+  temperature_celsius: number;
+  power_watts: number;
+  power_limit_watts: number;
+}
+
+interface IDemand {
+  needed_bytes: number;
+  free_bytes: number;
+}
+
+function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry> & ISensors>): IDevice {
   return {
     name: text(fields.name, 'device.name'),
     kind: textOrNull(fields.kind) ?? '',
@@ -191,7 +215,11 @@ function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDe
     reserveBytes: amount(fields.reserve_bytes),
     usedBytes: amount(fields.used_bytes),
     policy: textOrNull(fields.policy) ?? '',
-    trouble: fields.available === false ? (textOrNull(fields.message) ?? '') : null
+    trouble: fields.available === false ? (textOrNull(fields.message) ?? '') : null,
+    utilisation: numberOrNull(fields.utilisation),
+    temperatureCelsius: numberOrNull(fields.temperature_celsius),
+    powerWatts: numberOrNull(fields.power_watts),
+    powerLimitWatts: numberOrNull(fields.power_limit_watts)
   };
 }
 
@@ -223,8 +251,9 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       ),
       ...memory(user)
     })),
-    sessions: list<ISessionStatus>(fields.sessions, 'sessions').map(session => ({
+    sessions: list<ISessionStatus & IDemand>(fields.sessions, 'sessions').map(session => ({
       id: text(session.id, 'sessions.id'),
+      kernelId: textOrNull(session.kernel_id),
       user: text(session.user, 'sessions.user'),
       state: text(session.state, 'sessions.state'),
       lingering: session.lingering === true,
@@ -234,8 +263,11 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       offloadedBytes: amount(session.offloaded_bytes),
       offloadNote: textOrNull(session.offload_note),
       iterations: amount(session.iterations),
+      idleMinutes: Math.floor(amount(session.idle_seconds) / 60),
       queuePosition: typeof session.queue_position === 'number' ? session.queue_position : null,
       waitingFor: textOrNull(session.waiting_for),
+      neededBytes: numberOrNull(session.needed_bytes),
+      freeBytes: numberOrNull(session.free_bytes),
       device: textOrNull(session.device),
       remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Error, Locator, Page, Request, expect
 
@@ -187,7 +188,10 @@ def _is_save(request: Request) -> bool:
     return request.method == "PUT" and "/api/contents/" in request.url
 
 
-def keep_picture(shown: Page | Locator, name: str) -> None:
-    """Keep a picture for the documentation, in the directory that SHAREDKERNEL_PICTURES names."""
+def keep_picture(shown: Page | Locator, name: str, **options: Any) -> None:
+    """Keep a picture for the documentation, in the directory that SHAREDKERNEL_PICTURES names.
+
+    *options* are those of playwright's ``screenshot``.
+    """
     if directory := os.environ.get("SHAREDKERNEL_PICTURES"):
-        shown.screenshot(path=str(Path(directory) / f"{name}.png"))
+        shown.screenshot(path=str(Path(directory) / f"{name}.png"), **options)

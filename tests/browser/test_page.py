@@ -121,12 +121,11 @@ def test_the_panel_is_used_with_the_keyboard(lab: LabPage) -> None:
     lab.command("Show Shared GPU")
     expect(lab.panel).to_be_focused()
     names = []
-    for _ in range(7):
+    for _ in range(6):
         lab.page.keyboard.press("Tab")
         names.append(lab.page.evaluate(_NAME_OF_FOCUSED))
     # what cannot be done now is not on the way
     assert names == [
-        "Policy",
         "Interrupt train.ipynb",
         "Shut down train.ipynb",
         "Offload explore.ipynb",
@@ -146,7 +145,10 @@ def test_several_devices_are_shown_one_by_one(lab: LabPage, gateway: FakeGateway
     expect(devices).to_contain_text("the executor of cuda:1 does not answer.")
     expect(devices.get_by_role("img")).to_have_count(1)
     expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 3.9 GiB of 8.0 GiB in use")
-    expect(lab.section("Lanes")).to_contain_text("cuda:0, lane 1")
+    turns = lab.section("Running and next")
+    expect(turns).to_contain_text("you (train.ipynb)")
+    turns.get_by_text("Details").click()
+    expect(turns).to_contain_text("cuda:0, lane 1")
     expect(lab.section("My sessions")).to_contain_text("running · about 2 min left · cuda:0")
     keep_picture(lab.panel, "devices")
     results = Axe().run(lab.page, context="#sharedkernel-panel")

@@ -61,8 +61,9 @@ def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> N
     expect(second.status_item).to_contain_text("2nd in line")
 
     second.show_panel()
-    lanes = second.section("Lanes")
-    expect(lanes).to_contain_text(re.compile(r"grace.*: running"))
+    turns = second.section("Running and next")
+    expect(turns.get_by_role("list", name="Running now")).to_contain_text("grace")
+    expect(turns.get_by_role("list", name="Next")).to_contain_text("You are 2nd")
     expect(second.section("My sessions").get_by_role("listitem")).to_have_count(2)
     keep_picture(second.page, "queue-light")
     second.use_theme("JupyterLab Dark")
@@ -84,12 +85,13 @@ def test_others_notebooks_have_no_names(open_lab: OpenLab, tmp_path: Path) -> No
     train(ada, stop)
     expect(ada.status_item).to_contain_text("running")
     grace.show_panel()
-    expect(grace.section("Lanes")).to_contain_text("ada: running")
+    turns = grace.section("Running and next")
+    expect(turns.get_by_role("list", name="Running now")).to_contain_text("ada")
     expect(grace.panel).not_to_contain_text(".ipynb")
     expect(grace.section("Quotas")).to_have_count(0)
     expect(grace.section("Sessions of others")).to_have_count(0)
     stop.touch()
-    expect(grace.section("Lanes")).to_contain_text("Nobody uses the device")
+    expect(turns).to_contain_text("Nobody uses the device")
 
 
 def test_a_training_is_interrupted_from_the_panel(open_lab: OpenLab, tmp_path: Path) -> None:

@@ -76,6 +76,12 @@ def test_a_wheel_is_small(wheel: Path) -> None:
     assert wheel.stat().st_size < _LARGEST
 
 
+def test_a_wheel_has_the_gateways_page(wheel: Path) -> None:
+    """Git does not have what is built of it."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"sharedkernel/gateway/page/static/page.{kind}" for kind in ("js", "css")} <= set(names)
+
+
 def test_jupyterlab_finds_the_extension_of_a_wheel(python: Path, tmp_path: Path) -> None:
     """Enabled and as it should be, without Node.js, and so is what it asks in the Jupyter server."""
     private = {name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "HOME")}

@@ -1,0 +1,60 @@
+/** Everybody's limits and the policy, as the gateway's REST API has them. */
+
+/** What a user may have; null: no limit of this kind. */
+export interface ILimits {
+  memory: string | number | null;
+  share: number | null;
+  sessions: number | null;
+}
+
+/** What admins read and change. Each method throws `RefusedError` where the gateway refuses. */
+export interface IAdminApi {
+  /** Return everybody's limits, by name. */
+  limits(): Promise<Map<string, ILimits>>;
+  /** Change some of one user's limits, and return everybody's; others stay as they are. */
+  changeLimits(user: string, limits: Partial<ILimits>): Promise<Map<string, ILimits>>;
+  /** Return the names of all policies. */
+  policies(): Promise<string[]>;
+  /** Apply another policy, and return the names of all. */
+  setPolicy(policy: string): Promise<string[]>;
+}
+
+/** A request was refused; the message is a sentence for the user. */
+export class RefusedError extends Error {}
+
+/** Return the policies in an answer of the gateway. */
+export function readPolicies(answer: unknown): string[] {
+  const policies = (answer as { policies?: unknown } | null)?.policies;
+  return Array.isArray(policies) ? policies.map(String) : [];
+}
+
+/** Return the limits in an answer of the gateway. */
+export function readLimits(answer: unknown): Map<string, ILimits> {
+  const users = (answer as { users?: unknown } | null)?.users;
+  const limits = new Map<string, ILimits>();
+  if (typeof users !== 'object' || users === null) {
+    return limits;
+  }
+  for (const [name, entry] of Object.entries(users)) {
+    const value = (key: string) => (entry as Record<string, { value?: unknown } | undefined> | null)?.[key]?.value;
+    const memory = value('memory');
+    const share = value('share');
+    const sessions = value('sessions');
+    limits.set(name, {
+      memory: typeof memory === 'string' || typeof memory === 'number' ? memory : null,
+      share: typeof share === 'number' ? share : null,
+      sessions: typeof sessions === 'number' ? sessions : null
+    });
+  }
+  return limits;
+}
+
+/** Return the limit that somebody typed; what is no number is sent as it is, and the gateway says what is wrong. */
+export function typedLimit(kind: keyof ILimits, text: string): string | number | null {
+  const typed = text.trim();
+  if (typed === '') {
+    return null;
+  }
+  const isNumber = kind === 'memory' ? /^\d+$/.test(typed) : !Number.isNaN(Number(typed));
+  return isNumber ? Number(typed) : typed;
+}

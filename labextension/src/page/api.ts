@@ -1,0 +1,157 @@
+/** The gateway's routes, as its own page asks for them: by a cookie, with Jupyter's protection against forged requests. */
+
+import type { IChannel } from '../connection';
+import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from '../limits';
+import type { ISession } from '../view';
+
+/** Who looks at the page. */
+export interface IMe {
+  user: string;
+  admin: boolean;
+  /** How people sign in; `none`: they need not. */
+  auth: string;
+  version: string;
+  /** What connects a machine, without a token. */
+  installCommand: string;
+}
+
+/** Nobody is signed in. */
+export class SignInNeededError extends RefusedError {}
+
+export const SIGN_IN = 'sharedkernel/page/sign-in';
+
+export class PageApi implements IAdminApi {
+  /** Return who is signed in. */
+  async me(): Promise<IMe> {
+    const answer = (await request('GET', 'sharedkernel/page/me')) as Record<string, unknown> | null;
+    const text = (name: string) => {
+      const value = answer?.[name];
+      return typeof value === 'string' ? value : '';
+    };
+    return {
+      user: text('user'),
+      admin: answer?.admin === true,
+      auth: text('auth'),
+      version: text('version'),
+      installCommand: text('install_command')
+    };
+  }
+
+  /** Open the stream of status documents. */
+  openFigures(): IChannel {
+    return new FiguresChannel('sharedkernel/page/figures');
+  }
+
+  /** Return the last hour as the gateway has it; null where it keeps none. */
+  async history(): Promise<unknown> {
+    try {
+      return await request('GET', 'sharedkernel/api/history');
+    } catch (error) {
+      if (error instanceof SignInNeededError) {
+        throw error;
+      }
+      return null;
+    }
+  }
+
+  /** Return a fresh token for another machine. */
+  async newToken(): Promise<string> {
+    const answer = (await request('POST', 'sharedkernel/page/token', {})) as { token?: unknown } | null;
+    return typeof answer?.token === 'string' ? answer.token : '';
+  }
+
+  /** End the signed-in session. */
+  async signOut(): Promise<void> {
+    await request('POST', 'sharedkernel/page/sign-out', {});
+  }
+
+  /** Move an idle session's memory away until its next cell. */
+  async offload(session: ISession): Promise<void> {
+    await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/offload`, {});
+  }
+
+  /** Interrupt what a session runs. */
+  async interrupt(session: ISession): Promise<void> {
+    await request('POST', `api/kernels/${kernelOf(session)}/interrupt`, {});
+  }
+
+  /** End a session. */
+  async shutDown(session: ISession): Promise<void> {
+    await request('DELETE', `api/kernels/${kernelOf(session)}`);
+  }
+
+  async limits(): Promise<Map<string, ILimits>> {
+    return readLimits(await request('GET', 'sharedkernel/api/quotas'));
+  }
+
+  async changeLimits(user: string, limits: Partial<ILimits>): Promise<Map<string, ILimits>> {
+    return readLimits(await request('PUT', 'sharedkernel/api/quotas', { users: { [user]: limits } }));
+  }
+
+  async policies(): Promise<string[]> {
+    return readPolicies(await request('GET', 'sharedkernel/api/policy'));
+  }
+
+  async setPolicy(policy: string): Promise<string[]> {
+    return readPolicies(await request('PUT', 'sharedkernel/api/policy', { policy }));
+  }
+}
+
+function kernelOf(session: ISession): string {
+  return encodeURIComponent(session.kernelId ?? session.id);
+}
+
+async function request(method: string, path: string, body?: unknown): Promise<unknown> {
+  const headers: Record<string, string> = { Accept: 'application/json' };
+  if (method !== 'GET') {
+    headers['Content-Type'] = 'application/json';
+    headers['X-XSRFToken'] = xsrfToken(document.cookie);
+  }
+  const init = { method, headers, body: body === undefined ? null : JSON.stringify(body) };
+  const response = await fetch(new URL(path, document.baseURI), init);
+  if (response.status === 401) {
+    throw new SignInNeededError('Please sign in again.');
+  }
+  const answer: unknown = await response.json().catch(() => null);
+  if (!response.ok) {
+    const message = (answer as { message?: unknown } | null)?.message;
+    throw new RefusedError(
+      typeof message === 'string' && message ? message : `${response.status} ${response.statusText}`
+    );
+  }
+  return answer;
+}
+
+/** Return the value of Jupyter's cookie against forged requests; empty where there is none. */
+export function xsrfToken(cookies: string): string {
+  for (const cookie of cookies.split('; ')) {
+    if (cookie.startsWith('_xsrf=')) {
+      return decodeURIComponent(cookie.slice('_xsrf='.length));
+    }
+  }
+  return '';
+}
+
+/** Server-sent events as a channel, so that the page reconnects as JupyterLab's panel does. */
+class FiguresChannel implements IChannel {
+  onmessage: IChannel['onmessage'] = null;
+  onclose: IChannel['onclose'] = null;
+
+  constructor(path: string) {
+    this._source = new EventSource(new URL(path, document.baseURI));
+    const self = this as unknown as WebSocket;
+    this._source.onmessage = (event: MessageEvent<string>) => {
+      this.onmessage?.call(self, event);
+    };
+    this._source.onerror = () => {
+      this._source.close();
+      this.onclose?.call(self, new CloseEvent('close'));
+    };
+  }
+
+  close(): void {
+    this._source.close();
+  }
+
+  private readonly _source: EventSource;
+}

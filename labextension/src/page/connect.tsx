@@ -1,0 +1,72 @@
+/** How to connect another machine: what to run there, and a token. */
+
+import * as React from 'react';
+
+import type { IMe, PageApi } from './api';
+import { english as trans } from './english';
+
+interface IProps {
+  me: IMe;
+  api: PageApi;
+  attempt: (work: () => Promise<void>, failure: string) => Promise<void>;
+}
+
+export function ConnectSection(props: IProps): React.ReactElement {
+  const { me, api, attempt } = props;
+  const [token, setToken] = React.useState<string | null>(null);
+  const get = () =>
+    attempt(async () => {
+      setToken(await api.newToken());
+    }, trans.__('No token could be made'));
+  return (
+    <section className="sk-Section sk-Connect" aria-labelledby="sk-connect-title">
+      <h2 id="sk-connect-title" className="sk-Section-title">
+        {trans.__('How to connect')}
+      </h2>
+      <p>{trans.__('Run this once on your own machine, then pick “Shared GPU” in JupyterLab:')}</p>
+      <Copyable label={trans.__('Copy the command')} text={me.installCommand} />
+      {me.auth === 'token' && token === null && (
+        <p>
+          <button type="button" className="sk-Button" onClick={() => void get()}>
+            {trans.__('Show a fresh token')}
+          </button>
+        </p>
+      )}
+      {token !== null && (
+        <>
+          <p>{trans.__('It asks for your token. This one is shown once; keep it to yourself:')}</p>
+          <Copyable label={trans.__('Copy the token')} text={token} />
+        </>
+      )}
+    </section>
+  );
+}
+
+function Copyable(props: { label: string; text: string }): React.ReactElement {
+  const { label, text } = props;
+  const [said, setSaid] = React.useState('');
+  const code = React.useRef<HTMLElement>(null);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setSaid(trans.__('Copied'));
+    } catch {
+      // Browsers have a clipboard only under TLS and on the same machine.
+      if (code.current !== null) {
+        window.getSelection()?.selectAllChildren(code.current);
+      }
+      setSaid(trans.__('Selected: press Ctrl+C'));
+    }
+  };
+  return (
+    <div className="sk-Copyable">
+      <code ref={code}>{text}</code>
+      <button type="button" className="sk-Button" aria-label={label} onClick={() => void copy()}>
+        {said === '' ? trans.__('Copy') : said}
+      </button>
+      <span className="sk-Hidden" role="status">
+        {said}
+      </span>
+    </div>
+  );
+}

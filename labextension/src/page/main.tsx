@@ -1,0 +1,66 @@
+/** The entry of the gateway's own page: sign in, follow the figures, show them. */
+
+import * as React from 'react';
+import { createRoot } from 'preact/compat/client';
+
+import { Connection } from '../connection';
+import { DeviceModel } from '../model';
+import { VERSION } from '../view';
+import { IMe, PageApi, SIGN_IN, SignInNeededError } from './api';
+import { Page } from './page';
+
+import '../../style/base.css';
+import '../../style/page.css';
+import 'uplot/dist/uPlot.min.css';
+
+const goToSignIn = () => window.location.assign(new URL(SIGN_IN, document.baseURI));
+
+/** Milliseconds until a gateway that did not answer is asked again. */
+const RETRY_PAUSE = 2000;
+
+async function signedIn(api: PageApi): Promise<IMe | null> {
+  for (;;) {
+    try {
+      return await api.me();
+    } catch (error) {
+      if (error instanceof SignInNeededError) {
+        goToSignIn();
+        return null;
+      }
+      await new Promise(resolve => setTimeout(resolve, RETRY_PAUSE));
+    }
+  }
+}
+
+async function start(place: HTMLElement): Promise<void> {
+  const api = new PageApi();
+  const me = await signedIn(api);
+  if (me === null) {
+    return;
+  }
+  const model = new DeviceModel();
+  model.refreshInterval = 200;
+  const user = JSON.stringify({ name: me.user, admin: me.admin });
+  new Connection({
+    open: () => api.openFigures(),
+    onText: text =>
+      model.receive(
+        `{"version":${VERSION},"gateway":{"state":"connected"},"user":${user},"kernels":{},"status":${text}}`
+      ),
+    onLost: heard => {
+      model.lose(heard);
+      // The stream does not say why it ended: perhaps nobody is signed in any more.
+      api.me().catch((error: unknown) => {
+        if (error instanceof SignInNeededError) {
+          goToSignIn();
+        }
+      });
+    }
+  });
+  createRoot(place).render(<Page api={api} me={me} model={model} onSignIn={goToSignIn} />);
+}
+
+const place = document.getElementById('page');
+if (place !== null) {
+  void start(place);
+}

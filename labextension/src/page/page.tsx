@@ -1,0 +1,149 @@
+/** The gateway's page: the devices, who runs and waits, the user's sessions, and for admins all people. */
+
+import * as React from 'react';
+
+import { safeText } from '../describe';
+import { DeviceSection } from '../device';
+import type { DeviceModel } from '../model';
+import { notice } from '../notice';
+import { userColours } from '../palette';
+import { OthersSection, SessionsSection } from '../sessions';
+import { TurnsSection } from '../turns';
+import { pendingDemand } from '../words';
+import { PageActions } from './actions';
+import { IMe, PageApi } from './api';
+import { ConnectSection } from './connect';
+import { english as trans } from './english';
+import { Header } from './header';
+import { HistorySection } from './historysection';
+import { PeopleSection } from './peoplesection';
+import { IQuestion, Question } from './question';
+
+interface IProps {
+  api: PageApi;
+  me: IMe;
+  model: DeviceModel;
+  onSignIn: () => void;
+}
+
+export function Page(props: IProps): React.ReactElement {
+  const { api, me, model, onSignIn } = props;
+  useModel(model);
+  const [question, setQuestion] = React.useState<IQuestion | null>(null);
+  const [failure, setFailure] = React.useState<string | null>(null);
+  const actions = React.useMemo(() => {
+    const ask = (title: string, text: string, agree: string) =>
+      new Promise<boolean>(resolve => {
+        const answer = (agreed: boolean) => {
+          setQuestion(null);
+          resolve(agreed);
+        };
+        setQuestion({ title, text, agree, answer });
+      });
+    return new PageActions(api, { ask, tell: setFailure, signIn: onSignIn });
+  }, [api, onSignIn]);
+  const attempt = React.useCallback(
+    (work: () => Promise<void>, told: string) => actions.attempt(work, told),
+    [actions]
+  );
+  const signOut = () => {
+    void attempt(async () => {
+      await api.signOut();
+      onSignIn();
+    }, trans.__('You could not be signed out'));
+  };
+  const { status } = model.view;
+  const trouble = troubleOf(model);
+  const own = me.user;
+  const names = { units: model.units, trans, own };
+  const colours = userColours(status?.users.map(user => user.name) ?? []);
+  const demand = me.admin && status !== null ? pendingDemand(status, model.units, trans) : null;
+  const others = status?.sessions.filter(session => session.user !== own) ?? [];
+  const alone = me.auth === 'none' && others.length === 0;
+  return (
+    <>
+      <Header me={me} onSignOut={signOut} />
+      <main className={model.isLive ? 'sk-Page' : 'sk-Page sk-mod-stale'}>
+        <div className="sk-Page-notices" role="status">
+          {trouble !== null && <p className="sk-Notice">{trouble}</p>}
+          {demand !== null && <p className="sk-Notice sk-mod-demand">{demand}</p>}
+        </div>
+        <div className="sk-Page-notices" role="alert">
+          {failure !== null && (
+            <p className="sk-Notice sk-mod-problem">
+              {safeText(failure)}{' '}
+              <button type="button" className="sk-Button" onClick={() => setFailure(null)}>
+                {trans.__('Dismiss')}
+              </button>
+            </p>
+          )}
+        </div>
+        {status !== null && (
+          <>
+            <div className="sk-Column">
+              <DeviceSection status={status} api={me.admin ? api : null} {...names} />
+              <SessionsSection
+                title={trans.__('My sessions')}
+                empty={trans.__('You have none. “How to connect” says how to start one.')}
+                sessions={status.sessions.filter(session => session.user === own)}
+                actions={actions}
+                currentId={null}
+                colours={colours}
+                {...names}
+              />
+            </div>
+            <div className="sk-Column">
+              <TurnsSection status={status} colours={colours} {...names} />
+              {!alone && (
+                <OthersSection
+                  title={trans.__('Everyone else')}
+                  empty={trans.__('Nobody else has a session.')}
+                  sessions={others}
+                  actions={me.admin ? actions : null}
+                  currentId={null}
+                  showUser
+                  colours={colours}
+                  {...names}
+                />
+              )}
+            </div>
+            <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
+            <ConnectSection me={me} api={api} attempt={attempt} />
+            {me.admin && !alone && <PeopleSection api={api} status={status} units={model.units} colours={colours} />}
+          </>
+        )}
+      </main>
+      <footer className="sk-Footer">sharedkernel {safeText(me.version)}</footer>
+      {question !== null && <Question question={question} />}
+    </>
+  );
+}
+
+/** Draw again when the model has changed, as long as somebody can see it. */
+function useModel(model: DeviceModel): void {
+  const [, draw] = React.useReducer((count: number) => count + 1, 0);
+  React.useEffect(() => {
+    const onChange = () => {
+      if (!document.hidden) {
+        draw();
+      }
+    };
+    model.changed.connect(onChange);
+    document.addEventListener('visibilitychange', onChange);
+    draw();
+    return () => {
+      model.changed.disconnect(onChange);
+      document.removeEventListener('visibilitychange', onChange);
+    };
+  }, [model]);
+}
+
+function troubleOf(model: DeviceModel): string | null {
+  if (model.problem === 'lost' || model.problem === 'absent') {
+    return trans.__('The gateway does not answer. Notebooks keep their variables; trying again.');
+  }
+  if (model.problem !== null) {
+    return trans.__('This page is of another version than its gateway. Reload it.');
+  }
+  return notice(model, trans)?.text ?? null;
+}

@@ -1,0 +1,164 @@
+/** Everybody's use, quota and share, for admins. */
+
+import * as React from 'react';
+
+import { safeText } from '../describe';
+import { colourStyle } from '../device';
+import { formatBytes, Units } from '../format';
+import type { ILimits } from '../limits';
+import { changed, Field } from '../quotas';
+import type { IStatus } from '../view';
+import { level } from '../words';
+import type { PageApi } from './api';
+import { english as trans } from './english';
+import { IPerson, Order, PAGE_SIZE, peopleOf, pick } from './people';
+
+interface IProps {
+  api: PageApi;
+  status: IStatus;
+  units: Units;
+  colours: ReadonlyMap<string, string>;
+}
+
+export function PeopleSection(props: IProps): React.ReactElement {
+  const { api, status, units, colours } = props;
+  const [limits, setLimits] = React.useState<ReadonlyMap<string, ILimits>>(new Map());
+  const [problem, setProblem] = React.useState<string | null>(null);
+  const [search, setSearch] = React.useState('');
+  const [order, setOrder] = React.useState<Order>('name');
+  const [page, setPage] = React.useState(0);
+  const run = React.useCallback(async (work: Promise<ReadonlyMap<string, ILimits>>) => {
+    try {
+      setLimits(await work);
+      setProblem(null);
+    } catch (error) {
+      setProblem(error instanceof Error ? error.message : String(error));
+    }
+  }, []);
+  // Quotas are read again when they, or the people, change.
+  const version = status.users.map(user => `${user.name} ${user.quotaBytes} ${user.share}`).join('\n');
+  React.useEffect(() => {
+    void run(api.limits());
+  }, [api, run, version]);
+  const people = pick(peopleOf(status, limits), search, order);
+  const pages = Math.max(1, Math.ceil(people.length / PAGE_SIZE));
+  const shown = Math.min(page, pages - 1);
+  return (
+    <section className="sk-Section sk-People" aria-labelledby="sk-people-title">
+      <h2 id="sk-people-title" className="sk-Section-title">
+        {trans.__('People')}
+        <span className="sk-Faint">{people.length}</span>
+      </h2>
+      <div className="sk-People-tools">
+        <input
+          className="sk-Field"
+          type="search"
+          aria-label={trans.__('Search people')}
+          placeholder={trans.__('Search people')}
+          value={search}
+          onChange={event => {
+            setSearch(event.target.value);
+            setPage(0);
+          }}
+        />
+        <label>
+          {trans.__('Sort by')}{' '}
+          <select className="sk-Field" value={order} onChange={event => setOrder(event.target.value as Order)}>
+            <option value="name">{trans.__('name')}</option>
+            <option value="memory">{trans.__('memory')}</option>
+            <option value="activity">{trans.__('last activity')}</option>
+          </select>
+        </label>
+      </div>
+      <div role="alert">{problem !== null && <p className="sk-Notice sk-mod-problem">{safeText(problem)}</p>}</div>
+      <table className="sk-People-table">
+        <thead>
+          <tr>
+            <th scope="col">{trans.__('Person')}</th>
+            <th scope="col">{trans.__('In use')}</th>
+            <th scope="col">{trans.__('Last activity')}</th>
+            <th scope="col">{trans.__('Quota')}</th>
+            <th scope="col">{trans.__('Share')}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {people.slice(shown * PAGE_SIZE, (shown + 1) * PAGE_SIZE).map(person => (
+            <Row
+              key={person.name}
+              person={person}
+              colour={colours.get(person.name)}
+              units={units}
+              onChange={change => void run(api.changeLimits(person.name, change))}
+            />
+          ))}
+        </tbody>
+      </table>
+      {pages > 1 && (
+        <nav className="sk-Pages" aria-label={trans.__('Pages of people')}>
+          <button type="button" className="sk-Button" disabled={shown === 0} onClick={() => setPage(shown - 1)}>
+            {trans.__('Previous')}
+          </button>
+          <span>{trans.__('%1 of %2', shown + 1, pages)}</span>
+          <button type="button" className="sk-Button" disabled={shown === pages - 1} onClick={() => setPage(shown + 1)}>
+            {trans.__('Next page')}
+          </button>
+        </nav>
+      )}
+      <p className="sk-Hint">
+        {trans.__('Empty: no limit. Changes last until the gateway reads its configuration again.')}
+      </p>
+    </section>
+  );
+}
+
+interface IRowProps {
+  person: IPerson;
+  colour: string | undefined;
+  units: Units;
+  onChange: (change: Partial<ILimits>) => void;
+}
+
+function Row(props: IRowProps): React.ReactElement {
+  const { person, colour, units, onChange } = props;
+  const { limits } = person;
+  const who = safeText(person.name);
+  const fullness = person.quotaBytes === null ? 'normal' : level(person.usedBytes, person.quotaBytes);
+  return (
+    <tr>
+      <th scope="row">
+        <span className="sk-Swatch" style={colourStyle(colour)} aria-hidden="true" /> {who}
+      </th>
+      <td className={`sk-Legend-amount sk-mod-${fullness}`}>{formatBytes(person.usedBytes, units)}</td>
+      <td>{activityWords(person)}</td>
+      <td>
+        <Field
+          label={trans.__('Quota of %1, such as 8 GiB or 25%', who)}
+          value={limits?.memory ?? null}
+          onChange={text => onChange(changed('memory', text))}
+        />
+      </td>
+      <td>
+        <Field
+          label={trans.__('Share of %1, 1 is usual', who)}
+          value={limits?.share ?? null}
+          onChange={text => onChange(changed('share', text))}
+        />
+      </td>
+    </tr>
+  );
+}
+
+function activityWords(person: IPerson): string {
+  if (person.idleMinutes === null) {
+    return trans.__('no notebook');
+  }
+  const notebooks = person.sessions === 1 ? trans.__('1 notebook') : trans.__('%1 notebooks', person.sessions);
+  const minutes = person.idleMinutes;
+  const ago =
+    minutes < 1
+      ? trans.__('now')
+      : minutes < 60
+        ? trans.__('%1 min ago', minutes)
+        : trans.__('%1 h ago', Math.round(minutes / 60));
+  return `${ago} · ${notebooks}`;
+}

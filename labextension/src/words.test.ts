@@ -1,0 +1,105 @@
+import { describe, expect, it } from 'vitest';
+
+import { english, session, status, view } from './testdocuments';
+import { parseView } from './view';
+import { deviceTitle, level, ordinal, pendingDemand, sensorWords, turnsOf, waitWords } from './words';
+
+const MIB = 1024 ** 2;
+
+const read = (...sessions: unknown[]) => parseView(view({ status: status(...sessions) })).status!;
+const device = (fields: Record<string, unknown>) => {
+  const document = status();
+  document.device = { ...(document.device as object), ...fields };
+  return parseView(view({ status: document })).status!.device;
+};
+
+describe('turnsOf', () => {
+  it('sorts sessions by what they do', () => {
+    const turns = turnsOf(
+      read(
+        session({ id: 'third', state: 'queued', queue_position: 3, waiting_for: 'lane' }),
+        session({ id: 'first', state: 'queued', queue_position: 1, waiting_for: 'lane' }),
+        session({ id: 'now', state: 'running' }),
+        session({ id: 'large', state: 'waiting', queue_position: 2, waiting_for: 'memory' }),
+        session({ id: 'idle' }),
+        session({ id: 'ended', lingering: true })
+      )
+    );
+    expect(turns.running.map(one => one.id)).toEqual(['now']);
+    expect(turns.next.map(one => one.id)).toEqual(['first', 'third']);
+    expect(turns.waiting.map(one => one.id)).toEqual(['large']);
+  });
+});
+
+describe('waitWords', () => {
+  const words = (fields: Record<string, unknown>, own = 'ada') =>
+    waitWords(read(session(fields)).sessions[0]!, own, 'binary', english);
+
+  it('says what a session needs', () => {
+    const needs = { state: 'waiting', waiting_for: 'memory', needed_bytes: 1100 * MIB, free_bytes: 600 * MIB };
+    expect(words(needs)).toBe('Needs 1.1 GiB, 600 MiB free');
+  });
+
+  it('says why where the amount is not known', () => {
+    expect(words({ state: 'waiting', waiting_for: 'memory', queue_position: 2 })).toBe('Waiting for memory');
+    expect(words({ state: 'offloaded', waiting_for: 'quota' })).toBe("Waiting for its user's quota");
+  });
+
+  it('tells people their own place', () => {
+    const place = { state: 'queued', queue_position: 2, waiting_for: 'lane' };
+    expect(words(place)).toBe('You are 2nd');
+    expect(words(place, 'grace')).toBe('2nd');
+    expect(words({ state: 'queued' })).toBe('In line');
+  });
+});
+
+describe('ordinal', () => {
+  it.each([
+    [1, '1st'],
+    [2, '2nd'],
+    [3, '3rd'],
+    [4, '4th'],
+    [11, '11th'],
+    [12, '12th'],
+    [21, '21st'],
+    [111, '111th']
+  ])('%i', (position, words) => {
+    expect(ordinal(position, english)).toBe(words);
+  });
+});
+
+describe('pendingDemand', () => {
+  it('is one sentence', () => {
+    const large = { state: 'waiting', waiting_for: 'memory', needed_bytes: 2048 * MIB, free_bytes: 0 };
+    const queued = { state: 'queued', queue_position: 1, waiting_for: 'lane' };
+    const told = (...sessions: unknown[]) => pendingDemand(read(...sessions), 'binary', english);
+    expect(told(session())).toBe(null);
+    expect(told(session(large), session({ ...large, id: 'b' }))).toBe('2 cells wait for 4.0 GiB of memory.');
+    expect(told(session({ ...large, needed_bytes: null }), session({ ...queued, id: 'b' }))).toBe(
+      '1 cell waits for memory, and 1 cell waits for its turn.'
+    );
+  });
+});
+
+describe('level', () => {
+  it('warns at 80 and at 95 percent', () => {
+    expect([79, 80, 94, 95, 120].map(part => level(part, 100))).toEqual(['normal', 'high', 'high', 'full', 'full']);
+    expect(level(1, 0)).toBe('normal');
+  });
+});
+
+describe('devices', () => {
+  it('are described by the figures that there are', () => {
+    expect(sensorWords(device({}), english)).toEqual([]);
+    const all = { utilisation: 83, temperature_celsius: 61, power_watts: 212.4, power_limit_watts: 350 };
+    expect(sensorWords(device(all), english)).toEqual(['83 % busy', '61 °C', '212 of 350 W']);
+    expect(sensorWords(device({ power_watts: 50 }), english)).toEqual(['50 W']);
+  });
+
+  it('are called what people call them', () => {
+    expect(deviceTitle(device({ name: 'host (2 x x86_64)' }), english)).toBe('CPU (2 cores), demo device');
+    expect(deviceTitle(device({ name: 'host' }), english)).toBe('CPU, demo device');
+    expect(deviceTitle(device({ name: 'lab' }), english)).toBe('lab');
+    expect(deviceTitle(device({ name: 'cuda:0', kind: 'cuda' }), english)).toBe('cuda:0');
+  });
+});

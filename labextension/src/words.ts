@@ -1,0 +1,143 @@
+/** Who runs, who is next and who waits for memory, in words that need no glossary. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { isShutDown, sessionState } from './describe';
+import { formatBytes, Units } from './format';
+import type { IDevice, ISession, IStatus } from './view';
+
+/** Sessions by what they do now; the ones in `next` in their order. */
+export interface ITurns {
+  running: ISession[];
+  next: ISession[];
+  waiting: ISession[];
+}
+
+/** Return the sessions that run, that are queued and that wait for memory. */
+export function turnsOf(status: IStatus): ITurns {
+  const turns: ITurns = { running: [], next: [], waiting: [] };
+  for (const session of status.sessions) {
+    if (isShutDown(session)) {
+      continue;
+    }
+    if (waitsForMemory(session)) {
+      turns.waiting.push(session);
+    } else if (session.queuePosition !== null || session.state === 'queued') {
+      turns.next.push(session);
+    } else if (session.state === 'running' || session.state === 'preempting') {
+      turns.running.push(session);
+    }
+  }
+  const place = (session: ISession) => session.queuePosition ?? Infinity;
+  const byPlace = (one: ISession, other: ISession) => (place(one) === place(other) ? 0 : place(one) - place(other));
+  turns.next.sort(byPlace);
+  turns.waiting.sort(byPlace);
+  return turns;
+}
+
+/** Whether a session's cell cannot run before memory is free. */
+export function waitsForMemory(session: ISession): boolean {
+  return (
+    session.state === 'waiting' ||
+    session.state === 'restoring' ||
+    (session.waitingFor !== null && session.waitingFor !== 'lane')
+  );
+}
+
+/** Return a number as a place in line: `1st`, `2nd`, `13th`. */
+export function ordinal(position: number, trans: TranslationBundle): string {
+  const last = position % 10;
+  const isTeen = Math.floor(position / 10) % 10 === 1;
+  if (!isTeen && last === 1) {
+    return trans.__('%1st', position);
+  }
+  if (!isTeen && last === 2) {
+    return trans.__('%1nd', position);
+  }
+  if (!isTeen && last === 3) {
+    return trans.__('%1rd', position);
+  }
+  return trans.__('%1th', position);
+}
+
+/** Return what a session in line waits for: its place, or the memory that it needs. */
+export function waitWords(session: ISession, own: string | null, units: Units, trans: TranslationBundle): string {
+  if (waitsForMemory(session)) {
+    if (session.neededBytes !== null && session.freeBytes !== null) {
+      return trans.__(
+        'Needs %1, %2 free',
+        formatBytes(session.neededBytes, units),
+        formatBytes(session.freeBytes, units)
+      );
+    }
+    const state = sessionState({ ...session, queuePosition: null }, trans);
+    return state.charAt(0).toUpperCase() + state.slice(1);
+  }
+  if (session.queuePosition === null) {
+    return trans.__('In line');
+  }
+  const place = ordinal(session.queuePosition, trans);
+  return session.user === own ? trans.__('You are %1', place) : place;
+}
+
+/** Return what waits for memory, in one sentence; null when nothing does. */
+export function pendingDemand(status: IStatus, units: Units, trans: TranslationBundle): string | null {
+  const { waiting, next } = turnsOf(status);
+  const parts: string[] = [];
+  if (waiting.length > 0) {
+    const needed = waiting.reduce((sum, session) => sum + (session.neededBytes ?? 0), 0);
+    const who = waiting.length === 1 ? trans.__('1 cell waits') : trans.__('%1 cells wait', waiting.length);
+    parts.push(
+      needed > 0 ? trans.__('%1 for %2 of memory', who, formatBytes(needed, units)) : trans.__('%1 for memory', who)
+    );
+  }
+  if (next.length > 0) {
+    parts.push(
+      next.length === 1 ? trans.__('1 cell waits for its turn') : trans.__('%1 cells wait for their turn', next.length)
+    );
+  }
+  return parts.length === 0 ? null : `${parts.join(trans.__(', and '))}.`;
+}
+
+/** How full something is, for its colour and its words. */
+export type Level = 'normal' | 'high' | 'full';
+
+/** Return how full a device or a quota is: high from 80 %, full from 95 %. */
+export function level(part: number, whole: number): Level {
+  if (whole <= 0 || part < 0.8 * whole) {
+    return 'normal';
+  }
+  return part < 0.95 * whole ? 'high' : 'full';
+}
+
+/** Return utilisation, temperature and power of a device, as far as they are known. */
+export function sensorWords(device: IDevice, trans: TranslationBundle): string[] {
+  const words: string[] = [];
+  if (device.utilisation !== null) {
+    words.push(trans.__('%1 % busy', Math.round(device.utilisation)));
+  }
+  if (device.temperatureCelsius !== null) {
+    words.push(trans.__('%1 °C', Math.round(device.temperatureCelsius)));
+  }
+  if (device.powerWatts !== null) {
+    words.push(
+      device.powerLimitWatts === null
+        ? trans.__('%1 W', Math.round(device.powerWatts))
+        : trans.__('%1 of %2 W', Math.round(device.powerWatts), Math.round(device.powerLimitWatts))
+    );
+  }
+  return words;
+}
+
+/** Return what to call a device: processors are named as a demonstration, in words. */
+export function deviceTitle(device: IDevice, trans: TranslationBundle): string {
+  const cores = /^(?:host|cpu)(?: \((\d+) x .*\))?$/.exec(device.description ?? device.name);
+  if (device.kind !== 'host' || cores === null) {
+    return device.name;
+  }
+  return cores[1] === undefined
+    ? trans.__('CPU, demo device')
+    : cores[1] === '1'
+      ? trans.__('CPU (1 core), demo device')
+      : trans.__('CPU (%1 cores), demo device', cores[1]);
+}

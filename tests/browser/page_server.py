@@ -1,0 +1,183 @@
+"""Serves the gateway's built page with the figures that a test wants, and records what the page asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tornado.web import Application, RequestHandler, StaticFileHandler
+
+import sharedkernel
+from sharedkernel.local_stack import free_port
+
+STATIC = Path(sharedkernel.__file__).parent / "gateway" / "page" / "static"
+#: as strict as the gateway's
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Shared GPU</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/sharedkernel/page/static/page.css">
+</head>
+<body><div id="page"></div><script src="/sharedkernel/page/static/page.js"></script></body>
+</html>
+"""
+_XSRF = "2|known|to|both"
+
+
+class PageServer:
+    """A server in a thread of its own; use it as a context manager."""
+
+    def __init__(self) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}/"
+        #: what the page is told of who looks at it; None: nobody is signed in
+        self.me: dict[str, Any] | None = None
+        self.quotas: dict[str, Any] = {"users": {}}
+        self.history: dict[str, Any] | None = None
+        #: method, path and body of each request that changes something
+        self.requests: list[tuple[str, str, Any]] = []
+        #: the sentence that refuses such requests; None: they are served
+        self.refusal: str | None = None
+        self._port = port
+        self._said = ""
+        self._changed: asyncio.Condition
+        self._ended: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def say(self, document: str) -> None:
+        """Send a status document from now on."""
+
+        async def send() -> None:
+            async with self._changed:
+                self._said = document
+                self._changed.notify_all()
+
+        asyncio.run_coroutine_threadsafe(send(), self._loop).result(10)
+
+    def drop(self) -> None:
+        """End all streams of figures."""
+        self.say("")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.drop()
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Condition()
+        self._ended = asyncio.Event()
+        server = self._application().listen(self._port, "127.0.0.1")
+        self._ready.set()
+        await self._ended.wait()
+        server.stop()
+        await server.close_all_connections()
+
+    def _application(self) -> Application:
+        server = self
+
+        class Handler(RequestHandler):
+            def set_default_headers(self) -> None:
+                self.set_header("Content-Security-Policy", _POLICY)
+
+            def check_xsrf_cookie(self) -> None:
+                if self.request.headers.get("X-XSRFToken") != _XSRF:
+                    self.send_error(403)
+
+            def change(self, *_: str) -> None:
+                body = json.loads(self.request.body) if self.request.body else None
+                server.requests.append((self.request.method or "", self.request.path, body))
+                if server.refusal is not None:
+                    self.set_status(409)
+                    self.finish({"message": server.refusal})
+
+        class Page(Handler):
+            def get(self) -> None:
+                self.set_cookie("_xsrf", _XSRF)
+                self.finish(_PAGE)
+
+        class SignIn(Handler):
+            def get(self) -> None:
+                self.finish("<!doctype html><title>Sign in</title>")
+
+        class Me(Handler):
+            def get(self) -> None:
+                if server.me is None:
+                    self.set_status(401)
+                else:
+                    self.finish(server.me)
+
+        class Figures(Handler):
+            async def get(self) -> None:
+                self.set_header("Content-Type", "text/event-stream")
+                while said := server._said:
+                    self.write(f"data: {said}\n\n")
+                    await self.flush()
+                    async with server._changed:
+                        while server._said is said:
+                            await server._changed.wait()
+
+        class History(Handler):
+            def get(self) -> None:
+                if server.history is None:
+                    self.set_status(404)
+                else:
+                    self.finish(server.history)
+
+        class Quotas(Handler):
+            def get(self) -> None:
+                self.finish(server.quotas)
+
+            def put(self) -> None:
+                self.change()
+                if server.refusal is None:
+                    self.finish(server.quotas)
+
+        class Policy(Handler):
+            def get(self) -> None:
+                self.finish({"policy": "fair", "policies": ["fair", "fifo"]})
+
+        class Token(Handler):
+            def post(self) -> None:
+                self.change()
+                self.finish({"token": "a-fresh-token"})
+
+        class Change(Handler):
+            post = delete = Handler.change
+
+        return Application(
+            [
+                (r"/", Page),
+                (r"/sharedkernel/page/static/(.*)", StaticFileHandler, {"path": str(STATIC)}),
+                (r"/sharedkernel/page/sign-in", SignIn),
+                (r"/sharedkernel/page/me", Me),
+                (r"/sharedkernel/page/figures", Figures),
+                (r"/sharedkernel/page/token", Token),
+                (r"/sharedkernel/api/history", History),
+                (r"/sharedkernel/api/quotas", Quotas),
+                (r"/sharedkernel/api/policy", Policy),
+                (r"/sharedkernel/page/sign-out", Change),
+                (r"/sharedkernel/api/sessions/[^/]+/offload", Change),
+                (r"/api/kernels/[^/]+(?:/interrupt)?", Change),
+            ],
+            xsrf_cookies=True,
+        )

@@ -1,0 +1,318 @@
+"""The gateway's own page: whatever its figures are, and whoever looks at it on whatever screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.lab import PATIENCE, keep_picture
+from tests.browser.page_server import STATIC, PageServer
+
+_MIB = 1024**2
+_GIB = 1024**3
+_MARKUP = "<img src=x onerror=\"document.body.dataset.broken='yes'\">"
+_COMMAND = "pip install jupyter-sharedkernel && sharedkernel install https://gpu-host:8585"
+_WIDTHS = (1280, 700, 390)
+NAMES = ["ada", "grace", "linus", *(f"student{number:02}" for number in range(1, 28))]
+
+OpenPage = Callable[..., Page]
+
+
+def session(number: int, user: str, state: str, gib: float = 0.5, **fields: Any) -> dict[str, Any]:
+    """Return a session that has *gib* of memory between iterations."""
+    memory = {"persistent_bytes": int(gib * _GIB), "ephemeral_bytes": int(gib / 4 * _GIB), "framework_bytes": 30 * _MIB}
+    names = {"id": f"0123456789{number:02}", "kernel_id": f"kernel-{number}", "notebook": f"notebook{number}.ipynb"}
+    return {"user": user, "state": state, "idle_seconds": 60.0 * number, **names, **memory, **fields}
+
+
+def document(*sessions: dict[str, Any]) -> str:
+    """Return a status document of a GPU of 24 GiB whose figures add up."""
+    users: dict[str, dict[str, int]] = {}
+    for entry in sessions:
+        memory = users.setdefault(entry["user"], {})
+        for kind in ("persistent_bytes", "ephemeral_bytes", "framework_bytes"):
+            memory[kind] = memory.get(kind, 0) + entry[kind]
+    device = {
+        "name": "NVIDIA L4",
+        "kind": "cuda",
+        "capacity_bytes": 24 * _GIB,
+        "used_bytes": sum(sum(memory.values()) for memory in users.values()),
+        "policy": "fair",
+        "utilisation": 83.0,
+        "temperature_celsius": 61.0,
+        "power_watts": 58.3,
+        "power_limit_watts": 72.0,
+    }
+    running = [entry["id"] for entry in sessions if entry["state"] == "running"]
+    queued = [entry["id"] for entry in sessions if entry["state"] == "queued"]
+    lane = {"id": 1, "size_bytes": _GIB, "holder": running[0] if running else None, "queue": queued}
+    return json.dumps(
+        {
+            "device": device,
+            "lanes": [lane],
+            "users": [
+                {"name": user, "share": 1.0, "quota_bytes": 8 * _GIB, **memory} for user, memory in users.items()
+            ],
+            "sessions": sessions,
+        }
+    )
+
+
+def of_users(count: int) -> str:
+    """Return a document in which *count* users run, wait and idle; ada, grace and linus are among them."""
+    size = 3.8 if count == 3 else 0.6
+    students = [session(number, NAMES[number - 7], "idle", size / 2 + number / 100) for number in range(10, 7 + count)]
+    for student in students[::4]:
+        student.update(state="offloaded", offloaded_bytes=student["persistent_bytes"], persistent_bytes=0)
+    large = session(4, "linus", "waiting", size, notebook="large.ipynb", queue_position=3, waiting_for="memory")
+    sessions = [
+        session(0, "ada", "idle", size, notebook="explore.ipynb"),
+        session(1, "ada", "queued", size / 2, notebook="fine-tuning.ipynb", queue_position=2, waiting_for="lane"),
+        session(
+            2, "grace", "running", size, notebook="train.ipynb", remaining_seconds=130.0, remaining_from="declared"
+        ),
+        session(3, "grace", "queued", size / 3, notebook="plots.ipynb", queue_position=1, waiting_for="lane"),
+        large,
+        *students,
+    ]
+    device = json.loads(document(*sessions))["device"]
+    free_bytes = device["capacity_bytes"] - device["used_bytes"]
+    large.update(free_bytes=free_bytes, needed_bytes=free_bytes + _GIB // 2)
+    return document(*sessions)
+
+
+@pytest.fixture
+def server(browser: object) -> Iterator[PageServer]:
+    if not (STATIC / "page.js").exists():
+        pytest.skip("the gateway's page is not built; run `python labextension/build_backend.py`")
+    with PageServer() as server:
+        server.me = {"user": "ada", "admin": True, "auth": "token", "version": "1", "install_command": _COMMAND}
+        server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:3]}}
+        curve = [_GIB * (9 + 3 * math.sin(place / 50) + place % 40 / 20) for place in range(360)]
+        busy = [50 + 40 * math.sin(place / 11) for place in range(360)]
+        device = {"name": "NVIDIA L4", "capacity_bytes": 24 * _GIB, "used_bytes": curve, "utilisation": busy}
+        server.history = {"step_seconds": 10, "devices": [device]}
+        server.say(of_users(3))
+        yield server
+
+
+def limits_of(memory: str) -> dict[str, Any]:
+    return {"memory": {"value": memory}, "share": {"value": 1.0}, "sessions": {"value": None}}
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: PageServer) -> Iterator[OpenPage]:
+    """Return what opens the page; no window may have complained, least of all of the content security policy."""
+    errors: list[str] = []
+    contexts = []
+
+    def open_one(*, width: int = 1280, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if "Content Security Policy" in said.text else None)
+        page.goto(server.url)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def section(page: Page, title: str) -> Any:
+    return page.get_by_role("region", name=title)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("users", [3, 30])
+def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, users: int, scheme: str) -> None:
+    """On any screen axe finds nothing, and nothing is wider than the screen."""
+    server.say(of_users(users))
+    server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:users]}}
+    page = open_page(color_scheme=scheme)
+    for width in _WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        expect(section(page, "Running and next")).to_contain_text("grace (train.ipynb)")
+        expect(section(page, "Last hour").get_by_role("img")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        keep_picture(page, f"page-{users}-{width}-{scheme}", full_page=True)
+        results = Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()
+
+
+def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
+    """In words that need no glossary; lanes are for experts."""
+    page = open_page()
+    turns = section(page, "Running and next")
+    expect(turns.get_by_role("list", name="Running now")).to_have_text("grace (train.ipynb)about 2 min left")
+    waiting = turns.get_by_role("list", name="Next").get_by_role("listitem")
+    expect(waiting).to_have_text(["grace (plots.ipynb)1st", "you (fine-tuning.ipynb)You are 2nd"])
+    expect(turns.get_by_role("list", name="Waiting for memory")).to_contain_text(
+        re.compile(r"Needs 6\.\d GiB, 5\.\d GiB free")
+    )
+    expect(page.get_by_text("Lane 1")).to_be_hidden()
+    expect(section(page, "Device")).to_contain_text("83 % busy · 61 °C · 58 of 72 W")
+    expect(
+        page.get_by_text(re.compile(r"1 cell waits for 6\.\d GiB of memory, and 2 cells wait for their turn\."))
+    ).to_be_visible()
+
+
+def test_figures_are_live(open_page: OpenPage, server: PageServer) -> None:
+    """Through interruptions, of which it tells."""
+    page = open_page()
+    device = section(page, "Device")
+    expect(device).to_contain_text(" of 24.0 GiB in use")
+    expect(device).not_to_contain_text("full")
+    server.say(document(session(0, "ada", "running", 16)))
+    expect(device).to_contain_text("nearly full")
+    server.drop()
+    expect(page.get_by_text("The gateway does not answer.")).to_be_visible()
+    server.say(document(session(0, "ada", "running", 18.8)))
+    expect(device).to_contain_text("· full")
+    expect(page.get_by_text("The gateway does not answer.")).to_have_count(0)
+
+
+def test_sessions_are_offloaded_interrupted_and_shut_down(open_page: OpenPage, server: PageServer) -> None:
+    """By a click, with the header that protects from forged requests; shutting down asks first."""
+    page = open_page()
+    mine = section(page, "My sessions")
+    mine.get_by_role("button", name="Offload explore.ipynb").click()
+    mine.get_by_role("button", name="Interrupt fine-tuning.ipynb").click()
+    with page.expect_response(lambda response: response.request.method == "DELETE"):
+        mine.get_by_role("button", name="Shut down explore.ipynb").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        mine.get_by_role("button", name="Shut down explore.ipynb").click()
+        page.get_by_role("dialog").get_by_role("button", name="Shut down").click()
+    assert sorted(request[:2] for request in server.requests) == [
+        ("DELETE", "/api/kernels/kernel-0"),
+        ("POST", "/api/kernels/kernel-1/interrupt"),
+        ("POST", "/sharedkernel/api/sessions/kernel-0/offload"),
+    ]
+
+
+def test_a_refusal_is_shown(open_page: OpenPage, server: PageServer) -> None:
+    """In the gateway's own words, until it is dismissed."""
+    server.refusal = "The session is not idle; interrupt it first."
+    page = open_page()
+    section(page, "My sessions").get_by_role("button", name="Offload explore.ipynb").click()
+    expect(page.get_by_role("alert").first).to_contain_text(f"explore.ipynb could not be offloaded: {server.refusal}")
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.get_by_role("alert").first).to_be_empty()
+
+
+def test_thirty_people_are_searched_and_turned_over(open_page: OpenPage, server: PageServer) -> None:
+    """Others are collapsed beyond five, people are twenty a page."""
+    server.say(of_users(30))
+    page = open_page()
+    legend = section(page, "Device").get_by_role("listitem")
+    expect(legend).to_have_count(12)
+    section(page, "Device").get_by_role("button", name="Show all 30 people").click()
+    expect(legend).to_have_count(30)
+    others = section(page, "Everyone else")
+    expect(others.get_by_role("listitem")).to_have_count(5)
+    others.get_by_role("searchbox").fill("student07")
+    expect(others.get_by_role("listitem")).to_have_count(1)
+    others.get_by_role("searchbox").fill("")
+    others.get_by_role("button", name="Show all").click()
+    expect(others.get_by_role("listitem")).to_have_count(30)
+    people = section(page, "People")
+    expect(people.get_by_role("row")).to_have_count(21)
+    people.get_by_role("button", name="Next page").click()
+    expect(people.get_by_role("row")).to_have_count(11)
+    people.get_by_role("searchbox").fill("LIN")
+    expect(people.get_by_role("rowheader")).to_have_text(["linus"])
+
+
+def test_a_quota_s_editor_sends_only_what_was_changed(open_page: OpenPage, server: PageServer) -> None:
+    """Another admin's change of the rest stays."""
+    page = open_page()
+    quota = section(page, "People").get_by_label("Quota of grace")
+    expect(quota).to_have_value("8GiB")
+    quota.fill("512 MiB")
+    with page.expect_response(lambda response: response.request.method == "PUT"):
+        quota.press("Enter")
+    expected = ("PUT", "/sharedkernel/api/quotas", {"users": {"grace": {"memory": "512 MiB"}}})
+    assert server.requests == [expected]
+
+
+def test_who_is_no_admin_sees_less(open_page: OpenPage, server: PageServer) -> None:
+    """No people, no policy to choose, nothing to do with others' sessions."""
+    assert server.me is not None
+    server.me = {**server.me, "admin": False}
+    page = open_page()
+    expect(section(page, "Everyone else").get_by_role("listitem")).to_have_count(3)
+    expect(section(page, "Everyone else").get_by_role("button")).to_have_count(0)
+    expect(section(page, "People")).to_have_count(0)
+    expect(section(page, "Device").get_by_role("combobox")).to_have_count(0)
+
+
+def test_alone_there_are_no_others(open_page: OpenPage, server: PageServer) -> None:
+    """Without sign-in there are neither others nor quotas, nor a way out."""
+    server.me = {"user": "ada", "admin": True, "auth": "none", "version": "1", "install_command": _COMMAND}
+    server.say(document(session(0, "ada", "idle")))
+    page = open_page()
+    expect(section(page, "My sessions").get_by_role("listitem")).to_have_count(1)
+    for title in ("Everyone else", "People"):
+        expect(section(page, title)).to_have_count(0)
+    expect(page.get_by_role("button", name="Sign out")).to_have_count(0)
+
+
+def test_it_says_how_to_connect(open_page: OpenPage) -> None:
+    """The command is copied with a click, and a token is shown on request."""
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    connect = section(page, "How to connect")
+    connect.get_by_role("button", name="Copy the command").click()
+    expect(connect.get_by_role("status").first).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == _COMMAND
+    connect.get_by_role("button", name="Show a fresh token").click()
+    expect(connect).to_contain_text("a-fresh-token")
+
+
+def test_signing_out_and_in(open_page: OpenPage, server: PageServer) -> None:
+    """Who is not signed in, or not any more, is led to the form."""
+    page = open_page()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page).to_have_title("Sign in")
+    assert ("POST", "/sharedkernel/page/sign-out", {}) in server.requests
+    page = open_page()
+    expect(section(page, "Device")).to_be_visible()
+    server.me = None
+    server.drop()
+    expect(page).to_have_title("Sign in")
+    expect(open_page()).to_have_title("Sign in")
+
+
+def test_it_is_used_with_the_keyboard(open_page: OpenPage) -> None:
+    """Buttons that can do nothing now are not on the way; Escape answers no."""
+    page = open_page()
+    expect(section(page, "My sessions")).to_be_visible()
+    names = []
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        names.append(page.evaluate("document.activeElement.getAttribute('aria-label') ?? ''"))
+    assert names == ["", "", "Offload explore.ipynb", "Shut down explore.ipynb"]
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("Shut down explore.ipynb?")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_markup_in_names_is_text(open_page: OpenPage, server: PageServer) -> None:
+    """Of notebooks, users, devices, notes and states."""
+    bad = session(1, _MARKUP, _MARKUP, notebook=f"{_MARKUP}.ipynb", offload_note=_MARKUP, queue_position=1)
+    server.say(document(bad, session(2, "ada", "running", notebook=f"{_MARKUP}\u202e.ipynb")))
+    page = open_page()
+    expect(section(page, "Everyone else")).to_contain_text(_MARKUP)
+    expect(section(page, "My sessions")).to_contain_text("\\u{202e}")
+    assert page.evaluate("document.body.dataset.broken") is None
+    assert page.locator("img").count() == 0
