@@ -112,7 +112,7 @@ def test_a_single_user_gets_a_token_and_what_to_do_with_it(tmp_path: Path) -> No
         assert gateway.stdout is not None
         line = gateway.stdout.readline()
         found = re.fullmatch(
-            r"Serving on (\S+); open it in a browser.* use it with: sharedkernel install --gateway-url \1 --token (\S+)\n",
+            r"Serving on (\S+); open it in a browser.* with: sharedkernel install --gateway-url \1 --token (\S+)\n",
             line,
         )
         assert found, line

@@ -50,7 +50,7 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """Have nothing stored, and no address told to other sites."""
         super().set_default_headers()
         self.set_header("Cache-Control", "no-store")
-        self.set_header("Referrer-Policy", "no-referrer")
+        self.set_header("Referrer-Policy", "same-origin")  # without any, the form has no origin either
 
     @property
     def identity(self) -> TokenOnlyIdentity:

@@ -73,7 +73,7 @@ def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
         policy = front.headers["Content-Security-Policy"]
         assert "default-src 'none'; script-src 'self'" in policy
         assert "frame-ancestors 'none'" in policy
-        assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+        assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
         me = (await browser.request("GET", "/sharedkernel/page/me")).body
         assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
         assert f"sharedkernel install --gateway-url {stack.gateway_url} --user" in me["install_command"]

@@ -1,0 +1,73 @@
+"""The gateway's own page in front of a real gateway, with people at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from sharedkernel.local_stack import LocalStack
+from tests.browser.lab import PATIENCE, keep_picture
+from tests.gateway.client import Client
+
+_KEEP = "import torch\nkept = torch.ones(64 << 18)  # 64 MiB"
+
+
+@pytest.fixture
+def page(browser: Browser, stack: LocalStack) -> Iterator[Page]:
+    """Yield the gateway's address as a browser shows it; whatever the page reports as an error fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(stack.gateway_url)
+    yield page
+    context.close()
+    assert not errors
+
+
+def sign_in(page: Page, token: str) -> None:
+    page.get_by_label("Your token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
+    """A wrong token is told; a right one shows what runs, live, and what can be done about it."""
+    sign_in(page, "sk-00000000-wrong")
+    expect(page.get_by_role("alert")).to_contain_text("does not know that token")
+    keep_picture(page, "gateway-page-sign-in")
+    user, other = stack.users[:2]
+    sign_in(page, stack.token(user))
+    expect(page.get_by_role("heading", name="How to connect")).to_be_visible()
+
+    async def work() -> tuple[str, str]:
+        own, others = (Client(stack.gateway_url, stack.token(name)) for name in (user, other))
+        kernels = await own.start(KERNEL_NOTEBOOK="train.ipynb"), await others.start(KERNEL_NOTEBOOK="secret.ipynb")
+        for client, kernel in zip((own, others), kernels, strict=True):
+            async with client.attach(kernel) as channels:
+                assert (await channels.run(_KEEP))["status"] == "ok"
+        return kernels
+
+    async def end(*kernels: str) -> None:
+        own, others = (Client(stack.gateway_url, stack.token(name)) for name in (user, other))
+        await own.request("DELETE", f"/api/kernels/{kernels[0]}?linger=0")
+        await others.end(kernels[1])
+
+    kernels = asyncio.run(work())
+    try:
+        mine = page.locator("li", has_text="train.ipynb").first
+        expect(mine).to_be_visible()
+        keep_picture(page, "gateway-page-live", full_page=True)
+        mine.get_by_role("button", name="Offload").click()
+        expect(page.locator("li", has_text="train.ipynb").first).to_contain_text("offloaded")
+        page.get_by_role("button", name="Show a fresh token").click()
+        expect(page.get_by_text("This one is shown once")).to_be_visible()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_label("Your token")).to_be_visible()
+        page.goto(stack.gateway_url)
+        expect(page.get_by_label("Your token")).to_be_visible()
+    finally:
+        asyncio.run(end(*kernels))
