@@ -29,9 +29,8 @@ export function DeviceSection(props: IProps): React.ReactElement {
   const users = [...status.users].sort(
     (one, other) => Number(other.name === own) - Number(one.name === own) || one.name.localeCompare(other.name)
   );
-  const present = users.filter(user => user.name === own || charged(user) + user.frameworkBytes > 0);
   const [all, setAll] = React.useState(false);
-  const listed = all ? present : largest(present, own);
+  const listed = all ? users : largest(users, own);
   const names = {
     persistent: trans.__('persistent'),
     ephemeral: trans.__('ephemeral'),
@@ -63,9 +62,9 @@ export function DeviceSection(props: IProps): React.ReactElement {
           </li>
         ))}
       </ul>
-      {present.length > FEW && (
+      {users.length > FEW && (
         <button type="button" className="sk-Button" aria-expanded={all} onClick={() => setAll(!all)}>
-          {all ? trans.__('Show fewer') : trans.__('Show all %1 people', present.length)}
+          {all ? trans.__('Show fewer') : trans.__('Show all %1 people', users.length)}
         </button>
       )}
       <p className="sk-Kinds" aria-hidden="true">
@@ -118,7 +117,7 @@ function Device(props: IDeviceProps): React.ReactElement {
         </span>
       </p>
       {device.trouble === null ? (
-        <div className="sk-Bar" role="img" aria-label={trans.__('%1: %2', safeText(device.name), usage)}>
+        <div className="sk-Bar" role="img" aria-label={trans.__('%1: %2', safeText(deviceTitle(device, trans)), usage)}>
           {parts.map(part => part.memory !== null && <UserParts key={part.user} part={part} device={device} />)}
         </div>
       ) : (
