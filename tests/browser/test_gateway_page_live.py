@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -12,6 +14,7 @@ from sharedkernel.local_stack import LocalStack
 from tests.browser.lab import PATIENCE, keep_picture
 from tests.gateway.client import Client
 
+T = TypeVar("T")
 _KEEP = "import torch\nkept = torch.ones(64 << 18)  # 64 MiB"
 
 
@@ -27,6 +30,12 @@ def page(browser: Browser, stack: LocalStack) -> Iterator[Page]:
     yield page
     context.close()
     assert not errors
+
+
+def apart(work: Coroutine[Any, Any, T]) -> T:
+    """Return what *work* returns; this thread's event loop is playwright's."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result(PATIENCE)
 
 
 def sign_in(page: Page, token: str) -> None:
@@ -56,7 +65,7 @@ def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
         await own.request("DELETE", f"/api/kernels/{kernels[0]}?linger=0")
         await others.end(kernels[1])
 
-    kernels = asyncio.run(work())
+    kernels = apart(work())
     try:
         mine = page.locator("li", has_text="train.ipynb").first
         expect(mine).to_be_visible()
@@ -70,4 +79,4 @@ def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
         page.goto(stack.gateway_url)
         expect(page.get_by_label("Your token")).to_be_visible()
     finally:
-        asyncio.run(end(*kernels))
+        apart(end(*kernels))

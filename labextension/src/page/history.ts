@@ -11,6 +11,26 @@ export interface IHistory {
   utilisation: Array<number | null>;
 }
 
+/** Seconds that a chart shows. */
+const SHOWN_SECONDS = 3600;
+
+/** Return *history* with gaps before it, so that it covers the whole hour. */
+export function withGaps(history: IHistory): IHistory {
+  const [first, second] = history.times;
+  if (first === undefined) {
+    return history;
+  }
+  const step = second === undefined ? 10 : second - first;
+  const missing = Math.max(0, Math.round(SHOWN_SECONDS / step) - history.times.length);
+  const gaps = Array<null>(missing).fill(null);
+  return {
+    ...history,
+    times: [...gaps.map((_, index) => first - (missing - index) * step), ...history.times],
+    usedBytes: [...gaps, ...history.usedBytes],
+    utilisation: [...gaps, ...history.utilisation]
+  };
+}
+
 /** Return the histories in an answer of the gateway: those that can be drawn. */
 export function readHistory(answer: unknown, now: number): IHistory[] {
   const root = object(answer);

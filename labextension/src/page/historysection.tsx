@@ -7,7 +7,7 @@ import { safeText } from '../describe';
 import { formatBytes, Units } from '../format';
 import { PageApi, SignInNeededError } from './api';
 import { english as trans } from './english';
-import { IHistory, readHistory } from './history';
+import { IHistory, readHistory, withGaps } from './history';
 
 /** Milliseconds between two looks at the history, which changes every ten seconds. */
 const PERIOD = 30_000;
@@ -61,7 +61,8 @@ function Chart(props: { history: IHistory; units: Units; isNamed: boolean }): Re
   const { history, units, isNamed } = props;
   const place = React.useRef<HTMLDivElement>(null);
   const chart = React.useRef<uPlot | null>(null);
-  const data: uPlot.AlignedData = [history.times, history.usedBytes, history.utilisation];
+  const hour = withGaps(history);
+  const data: uPlot.AlignedData = [hour.times, hour.usedBytes, hour.utilisation];
   const latest = React.useRef(data);
   latest.current = data;
   const hasUtilisation = history.utilisation.some(value => value !== null);

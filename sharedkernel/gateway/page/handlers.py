@@ -84,7 +84,7 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         if isinstance(error, web.HTTPError) and "_xsrf" in (error.log_message or ""):
             sentence = "This form is too old, or your browser keeps no cookies; go back, load the page again and retry."
         reason = sentence or f"{status_code}: {self._reason}."
-        self.finish_page(f"<main><h1>{_TITLE}</h1><p>{html.escape(reason)}</p></main>")
+        self.finish_page(f'<main class="sk-SignIn"><h1>{_TITLE}</h1><p>{html.escape(reason)}</p></main>')
 
 
 class FrontPageHandler(PageHandler):
@@ -99,8 +99,8 @@ class FrontPageHandler(PageHandler):
         self.xsrf_token  # noqa: B018  # sets the cookie that the page sends back with what changes something
         if not (STATIC / _SCRIPT).is_file():
             self.finish_page(
-                f"<main><h1>{_TITLE}</h1><p>The page was not built: in a checkout, run <code>make labextension</code>. "
-                "<code>sharedkernel top</code> shows the same in a terminal.</p></main>"
+                f'<main class="sk-SignIn"><h1>{_TITLE}</h1><p>The page was not built: in a checkout, run '
+                "<code>make labextension</code>. <code>sharedkernel top</code> shows the same in a terminal.</p></main>"
             )
             return
         self.finish_page(
@@ -152,7 +152,7 @@ class SignInHandler(PageHandler):
             '<p><label for="token">Your token</label></p>'
             '<p><input id="token" name="token" type="password" required autofocus autocomplete="current-password"></p>'
             '<p><button type="submit">Sign in</button></p></form>'
-            "<p>Your admin gives you a token. On a machine that is connected already, "
+            '<p class="sk-SignIn-help">Your admin gives you a token. On a machine that is connected already, '
             "<code>sharedkernel status</code> and <code>top</code> show the same as this page.</p></main>"
         )
 
