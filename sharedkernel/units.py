@@ -11,12 +11,14 @@ import re
 
 from sharedkernel.errors import ConfigError
 
+#: bytes of each unit of memory
 _BYTES = {"B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
     _BYTES[f"{_letter}iB"] = 1024**_power
     _BYTES[f"{_letter}B"] = 1000**_power
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z%]*)")
+_ANY_CASE = {unit.lower(): size for unit, size in _BYTES.items()}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z%]*)")
 
 
 def parse_bytes(value: int | str, *, whole: int | None = None) -> int:
@@ -25,7 +27,7 @@ def parse_bytes(value: int | str, *, whole: int | None = None) -> int:
     Parameters
     ----------
     value
-        An integer number of bytes, or text: a number directly followed by a unit, or a percentage.
+        An integer number of bytes, or text: a number and a unit in any case, with or without a space, or a percentage.
     whole
         What 100 % is, in bytes; None where a percentage makes no sense.
 
@@ -40,9 +42,9 @@ def parse_bytes(value: int | str, *, whole: int | None = None) -> int:
         if value < 0:
             raise ConfigError(f"{value!r} is a negative amount of memory; {hint}.")
         return value
-    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ConfigError(f"{value!r} is not an amount of memory; {hint} (no space before the unit).")
+        raise ConfigError(f"{value!r} is not an amount of memory; {hint}.")
     number, unit = float(match[1]), match[2]
     if unit == "%":
         if whole is None:
@@ -52,10 +54,10 @@ def parse_bytes(value: int | str, *, whole: int | None = None) -> int:
         return int(whole * number / 100)
     if unit == "" and "." not in match[1]:
         return int(match[1])
-    if unit not in _BYTES:
+    if unit.lower() not in _ANY_CASE:
         units = ", ".join(_BYTES)
         raise ConfigError(f"{value!r} has an unknown unit of memory; use one of {units}.")
-    return int(number * _BYTES[unit])
+    return int(number * _ANY_CASE[unit.lower()])
 
 
 def parse_duration(value: float | str) -> float:
@@ -71,7 +73,7 @@ def parse_duration(value: float | str) -> float:
         if not (value >= 0 and math.isfinite(value)):
             raise ConfigError(f"{value!r} is not a duration; {hint}.")
         return float(value)
-    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or match[2] not in _SECONDS:
         raise ConfigError(f"{value!r} is not a duration; {hint}.")
     return float(match[1]) * _SECONDS[match[2]]

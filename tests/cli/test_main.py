@@ -75,7 +75,7 @@ def test_help_lists_every_command() -> None:
         (["status", "--gatway-url", "x"], "unrecognized arguments: --gatway-url; see `sharedkernel status --help`"),
         (["status", "--token"], ": expected one argument; see `sharedkernel status --help`"),
         (["status", "extra"], "'extra' is not understood; see `sharedkernel status --help`"),
-        (["demo", "--capacity", "8 Gb"], "'8 Gb' is not an amount of memory"),
+        (["demo", "--capacity", "8-Gb"], "'8-Gb' is not an amount of memory"),
         (["lab", "--capacity", "8Gb"], "'8Gb' has an unknown unit of memory"),
     ],
 )

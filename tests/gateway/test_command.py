@@ -77,11 +77,11 @@ def test_a_bad_configuration_is_one_sentence(tmp_path: Path, config: str, senten
 def test_a_bad_quota_ends_the_command(tmp_path: Path) -> None:
     """One sentence on standard error, and a failing exit code."""
     path = tmp_path / "config.py"
-    path.write_text("\nc.SharedKernelGateway.quotas = {'default': {'memory': '8 Gb'}}\n")
+    path.write_text("\nc.SharedKernelGateway.quotas = {'default': {'memory': '8-Gb'}}\n")
     refused = command("--config", str(path), "--port", "0", "--runtime-dir", str(tmp_path / "run"))
     assert refused.returncode == 1
     assert len(refused.stderr.splitlines()) == 1
-    assert f"{path}, line 2: quotas['default']['memory']: '8 Gb' is not an amount of memory" in refused.stderr
+    assert f"{path}, line 2: quotas['default']['memory']: '8-Gb' is not an amount of memory" in refused.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--colour", "red"], ["start"], ["--port", "many"]])

@@ -199,7 +199,8 @@ class Tenant:
             report.wrong += [f"{self.name}: {what}, seen after {cell.kind}" for what in found]
             if found:
                 await self._end()
-        if cell.ending is Ending.FAULT or (cell.kind == "first" and outcome.error):
+        is_lost = outcome.error and "illegal memory access" in outcome.message  # every later cell would say so again
+        if is_lost or cell.ending is Ending.FAULT or (cell.kind == "first" and outcome.error):
             await self._end()
 
     async def _why_ended(self) -> str:

@@ -93,7 +93,7 @@ def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:
 @pytest.mark.parametrize(
     ("options", "status", "expected"),
     [
-        (["--capacity", "8 Gb"], 2, "'8 Gb' is not an amount of memory"),
+        (["--capacity", "8-Gb"], 2, "'8-Gb' is not an amount of memory"),
         (["--capacity", "8Gb"], 2, "unknown unit"),
         (["--capacity", "900TiB"], 2, "more than this machine's"),
         (["--policy", "magic"], 2, "unknown policy 'magic'; choose one of fair, fifo"),

@@ -84,9 +84,9 @@ def test_only_admins_change_quotas_and_only_to_what_makes_sense(stack: Stack) ->
         path, before = "/sharedkernel/api/quotas", (await ada.request("GET", "/sharedkernel/api/quotas")).body
         answer = await grace.request("PUT", path, {"users": {"grace": {"share": 100}}})
         assert (answer.status, answer.body["reason"]) == (403, "not_admin")
-        answer = await ada.request("PUT", path, {"users": {"grace": {"memory": "8 Gb"}}})
+        answer = await ada.request("PUT", path, {"users": {"grace": {"memory": "8-Gb"}}})
         assert answer.status == 400
-        assert "quotas['users']['grace']['memory']: '8 Gb' is not an amount of memory" in answer.body["message"]
+        assert "quotas['users']['grace']['memory']: '8-Gb' is not an amount of memory" in answer.body["message"]
         for wrong in (["x"], {"users": 3}, {"colour": {}}):
             assert (await ada.request("PUT", path, wrong)).status == 400
         assert (await ada.request("PUT", path, raw=b"{")).status == 400
@@ -126,8 +126,8 @@ def test_a_bad_file_is_refused_at_a_reload_and_the_old_one_stays(stack: Stack) -
 
     before = asyncio.run(quotas())
     try:
-        news = stack.reload("x = 1\nc.SharedKernelGateway.quotas = {'default': {'memory': '8 Gb'}}\n")
-        assert f"not read again: {stack.config_path}, line 2: quotas['default']['memory']: '8 Gb' is not" in news
+        news = stack.reload("x = 1\nc.SharedKernelGateway.quotas = {'default': {'memory': '8-Gb'}}\n")
+        assert f"not read again: {stack.config_path}, line 2: quotas['default']['memory']: '8-Gb' is not" in news
         assert asyncio.run(quotas()) == before
         news = stack.reload("x = 1\nc.SharedKernelGateway.admins = 'grace'\n")
         assert f"not read again: {stack.config_path}, line 2: admins is 'grace'; it has to be a set." in news

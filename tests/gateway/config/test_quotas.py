@@ -66,7 +66,7 @@ def test_durations_are_seconds_and_nothing_means_never() -> None:
 @pytest.mark.parametrize(
     ("quotas", "path", "sentence"),
     [
-        ({"default": {"memory": "8 Gb"}}, ("default", "memory"), "'8 Gb' is not an amount of memory"),
+        ({"default": {"memory": "8-Gb"}}, ("default", "memory"), "'8-Gb' is not an amount of memory"),
         ({"users": {"ada": {"memory": "120%"}}}, ("users", "ada", "memory"), "more than the whole device"),
         ({"groups": {"x": {"share": 0}}}, ("groups", "x", "share"), "write a number above 0"),
         ({"default": {"share": True}}, ("default", "share"), "write a number above 0"),

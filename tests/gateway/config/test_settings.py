@@ -96,7 +96,7 @@ def test_a_bad_quota_is_refused_with_the_line_of_its_entry(tmp_path: Path) -> No
         '    "users": {\n'
         '        "ada": {\n'
         '            "share": 2,\n'
-        '            "memory": "8 Gb",\n'
+        '            "memory": "8-Gb",\n'
         "        },\n"
         "    },\n"
         "}\n",
@@ -104,7 +104,7 @@ def test_a_bad_quota_is_refused_with_the_line_of_its_entry(tmp_path: Path) -> No
     settings = read_settings([], str(path))
     with pytest.raises(ConfigError) as refused:
         build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)
-    assert str(refused.value).startswith(f"{path}, line 7: quotas['users']['ada']['memory']: '8 Gb' is not")
+    assert str(refused.value).startswith(f"{path}, line 7: quotas['users']['ada']['memory']: '8-Gb' is not")
 
 
 def test_a_bad_quota_made_by_code_is_refused_with_its_statement(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_bad_quota_made_by_code_is_refused_with_its_statement(tmp_path: Path) 
 def test_the_line_is_found_in_a_file_of_any_encoding(tmp_path: Path, first: bytes) -> None:
     """What Python reads has a place, too."""
     path = tmp_path / "config.py"
-    path.write_bytes(first + b"\nc.SharedKernelGateway.quotas = {'default': {'memory': '8 Gb'}}\n")
+    path.write_bytes(first + b"\nc.SharedKernelGateway.quotas = {'default': {'memory': '8-Gb'}}\n")
     settings = read_settings([], str(path))
     with pytest.raises(ConfigError, match="line 2: "):
         build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)

@@ -48,7 +48,7 @@ def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path:
         "c.SharedKernelGatewai.admins = set()\n"
         "c.ServerApp.ip = '0.0.0.0'\n"
         "c.SharedKernelGateway.quotas = {\n"
-        "    'user': {}, 'default': {'memory': '8 Gb', 'sessions': 'many'},\n"
+        "    'user': {}, 'default': {'memory': '8-Gb', 'sessions': 'many'},\n"
         "}\n"
         "c.SharedKernelGateway.placement = 'best'\n"
         "c.SessionKernels.backlog_bytes = 'many'\n"
@@ -63,7 +63,7 @@ def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path:
         (1, "SharedKernelGateway has no setting 'quotass'"),
         (2, "there is nothing called SharedKernelGatewai"),
         (5, "quotas has an unknown key 'user'"),
-        (5, "quotas['default']['memory']: '8 Gb' is not an amount of memory"),
+        (5, "quotas['default']['memory']: '8-Gb' is not an amount of memory"),
         (5, "quotas['default']['sessions']: 'many' is not a number of sessions"),
         (7, "placement is 'best'"),
         (8, "backlog_bytes is 'many'; it has to be an int"),

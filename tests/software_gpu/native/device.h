@@ -60,6 +60,8 @@ extern EXPORTED struct sg_settings sg_settings;
 /* settings.c */
 void sg_load_settings(void);
 void sg_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Log who calls. */
+void sg_log_stack(void);
 
 /* state.c */
 EXPORTED bool sg_has_devices(void); /* false where there is no usable directory */

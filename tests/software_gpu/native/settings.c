@@ -1,5 +1,6 @@
 /* Settings: defaults, then the run directory's file `settings`, then environment variables SOFTWARE_GPU_<KEY>. */
 #include "device.h"
+#include <execinfo.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,6 +10,21 @@
 #include <unistd.h>
 
 EXPORTED struct sg_settings sg_settings;
+
+static int open_log(void) {
+    if (!strcmp(sg_settings.log, "stderr"))
+        return dup(STDERR_FILENO);
+    return open(sg_settings.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+}
+
+void sg_log_stack(void) {
+    void *frames[64];
+    int fd = sg_settings.log[0] ? open_log() : -1;
+    if (fd < 0)
+        return;
+    backtrace_symbols_fd(frames, backtrace(frames, 64), fd);
+    close(fd);
+}
 
 void sg_log(const char *format, ...) {
     if (!sg_settings.log[0])
@@ -22,14 +38,12 @@ void sg_log(const char *format, ...) {
     if (length > (int)sizeof text - 1)
         length = sizeof text - 1;
     text[length++] = '\n';
-    bool is_stderr = !strcmp(sg_settings.log, "stderr");
-    int fd = is_stderr ? STDERR_FILENO : open(sg_settings.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    int fd = open_log();
     if (fd < 0)
         return;
     if (write(fd, text, length) < 0) { /* there is nobody to tell */
     }
-    if (!is_stderr)
-        close(fd);
+    close(fd);
 }
 
 static int64_t parse_bytes(const char *text) {

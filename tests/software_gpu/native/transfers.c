@@ -24,6 +24,7 @@ int sg_access(const void *data, size_t size) {
     if (check_access((CUdeviceptr)data, size, READ | WRITE) == ACCESSIBLE)
         return 0;
     sg_log("illegal access: %zu bytes at %p", size, data);
+    sg_log_stack();
     context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
     return context->error;
 }
@@ -54,12 +55,14 @@ CUresult do_work(CUcontext context, const struct work *work) {
         if (check_access(work->to, work->count, READ | WRITE) == INACCESSIBLE ||
             check_access(work->from, work->count, READ) == INACCESSIBLE) {
             sg_log("copy of %zu bytes from %llx to %llx: not accessible", work->count, work->from, work->to);
+            sg_log_stack();
             return context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
         }
         memmove((void *)work->to, (void *)work->from, work->count);
     } else if (work->kind == FILL) {
         if (check_access(work->to, work->count * work->width, READ | WRITE) != ACCESSIBLE) {
             sg_log("fill of %zu bytes at %llx: not accessible", work->count * work->width, work->to);
+            sg_log_stack();
             return context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
         }
         fill(work->to, work->value, work->width, work->count);
