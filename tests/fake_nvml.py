@@ -22,6 +22,10 @@ class FakeGpu:
     reserved: int = GIB
     used: int = 0
     percent: int = 0
+    #: degrees Celsius, and milliwatts: what it draws and the most that it may; None: it has no such sensor
+    temperature: int | None = 41
+    power: int | None = 58_300
+    power_limit: int | None = 72_000
     #: bytes by process; None is what NVML says where it cannot tell
     processes: dict[int, int | None] = field(default_factory=dict)
     mps_processes: dict[int, int | None] = field(default_factory=dict)
@@ -110,6 +114,16 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:
         return SimpleNamespace(gpu=self._gpu(handle).percent, memory=0)
 
+    def nvmlDeviceGetTemperature(self, handle: FakeGpu, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return _supported(self._gpu(handle).temperature)
+
+    def nvmlDeviceGetPowerUsage(self, handle: FakeGpu) -> int:
+        return _supported(self._gpu(handle).power)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: FakeGpu) -> int:
+        return _supported(self._gpu(handle).power_limit)
+
     def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[Any]:
         return _listed(self._gpu(handle).processes)
 
@@ -134,6 +148,12 @@ class FakeNvml:
         if not found:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return found
+
+
+def _supported(value: int | None) -> int:
+    if value is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return value
 
 
 def _listed(processes: dict[int, int | None]) -> list[Any]:

@@ -20,6 +20,9 @@ export interface IDeviceEntry {
   mps_note?: string | null;
   process_checkpoint?: string;
   utilisation?: number | null;
+  temperature_celsius?: number | null;
+  power_watts?: number | null;
+  power_limit_watts?: number | null;
   physical_used_bytes?: number | null;
   nvml?: string;
   nvml_note?: string | null;
@@ -51,6 +54,9 @@ export interface IDeviceStatus {
   mps_note?: string | null;
   process_checkpoint?: string;
   utilisation?: number | null;
+  temperature_celsius?: number | null;
+  power_watts?: number | null;
+  power_limit_watts?: number | null;
   physical_used_bytes?: number | null;
   nvml?: string;
   nvml_note?: string | null;

@@ -195,18 +195,12 @@ function parseUser(fields: Fields<{ name: string; admin: boolean }>): { name: st
 const KNOWN_FROM: readonly unknown[] = ['declared', 'earlier'];
 
 /** What newer gateways tell besides. */
-interface ISensors {
-  temperature_celsius: number;
-  power_watts: number;
-  power_limit_watts: number;
-}
-
 interface IDemand {
   needed_bytes: number;
   free_bytes: number;
 }
 
-function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry> & ISensors>): IDevice {
+function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDevice {
   return {
     name: text(fields.name, 'device.name'),
     kind: textOrNull(fields.kind) ?? '',

@@ -91,7 +91,7 @@ describe('level', () => {
 describe('devices', () => {
   it('are described by the figures that there are', () => {
     expect(sensorWords(device({}), english)).toEqual([]);
-    const all = { utilisation: 83, temperature_celsius: 61, power_watts: 212.4, power_limit_watts: 350 };
+    const all = { utilisation: 0.83, temperature_celsius: 61, power_watts: 212.4, power_limit_watts: 350 };
     expect(sensorWords(device(all), english)).toEqual(['83 % busy', '61 °C', '212 of 350 W']);
     expect(sensorWords(device({ power_watts: 50 }), english)).toEqual(['50 W']);
   });

@@ -114,7 +114,7 @@ export function level(part: number, whole: number): Level {
 export function sensorWords(device: IDevice, trans: TranslationBundle): string[] {
   const words: string[] = [];
   if (device.utilisation !== null) {
-    words.push(trans.__('%1 % busy', Math.round(device.utilisation)));
+    words.push(trans.__('%1 % busy', Math.round(100 * device.utilisation)));
   }
   if (device.temperatureCelsius !== null) {
     words.push(trans.__('%1 °C', Math.round(device.temperatureCelsius)));

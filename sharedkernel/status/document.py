@@ -39,8 +39,11 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
     mps: str | UnsetType = UNSET
     mps_note: str | UnsetType | None = UNSET
     process_checkpoint: str | UnsetType = UNSET
-    #: percent, as NVML has it
+    #: part of NVML's last sample period in which a CUDA kernel ran, 0 to 1; None where the GPU does not say, as below
     utilisation: float | UnsetType | None = UNSET
+    temperature_celsius: float | UnsetType | None = UNSET
+    power_watts: float | UnsetType | None = UNSET
+    power_limit_watts: float | UnsetType | None = UNSET
     physical_used_bytes: int | UnsetType | None = UNSET
     nvml: str | UnsetType = UNSET
     nvml_note: str | UnsetType | None = UNSET

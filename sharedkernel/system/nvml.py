@@ -57,6 +57,10 @@ class GpuSample:
     free_bytes: int
     #: part of the last sample period in which a CUDA kernel ran (0 to 1); None where the GPU does not say
     utilisation: float | None
+    temperature_celsius: float | None
+    #: what it draws, and the most that it may; None where the GPU does not say, as the temperature
+    power_watts: float | None
+    power_limit_watts: float | None
     #: bytes by process id; None where they cannot be told
     processes: dict[int, int] | None
     #: seconds in which each process's CUDA kernels ran since the look before; None at the first one, and where it
@@ -131,6 +135,9 @@ class Gpu:
             used_bytes=int(memory.used),
             free_bytes=int(memory.free),
             utilisation=self._utilisation(),
+            temperature_celsius=self._read("nvmlDeviceGetTemperature", getattr(self._nvml, "NVML_TEMPERATURE_GPU", 0)),
+            power_watts=_in_watts(self._read("nvmlDeviceGetPowerUsage")),
+            power_limit_watts=_in_watts(self._read("nvmlDeviceGetEnforcedPowerLimit")),
             processes=self._processes(),
             busy=self._busy(),
         )
@@ -204,6 +211,12 @@ class Gpu:
     def _utilisation(self) -> float | None:
         with contextlib.suppress(self._nvml.NVMLError):
             return min(1.0, float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100)
+        return None
+
+    def _read(self, name: str, *arguments: Any) -> float | None:
+        """Return the figure of NVML's function *name*; None where the GPU or the driver has none."""
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            return float(getattr(self._nvml, name)(self._handle, *arguments))
         return None
 
     def _processes(self) -> dict[int, int] | None:
@@ -306,6 +319,10 @@ def device_index(name: str) -> int:
     if kind != "cuda" or (colon and not number.isdecimal()):
         raise NvmlUnavailable(f"there is no device {name!r}; name host, or cuda:N with N from `nvidia-smi -L`.")
     return int(number or 0)
+
+
+def _in_watts(milliwatts: float | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def _text(value: str | bytes) -> str:

@@ -45,7 +45,7 @@ def document(*sessions: dict[str, Any]) -> str:
         "capacity_bytes": 24 * _GIB,
         "used_bytes": sum(sum(memory.values()) for memory in users.values()),
         "policy": "fair",
-        "utilisation": 83.0,
+        "utilisation": 0.83,
         "temperature_celsius": 61.0,
         "power_watts": 58.3,
         "power_limit_watts": 72.0,
@@ -96,7 +96,7 @@ def server(browser: object) -> Iterator[PageServer]:
         server.me = {"user": "ada", "admin": True, "auth": "token", "version": "1", "install_command": _COMMAND}
         server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:3]}}
         curve = [_GIB * (9 + 3 * math.sin(place / 50) + place % 40 / 20) for place in range(360)]
-        busy = [50 + 40 * math.sin(place / 11) for place in range(360)]
+        busy = [0.5 + 0.4 * math.sin(place / 11) for place in range(360)]
         device = {"name": "NVIDIA L4", "capacity_bytes": 24 * _GIB, "used_bytes": curve, "utilisation": busy}
         server.history = {"step_seconds": 10, "devices": [device]}
         server.say(of_users(3))

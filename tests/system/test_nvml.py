@@ -30,6 +30,14 @@ def test_gpus_are_counted_and_none_without_a_driver() -> None:
         count_gpus(library=FakeNvml(init_error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
 
 
+def test_sensors_are_read_where_there_are_some() -> None:
+    """Passively cooled and virtual GPUs lack some; the others' figures are not lost for that."""
+    sample = Gpu("cuda:0", library=FakeNvml(FakeGpu())).sample()
+    assert (sample.temperature_celsius, sample.power_watts, sample.power_limit_watts) == (41.0, 58.3, 72.0)
+    sample = Gpu("cuda:0", library=FakeNvml(FakeGpu(temperature=None, power_limit=None))).sample()
+    assert (sample.temperature_celsius, sample.power_watts, sample.power_limit_watts) == (None, 58.3, None)
+
+
 def test_older_drivers_give_totals_alone() -> None:
     """Where the driver's own part is not told apart, and names come as bytes, that is good enough."""
     library = FakeNvml(FakeGpu(has_second_version=False, name=b"Tesla V100", mig=None))

@@ -4,7 +4,7 @@ import { readHistory, withGaps } from './history';
 
 describe('readHistory', () => {
   it('reads each device', () => {
-    const device = { name: 'cuda:0', capacity_bytes: 100, used_bytes: [null, 10, 20], utilisation: [null, 50, 60] };
+    const device = { name: 'cuda:0', capacity_bytes: 100, used_bytes: [null, 10, 20], utilisation: [null, 0.5, 0.6] };
     expect(readHistory({ step_seconds: 10, devices: [device] }, 1000)).toEqual([
       {
         device: 'cuda:0',

@@ -47,10 +47,14 @@ export function readHistory(answer: unknown, now: number): IHistory[] {
         capacityBytes: number(device.capacity_bytes) ?? 0,
         times: usedBytes.map((_, index) => end - (count - 1 - index) * step),
         usedBytes,
-        utilisation: usedBytes.map((_, index) => utilisation[index] ?? null)
+        utilisation: usedBytes.map((_, index) => inPercent(utilisation[index]))
       };
     })
     .filter(history => history.usedBytes.some(value => value !== null));
+}
+
+function inPercent(part: number | null | undefined): number | null {
+  return typeof part === 'number' ? 100 * part : null;
 }
 
 function object(value: unknown): Record<string, unknown> {

@@ -34,6 +34,13 @@ _KINDS = {
     "shelf_bytes": "shelf",
     "offloaded_bytes": "offloaded",
 }
+#: help text of what NVML reads of a GPU; devices without that sensor are left out
+_SENSORS = {
+    "utilisation": "Part of the time in which a kernel ran on the device, 0 to 1.",
+    "temperature_celsius": "Temperature of the device.",
+    "power_watts": "What the device draws.",
+    "power_limit_watts": "The most that the device may draw.",
+}
 #: help text of each counter of the executors
 _ACTIONS = {
     "grants": "Grants of the device.",
@@ -96,6 +103,12 @@ class DeviceMetrics:
             family = GaugeMetricFamily(f"sharedkernel_device_{field}", text, labels=["device"])
             for device, document in self._documents.items():
                 family.add_metric([device], getattr(document.device, field))
+            yield family
+        for field, text in _SENSORS.items():
+            family = GaugeMetricFamily(f"sharedkernel_device_{field}", text, labels=["device"])
+            for device, document in self._documents.items():
+                if isinstance(value := getattr(document.device, field), int | float):
+                    family.add_metric([device], value)
             yield family
         lanes = GaugeMetricFamily("sharedkernel_lanes", "Lanes on the device.", labels=["device"])
         for device, document in self._documents.items():

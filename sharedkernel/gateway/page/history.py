@@ -27,7 +27,7 @@ _FIRST_SECONDS = 1.0
 class _DeviceHistory:
     capacity_bytes: int = 0
     used_bytes: deque[int | None] = field(default_factory=lambda: deque(maxlen=NUM_STEPS))
-    #: in percent
+    #: 0 to 1
     utilisation: deque[float | None] = field(default_factory=lambda: deque(maxlen=NUM_STEPS))
 
 

@@ -241,6 +241,7 @@ def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) -> None:
             assert device.utilisation(idle) is None
             status = to_json(device.details())
             assert (status["utilisation"], status["physical_used_bytes"]) == (0.8, 3 * GIB)
+            assert (status["temperature_celsius"], status["power_watts"], status["power_limit_watts"]) == (41, 58.3, 72)
 
         await serving(device, recorder, tmp_path, body)
 
