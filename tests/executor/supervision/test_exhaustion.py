@@ -78,7 +78,10 @@ def test_a_keeper_that_cannot_open_what_it_is_sent_is_replaced(scratch: Path, ca
         keeper = psutil.Process(listener_of(scratch / KEEPER_SOCKET))
         memory = os.memfd_create("kept")
         client.send(protocol.Put(key="deleted", data=b"data"))
+        num_descriptors = keeper.num_fds()
         await until(lambda: _is_kept(scratch, {"deleted": 0}), "it has the first entry")
+        # else one would be free again with the limit already set
+        await until(lambda: _has_descriptors(keeper, num_descriptors), "it has closed the connection that asked")
         with without_descriptors(keeper):
             client.send(protocol.Put(key="a", data=b"data"), [memory])
             client.send(protocol.Delete(key="deleted"))
@@ -209,6 +212,10 @@ async def _is_another(directory: Path, last: int) -> bool:
     with contextlib.suppress(OSError):
         return listener_of(directory / KEEPER_SOCKET) != last
     return False
+
+
+async def _has_descriptors(process: psutil.Process, number: int) -> bool:
+    return process.num_fds() == number
 
 
 async def _has_memory(process: psutil.Process, number: int) -> bool:
