@@ -127,6 +127,8 @@ export interface ISessionStatus {
   queue_position: number | null;
   waiting_for: string | null;
   memory_wait_seconds: number | null;
+  needed_bytes: number | null;
+  free_bytes: number | null;
   remaining_seconds: number | null;
   remaining_from: string | null;
   utilisation: number | null;

@@ -194,12 +194,6 @@ function parseUser(fields: Fields<{ name: string; admin: boolean }>): { name: st
 /** Where a cell's need may be known from for people to rely on it; as in Python's `status/text.py`. */
 const KNOWN_FROM: readonly unknown[] = ['declared', 'earlier'];
 
-/** What newer gateways tell besides. */
-interface IDemand {
-  needed_bytes: number;
-  free_bytes: number;
-}
-
 function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDevice {
   return {
     name: text(fields.name, 'device.name'),
@@ -245,7 +239,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       ),
       ...memory(user)
     })),
-    sessions: list<ISessionStatus & IDemand>(fields.sessions, 'sessions').map(session => ({
+    sessions: list<ISessionStatus>(fields.sessions, 'sessions').map(session => ({
       id: text(session.id, 'sessions.id'),
       kernelId: textOrNull(session.kernel_id),
       user: text(session.user, 'sessions.user'),

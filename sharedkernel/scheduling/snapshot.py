@@ -95,6 +95,9 @@ class SessionView(QueueView):
     #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
     utilisation: float | None = None
     utilisation_predicted: float | None = None
+    #: bytes that it waits for, and those of them that are free; None: it does not wait for memory, or lacks none
+    needed: int | None = None
+    free: int | None = None
     #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
     #: run now; None: not known, or it does not run
     slowdown: float | None = None
@@ -159,6 +162,8 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
     ]
     holders = records.clock.holders.values()
     memory_waits = records.offloading.expected_waits(records.admission.queue(), now)
+    demand = records.admission.demand
+    lacks = {session.id: demand.lack(session) or (None, None) for session in records.admission.waiting.values()}
     sessions = [
         SessionView(
             id=session.id,
@@ -181,6 +186,8 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             utilisation=session.stats.measured_utilisation,
             utilisation_predicted=session.stats.predicted_utilisation,
             memory_wait_seconds=memory_waits.get(session.id),
+            needed=lacks.get(session.id, (None, None))[0],
+            free=lacks.get(session.id, (None, None))[1],
             slowdown=interference.seen_slowdown(session),
             slowdown_predicted=interference.foreseen_slowdown(session, holders),
         )

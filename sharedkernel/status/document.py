@@ -177,6 +177,9 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: ``memory``, ``lane``, ``restore``, or ``quota``: its restore waits for other sessions of its user; None: nothing
     waiting_for: str | None = None
     memory_wait_seconds: float | None = None
+    #: memory that it waits for, and how much of that is free; None: it waits for none, or only for its turn to get it
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
     #: device time that its open cell still needs, and where that is known from
     remaining_seconds: float | None = None
     remaining_from: str | None = None

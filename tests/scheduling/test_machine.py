@@ -381,6 +381,9 @@ class Machine(RuleBasedStateMachine):
             return
         self.scheduler.validate()
         snapshot = self.scheduler.snapshot(self.now)
+        for session in snapshot.sessions:
+            assert (session.needed is None) == (session.free is None)
+            assert session.needed is None or 0 <= (session.free or 0) < session.needed, session
         assert {lane.id: lane.size for lane in snapshot.lanes} == self.lanes
         holders = {lane.holder: lane.id for lane in snapshot.lanes if lane.holder is not None}
         assert holders == self.granted

@@ -163,6 +163,8 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         queue_position=view.queue_position,
         waiting_for=view.waiting_for,
         memory_wait_seconds=view.memory_wait_seconds,
+        needed_bytes=view.needed,
+        free_bytes=view.free,
         remaining_seconds=view.remaining_seconds,
         remaining_from=view.remaining_from,
         utilisation=view.utilisation,

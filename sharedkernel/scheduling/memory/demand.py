@@ -198,6 +198,20 @@ class MemoryDemand:
             return max(now - room, self.lacks_headroom(session, gone))
         return 0 if session.iteration.live else least(session) - room
 
+    def lack(self, session: Session) -> tuple[int, int] | None:
+        """Return the bytes that a session in the memory queue claims, and those of them that are free now.
+
+        None if it lacks nothing, and waits for its turn to be admitted.
+        """
+        shortfall = self.shortfall(session)
+        if shortfall <= 0:
+            return None
+        if session.state is SessionState.RESTORING:
+            claim = session.returning
+        else:
+            claim = self.beside(session) if self.is_beside(session) else least(session)
+        return claim, max(0, claim - shortfall)
+
     def missing(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return how many bytes a session lacks that others are offloaded for.
 

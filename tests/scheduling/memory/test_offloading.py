@@ -49,6 +49,29 @@ def offloads(actions: list[Action]) -> list[str]:
     return [action.session for action in actions if isinstance(action, Offload)]
 
 
+# --- what is said of a wait ------------------------------------
+
+
+def test_who_waits_is_told_what_it_needs_and_what_is_free(sched: Desk) -> None:
+    """A lane for a cell, and its own memory for a restore; nothing once there is room."""
+    keep(sched, "ada", "bob")
+    sched.begin("cleo", ephemeral=600 * MIB)
+    view = sched.view("cleo")
+    assert (view.needed, view.free) == (600 * MIB, 200 * MIB)
+    assert (sched.view("ada").needed, sched.view("ada").free) == (None, None)
+    sched.end("bob")
+    assert (sched.view("cleo").needed, sched.view("cleo").free) == (None, None)
+
+
+def test_a_restore_is_told_what_it_needs(sched: Desk) -> None:
+    """What was moved away, and what of that has room."""
+    away(sched, "ada", 700)
+    keep(sched, "bob", size=600)
+    sched.open("ada")
+    view = sched.view("ada")
+    assert (view.needed, view.free) == (700 * MIB, 400 * MIB)
+
+
 # --- whom, when and how many -----------------------------------
 
 
