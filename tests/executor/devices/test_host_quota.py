@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,9 +110,15 @@ async def _has_ended(executor: Executor, notebook: Notebook) -> bool:
     return notebook.session not in {record.session for record in await executor.client.sessions()}
 
 
+def _is_of(process: psutil.Process, uid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+        return uid in process.uids()
+    return False
+
+
 def _held_by(uid: int) -> int:
     """Return the bytes that an account has, in processes or without."""
-    own = [process.pid for process in psutil.process_iter() if uid in process.uids()]
+    own = [process.pid for process in psutil.process_iter() if _is_of(process, uid)]
     # this process stands for those of an account that has none
     found = look([UserProcesses(leaders=own or [os.getpid()], uid=uid, enough=0)])
     return sum(memory.shared + memory.private * bool(own) for memory in found.values())
