@@ -76,7 +76,7 @@ def test_help_lists_every_command() -> None:
         (["status", "--token"], ": expected one argument; see `sharedkernel status --help`"),
         (["status", "extra"], "'extra' is not understood; see `sharedkernel status --help`"),
         (["demo", "--capacity", "8-Gb"], "'8-Gb' is not an amount of memory"),
-        (["lab", "--capacity", "8Gb"], "'8Gb' has an unknown unit of memory"),
+        (["lab", "--capacity", "8Gx"], "'8Gx' has an unknown unit of memory"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:

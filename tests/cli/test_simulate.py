@@ -139,7 +139,7 @@ def test_jobs_too_large_are_told(trace: Path, capsys: pytest.CaptureFixture[str]
         (["cluster", "--workload", "x"], "--workload is one of heavy-tailed, alike, two-kinds"),
         (["cluster", "--plot", "x.txt"], "x.txt is no name for a picture"),
         (["device", "--workload", "x"], "--workload is one of inference-42"),
-        (["device", "--capacity", "1Gb"], "unknown unit of memory"),
+        (["device", "--capacity", "1Gx"], "unknown unit of memory"),
         (["notebooks", "--placement", "x"], "there is no placement 'x'"),
         (["notebooks", "--jobs", "0"], "--jobs is a number of jobs"),
     ],

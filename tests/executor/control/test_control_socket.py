@@ -94,7 +94,7 @@ def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:
     ("options", "status", "expected"),
     [
         (["--capacity", "8-Gb"], 2, "'8-Gb' is not an amount of memory"),
-        (["--capacity", "8Gb"], 2, "unknown unit"),
+        (["--capacity", "8Gx"], 2, "unknown unit"),
         (["--capacity", "900TiB"], 2, "more than this machine's"),
         (["--policy", "magic"], 2, "unknown policy 'magic'; choose one of fair, fifo"),
         (["--quantum", "soon"], 2, "'soon' is not a duration"),
