@@ -82,6 +82,26 @@ COMMANDS = {
         application="sharedkernel.cli.top.TopApp",
         help="The same, live.",
     ),
+    "sessions": Command(
+        application="sharedkernel.cli.sessions.SessionsApp",
+        help="List sessions: yours, or everybody's.",
+    ),
+    "stop": Command(
+        application="sharedkernel.cli.sessions.StopApp",
+        help="Shut sessions down.",
+    ),
+    "offload": Command(
+        application="sharedkernel.cli.sessions.OffloadApp",
+        help="Move idle sessions' memory off the device, so that others have it.",
+    ),
+    "quota": Command(
+        application="sharedkernel.cli.quota.QuotaApp",
+        help="Show what each user may use; for admins, change it.",
+    ),
+    "policy": Command(
+        application="sharedkernel.cli.policy.PolicyApp",
+        help="Show by which policy the devices serve; for admins, change it.",
+    ),
     "shelf": Command(
         application="sharedkernel.cli.shelf.ShelfApp",
         help="List what is on your shelf, or everybody's, and take it off.",

@@ -36,6 +36,8 @@ from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 STATUS_PATH = "/sharedkernel/api/status"
 #: what is on shelves, see `gateway/http/shelf_handlers.py`
 SHELVES_PATH = "/sharedkernel/api/shelves"
+#: limits, the policy and what is done to sessions, see `gateway/http/handlers.py`
+QUOTAS_PATH, POLICY_PATH, SESSIONS_PATH = (f"/sharedkernel/api/{name}" for name in ("quotas", "policy", "sessions"))
 #: where a gateway's routes are that no other server has
 _OWN_ROUTES = "/sharedkernel/"
 #: longest frame from a gateway, in bytes: a session's message, and where its parts are
@@ -263,7 +265,9 @@ class Gateway:
         return GatewayRefused(message, status=error.code, reason=reason)
 
 
-def fetch(credentials: Credentials, path: str, *, method: str = "GET", timeout: float = 5.0) -> dict[str, Any]:
+def fetch(
+    credentials: Credentials, path: str, *, method: str = "GET", body: str | None = None, timeout: float = 5.0
+) -> dict[str, Any]:
     """Return the JSON object that a gateway answers to one request; blocks until then.
 
     Parameters
@@ -272,6 +276,8 @@ def fetch(credentials: Credentials, path: str, *, method: str = "GET", timeout: 
         The gateway and the token.
     path, method
         The request.
+    body
+        JSON; None: no body.
     timeout
         Seconds to wait for the answer.
 
@@ -286,7 +292,7 @@ def fetch(credentials: Credentials, path: str, *, method: str = "GET", timeout: 
     async def once() -> dict[str, Any]:
         gateway = Gateway(credentials)
         try:
-            return await gateway.fetch(method, path, seconds=timeout)
+            return await gateway.fetch(method, path, body=body, seconds=timeout)
         finally:
             gateway.close()
 

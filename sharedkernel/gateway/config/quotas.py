@@ -239,6 +239,13 @@ class Quotas:
         """
         self._put = self._put.merged(QuotaLevel.parse("put", quotas))
 
+    def withdraw(self, *, user: str | None = None, group: str | None = None) -> None:
+        """Drop what was put for a user or a group; without either, all that was put."""
+        if user is None and group is None:
+            self._put = QuotaLevel(origin="put")
+        self._put.users.pop(user or "", None)
+        self._put.groups.pop(group or "", None)
+
     def explain(self, user: str) -> dict[str, dict[str, Any]]:
         """Return each key's value for *user* and its source, as the API shows it."""
         answer = {}

@@ -28,7 +28,7 @@ from sharedkernel.gateway.http import health, shelf_handlers
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.gateway.kernels.manager import SessionKernels, kernel_manager_of
 from sharedkernel.scheduling.policies.builtin import POLICIES
 from sharedkernel.units import parse_duration
 
@@ -199,7 +199,7 @@ class OffloadHandler(GatewayHandler):
 class QuotasHandler(GatewayHandler):
     """``/sharedkernel/api/quotas``: each user's limits, and the source of each value."""
 
-    actions: ClassVar[dict[str, str]] = {"PUT": "change quotas"}
+    actions: ClassVar[dict[str, str]] = {"PUT": "change quotas", "DELETE": "reset quotas"}
 
     @web.authenticated
     @authorized
@@ -216,9 +216,7 @@ class QuotasHandler(GatewayHandler):
     @authorized
     async def put(self) -> None:
         """Override the configuration's quotas until it is read again; for admins."""
-        if not self.current_user.admin:
-            raise Refused("only admins may change quotas.", reason="not_admin")
-        manager = kernel_manager_of(self)
+        manager = self._manager_for_admin()
         try:
             manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
         except ConfigError as error:
@@ -226,6 +224,22 @@ class QuotasHandler(GatewayHandler):
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
         await manager.rules.send_all_limits()
         await cast("Awaitable[None]", self.get())
+
+    @web.authenticated
+    @authorized
+    async def delete(self) -> None:
+        """Undo such overrides: those of ``?user=`` or ``?group=``, or all; for admins."""
+        manager = self._manager_for_admin()
+        user, group = self.get_query_argument("user", None), self.get_query_argument("group", None)
+        manager.rules.quotas.withdraw(user=user, group=group)
+        self.log.info("%s reset the quotas of %s", self.current_user.username, user or group or "everybody")
+        await manager.rules.send_all_limits()
+        await cast("Awaitable[None]", self.get())
+
+    def _manager_for_admin(self) -> SessionKernels:
+        if not self.current_user.admin:
+            raise Refused("only admins may change quotas.", reason="not_admin")
+        return kernel_manager_of(self)
 
 
 class PolicyHandler(GatewayHandler):

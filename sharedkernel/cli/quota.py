@@ -1,0 +1,155 @@
+"""``sharedkernel quota``: what each user may use, where each limit comes from, and changing it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from rich.console import Console, RenderableType
+from traitlets import Bool, Unicode
+
+from sharedkernel.cli.base import fail
+from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.gateway_client.connection import QUOTAS_PATH, fetch
+from sharedkernel.status.tables import cell, new_table, number, text
+from sharedkernel.units import format_bytes, format_seconds
+
+#: what stands for "no limit" on the line
+_NONE = "none"
+_DURATIONS = ("offload_after", "cull_after", "linger")
+_LIMIT_TAGS = {"config": True, "is_limit": True}
+
+
+class QuotaApp(GatewayCommandApp):
+    """Shows limits, and changes them for an admin."""
+
+    name = "quota"
+    description = """
+        Show what you may use; for an admin, what everybody may, and change it.
+
+        A change is in force at once, and until the gateway restarts or reads its configuration again: what should stay
+        belongs there. An amount of "none" is no limit.
+    """
+    examples = """
+        sharedkernel quota                               # yours, or everybody's if you are an admin
+        sharedkernel quota ada                           # and where each value comes from
+        sharedkernel quota ada --memory 8GiB --share 2   # for admins, as all below
+        sharedkernel quota --group students --sessions 2 --cull-after 2h
+        sharedkernel quota --default --memory 25%
+        sharedkernel quota ada --reset                   # as the configuration has it
+    """
+    accepts_arguments = True
+
+    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(**_LIMIT_TAGS)
+    share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(**_LIMIT_TAGS)
+    sessions = Unicode(help="How many sessions at a time.").tag(**_LIMIT_TAGS)
+    priority = Unicode(help="Larger is served first, under the policy `priority`.").tag(**_LIMIT_TAGS)
+    offload_after = Unicode(
+        help='How long idle memory stays on the device while others wait, such as "30s"; "never": always.'
+    ).tag(**_LIMIT_TAGS)
+    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".').tag(**_LIMIT_TAGS)
+    linger = Unicode(help='How long a session that was shut down can be brought back, such as "10m".').tag(
+        **_LIMIT_TAGS
+    )
+    group = Unicode(help="Change it for this group instead of for a user.").tag(config=True)
+    default = Bool(False, help="Change it for all who have no value of their own or of a group.").tag(config=True)
+    reset = Bool(False, help="Undo changes made in this way: for one user or group, or all of them.").tag(config=True)
+    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+
+    def start(self) -> None:
+        """Do what the line says.
+
+        Raises
+        ------
+        SharedKernelError
+            When the gateway does not answer, or refuses.
+        """
+        if len(self.extra_args) > 1:
+            fail(f"{self.extra_args[1]!r} is not understood; name one user.", status=2)
+        user = self.extra_args[0] if self.extra_args else ""
+        changes = self._changes()
+        named = [bool(user), bool(self.group), self.default]
+        if sum(named) > 1:
+            fail("a user, --group and --default do not go together; say which.", status=2)
+        if self.reset:
+            if changes or self.default:
+                fail("--reset goes with a user, with --group or alone.", status=2)
+            query = {"user": user} if user else {"group": self.group} if self.group else {}
+            answer = self._ask("DELETE", f"?{urlencode(query)}" if query else "")
+        elif changes:
+            if not any(named):
+                fail("whose limits? Name a user, --group NAME or --default.", status=2)
+            body: dict[str, Any] = {"default": changes}
+            if not self.default:
+                body = {"users": {user: changes}} if user else {"groups": {self.group: changes}}
+            answer = self._ask("PUT", body=json.dumps(body))
+        else:
+            if self.group or self.default:
+                fail("--group and --default go with a change, such as --memory 8GiB.", status=2)
+            answer = self._ask("GET")
+        self._show(answer, user)
+
+    def _changes(self) -> dict[str, Any]:
+        """Return the limits on the line as the gateway takes them."""
+        changes: dict[str, Any] = {}
+        for name in self.trait_names(is_limit=True):
+            value = getattr(self, name).strip()
+            if name in self.config.QuotaApp and not value:
+                # An empty variable in a script must not mean something else than it was to mean.
+                fail(f"--{name.replace('_', '-')} has no value; see `sharedkernel quota --help`.", status=2)
+            if value:
+                changes[name] = None if value == _NONE else _number(value)
+        return changes
+
+    def _ask(self, method: str, query: str = "", body: str | None = None) -> dict[str, Any]:
+        return fetch(self.credentials(), f"{QUOTAS_PATH}{query}", method=method, body=body)
+
+    def _show(self, answer: Mapping[str, Any], user: str) -> None:
+        users: dict[str, Any] = answer["users"]
+        if user and user not in users:
+            fail(f"there is no {user!r}, or you may not see their limits: only admins see those of others.")
+        if self.as_json:
+            print(json.dumps({"users": {user: users[user]}} if user else answer))  # noqa: T201
+            return
+        table = user_quota_table(users[user]) if user else quotas_table(users)
+        Console(highlight=False).print(table)
+
+
+def _number(value: str) -> float | int | str:
+    """Return *value* as a number if it is one; what else it may be is the gateway's to say."""
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def quotas_table(users: Mapping[str, Any]) -> RenderableType:
+    """Return the limits of several users, one row each."""
+    headings = {"memory": 8, "share": 5, "sessions": 8, "priority": 8, "offload": 8, "cull": 8, "linger": 8}
+    table = new_table(text("user"), *(number(name, width) for name, width in headings.items()))
+    for name, limits in users.items():
+        table.add_row(cell(name, "bold"), *(cell(_words(key, limits[key]["value"])) for key in limits))
+    return table
+
+
+def user_quota_table(limits: Mapping[str, Any]) -> RenderableType:
+    """Return the limits of one user, one row each, with where they come from."""
+    table = new_table(text("limit"), number("value", 8), text("from", 2))
+    for key, limit in limits.items():
+        table.add_row(cell(key), cell(_words(key, limit["value"])), cell(f"  {limit['source']}"))
+    return table
+
+
+def _words(key: str, value: Any) -> str:
+    """Return a limit for people."""
+    if value is None:
+        return "never" if key in _DURATIONS else _NONE
+    if isinstance(value, str):
+        return value
+    if key == "memory":
+        return format_bytes(value)
+    return format_seconds(value) if key in _DURATIONS else f"{value:g}"

@@ -1,0 +1,206 @@
+"""``sharedkernel sessions``, ``stop`` and ``offload``: the sessions that one may act on, by a short id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET
+from rich.console import Console, RenderableType
+from rich.table import Column
+from traitlets import Bool, Unicode
+
+from sharedkernel.cli.base import fail
+from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.gateway_client.connection import SESSIONS_PATH, fetch
+from sharedkernel.gateway_client.status import fetch_status
+from sharedkernel.status.document import SessionStatus
+from sharedkernel.status.tables import cell, new_table, number, text
+from sharedkernel.status.text import NOTHING, about, safe_text, session_name, session_state
+from sharedkernel.units import format_bytes
+
+#: seconds that ending or offloading a session may take
+_PATIENCE = 60.0
+#: characters of an id that are shown, where they suffice
+_SHORT = 8
+
+
+class SessionsApp(GatewayCommandApp):
+    """Lists sessions."""
+
+    name = "sessions"
+    description = """
+        List sessions, with ids for `sharedkernel stop` and `sharedkernel offload`.
+
+        The sessions of others have no id and no notebook, unless you are an admin.
+    """
+    examples = """
+        sharedkernel sessions
+        sharedkernel sessions --user ada
+    """
+
+    user = Unicode(help="Only those of this user.").tag(config=True)
+    as_json = Bool(False, help="Print JSON, as in the status document.").tag(config=True, option="json")
+
+    def start(self) -> None:
+        """Ask the gateway once and print its answer.
+
+        Raises
+        ------
+        SharedKernelError
+            When the gateway does not answer, or refuses.
+        """
+        sessions = fetch_status(self.credentials()).sessions
+        shown = [session for session in sessions if self.user in ("", session.user)]
+        if self.as_json:
+            print(msgspec.json.encode(shown).decode())  # noqa: T201
+        elif shown:
+            Console(highlight=False).print(sessions_by_id(shown, short_ids(sessions)))
+        else:
+            print("No sessions.")  # noqa: T201
+
+
+class _SessionCommandApp(GatewayCommandApp):
+    """Base of the commands that do something to sessions."""
+
+    accepts_arguments = True
+    #: what it does, and has done
+    verb: ClassVar[str]
+    done: ClassVar[str]
+
+    user = Unicode(help="All sessions of this user, in the place of an id.").tag(config=True)
+
+    def start(self) -> None:
+        """Do it to each session that the line names, and print a line for each.
+
+        Raises
+        ------
+        SharedKernelError
+            When the gateway does not answer, or refuses.
+        """
+        name = type(self).__name__
+        if "user" in self.config.get(name, {}) and not self.user:
+            # An empty variable in a script must not mean something else than it was to mean.
+            fail(f"--user names nobody; see `sharedkernel {self.name} --help`.", status=2)
+        if bool(self.extra_args) == bool(self.user):
+            fail(f"name the sessions to {self.verb} by their ids, or all of one user by --user NAME.", status=2)
+        sessions = fetch_status(self.credentials()).sessions
+        if self.user:
+            chosen = [session for session in sessions if session.user == self.user and session.kernel_id]
+            if not chosen:
+                fail(f"there is no session of {self.user!r} that you may {self.verb}.")
+        else:
+            # all are found before the first is touched
+            chosen = list({found.id: found for word in self.extra_args for found in [find(word, sessions)]}.values())
+        for session in chosen:
+            self.act(session.kernel_id or "")
+            print(f"{self.done} {session_name(session)} of {safe_text(session.user)}")  # noqa: T201
+
+    def act(self, kernel_id: str) -> None:
+        """Do it to one session."""
+        raise NotImplementedError
+
+
+class StopApp(_SessionCommandApp):
+    """Ends sessions."""
+
+    name = "stop"
+    verb, done = "stop", "stopped"
+    description = """
+        Shut sessions down: your own, or, for an admin, anybody's.
+
+        Their users can bring them back with `%shared attach` for as long as their quota lets them linger, unless they
+        are ended with --now.
+    """
+    examples = """
+        sharedkernel sessions
+        sharedkernel stop 3f9c2a17
+        sharedkernel stop --user ada --now
+    """
+
+    now = Bool(False, help="End them for good; they cannot be brought back.").tag(config=True)
+
+    def act(self, kernel_id: str) -> None:
+        """Shut one session down."""
+        path = f"/api/kernels/{quote(kernel_id, safe='')}{'?linger=0' if self.now else ''}"
+        fetch(self.credentials(), path, method="DELETE", timeout=_PATIENCE)
+
+
+class OffloadApp(_SessionCommandApp):
+    """Moves idle sessions' memory off the device."""
+
+    name = "offload"
+    verb, done = "offload", "offloaded"
+    description = """
+        Move the memory of idle sessions off the device, so that others have it; their next cells bring it back.
+    """
+    examples = """
+        sharedkernel sessions
+        sharedkernel offload 3f9c2a17
+        sharedkernel offload --user ada
+    """
+
+    def act(self, kernel_id: str) -> None:
+        """Offload one session."""
+        path = f"{SESSIONS_PATH}/{quote(kernel_id, safe='')}/offload"
+        fetch(self.credentials(), path, method="POST", body=json.dumps({}), timeout=_PATIENCE)
+
+
+def short_ids(sessions: Sequence[SessionStatus]) -> dict[str, str]:
+    """Return the beginning of each kernel id that no other has, 8 characters at least, by kernel id."""
+    ids = [session.kernel_id for session in sessions if session.kernel_id]
+    length = _SHORT
+    while len({kernel_id[:length] for kernel_id in ids}) < len(set(ids)):
+        length += 1
+    return {kernel_id: kernel_id[:length] for kernel_id in ids}
+
+
+def find(word: str, sessions: Sequence[SessionStatus]) -> SessionStatus:
+    """Return the one session whose kernel id begins with *word*, or whose notebook has that name.
+
+    Raises
+    ------
+    SystemExit
+        When there is none, or there are several.
+    """
+    found = [session for session in sessions if session.kernel_id and session.kernel_id.startswith(word)]
+    found = found or [session for session in sessions if session.notebook and session_name(session) == word]
+    if not found:
+        fail(f"there is no session {word!r} among yours; `sharedkernel sessions` lists them.")
+    if len(found) > 1:
+        ids = short_ids(sessions)
+        several = ", ".join(ids[session.kernel_id or ""] for session in found)
+        fail(f"{word!r} names several sessions: {several}; say which.")
+    return found[0]
+
+
+def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> RenderableType:
+    """Return sessions as a table.
+
+    Parameters
+    ----------
+    sessions
+        Those to show.
+    ids
+        What to call each, by kernel id.
+    """
+    has_devices = any(session.device is not UNSET for session in sessions)
+    width = max(map(len, ids.values()), default=_SHORT)
+    columns = (Column("id", min_width=width, no_wrap=True), text("user", 2), text("notebook", 3), text("state", 3))
+    table = new_table(*columns, *([text("device", 2)] if has_devices else []), number("memory", 8), number("idle", 5))
+    for session in sorted(sessions, key=lambda session: (session.user, session_name(session))):
+        idle = NOTHING if session.state in ("running", "preempting") else about(session.idle_seconds)
+        memory = session.persistent_bytes + session.framework_bytes
+        table.add_row(
+            cell(ids.get(session.kernel_id or "", NOTHING)),
+            cell(session.user, "bold"),
+            cell(session_name(session) if session.notebook else NOTHING),
+            cell(session_state(session)),
+            *([cell(session.device or "")] if has_devices else []),
+            format_bytes(memory),
+            idle,
+        )
+    return table

@@ -1,0 +1,116 @@
+"""``quota`` and ``policy`` against a real gateway; ada is an admin."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.cli.support import COMMAND
+from tests.command import run_here
+
+OTHERS = "there is no 'ada', or you may not see their limits: only admins see those of others."
+WHICH = "by their ids, or all of one user by --user NAME."
+
+
+def run(stack: LocalStack, user: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``sharedkernel`` as *user*."""
+    variables = os.environ | stack.client_environment(user) | {"COLUMNS": "80"}
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=variables, check=False
+    )
+
+
+def cells(output: str) -> list[list[str]]:
+    """Return the words of each line."""
+    return [line.split() for line in output.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def as_configured(stack: LocalStack) -> Iterator[None]:
+    """Leave the quotas and the policy as they were."""
+    yield
+    assert run(stack, "ada", "quota", "--reset").returncode == 0
+    assert run(stack, "ada", "policy", "fair").returncode == 0
+
+
+def test_an_admin_changes_a_quota_and_takes_it_back(stack: LocalStack) -> None:
+    """What was changed in this way only; the rest stays, and each value says where it comes from."""
+    done = run(stack, "ada", "quota", "grace", "--memory", "512 MiB", "--cull-after", "2h", "--sessions", "none")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rows = {row[0]: row[1:] for row in cells(done.stdout) if row}
+    assert rows["memory"] == ["512", "MiB", "put:", "user", "grace"]
+    assert rows["cull_after"] == ["2", "h", "0", "m", "put:", "user", "grace"]
+    assert rows["sessions"] == ["none", "put:", "user", "grace"]
+    assert rows["share"] == ["2", "config:", "user", "grace"]
+    [row] = [row for row in cells(run(stack, "ada", "quota").stdout) if row[:1] == ["grace"]]
+    assert row[:5] == ["grace", "512", "MiB", "2", "none"]
+    # users see their own alone
+    assert list(json.loads(run(stack, "grace", "quota", "--json").stdout)["users"]) == ["grace"]
+    done = run(stack, "ada", "quota", "grace", "--reset", "--json")
+    assert json.loads(done.stdout)["users"]["grace"]["memory"]["source"] == "built in"
+
+
+def test_a_group_and_the_default_are_changed_and_reset(stack: LocalStack) -> None:
+    """One group's alone, then all."""
+    assert run(stack, "ada", "quota", "--default", "--share", "3").returncode == 0
+    assert run(stack, "ada", "quota", "--group", "staff", "--share", "4").returncode == 0
+    assert run(stack, "ada", "quota", "--group", "staff", "--reset").returncode == 0
+    hedy = json.loads(run(stack, "hedy", "quota", "--json").stdout)["users"]["hedy"]
+    assert hedy["share"] == {"value": 3.0, "source": "put: default"}
+    assert run(stack, "ada", "quota", "--reset").returncode == 0
+    hedy = json.loads(run(stack, "hedy", "quota", "--json").stdout)["users"]["hedy"]
+    assert hedy["share"] == {"value": 1.0, "source": "built in"}
+
+
+def test_what_is_refused_is_one_sentence(stack: LocalStack) -> None:
+    """The gateway's own; nothing has changed then."""
+    for arguments, sentence in [
+        (("hedy", ["quota", "grace", "--share", "9"]), "only admins may change quotas."),
+        (("hedy", ["quota", "--reset"]), "only admins may change quotas."),
+        (("hedy", ["quota", "ada"]), OTHERS),
+        (("hedy", ["policy", "srtf"]), "only admins may change the policy."),
+    ]:  # fmt: skip
+        done = run(stack, arguments[0], *arguments[1])
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"sharedkernel: {sentence}\n")
+    done = run(stack, "ada", "quota", "grace", "--memory", "lots")
+    assert done.returncode == 1
+    assert done.stderr.startswith("sharedkernel: nothing was changed: ")
+    assert "'lots' is not an amount of memory" in done.stderr
+    assert run(stack, "ada", "policy", "best").returncode == 1
+    limits = json.loads(run(stack, "grace", "quota", "--json").stdout)["users"]["grace"]
+    assert (limits["share"]["value"], limits["memory"]["value"]) == (2, None)
+
+
+def test_an_admin_changes_the_policy(stack: LocalStack) -> None:
+    """At once, on each device."""
+    assert "fair" in run(stack, "hedy", "policy").stdout.splitlines()[0]
+    done = run(stack, "ada", "policy", "srtf")
+    assert done.stdout.splitlines()[0].endswith(": srtf")
+    assert json.loads(run(stack, "hedy", "policy", "--json").stdout)["policy"] == "srtf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["quota", "ada", "bob"], "'bob' is not understood; name one user."),
+        (["quota", "--memory", "8GiB"], "whose limits? Name a user, --group NAME or --default."),
+        (["quota", "ada", "--default", "--share", "2"], "a user, --group and --default do not go together; say which."),
+        (["quota", "ada", "--memory", ""], "--memory has no value; see `sharedkernel quota --help`."),
+        (["quota", "ada", "--reset", "--share", "2"], "--reset goes with a user, with --group or alone."),
+        (["quota", "--default"], "--group and --default go with a change, such as --memory 8GiB."),
+        (["policy", "fair", "fifo"], "'fifo' is not understood; name one policy."),
+        (["stop"], f"name the sessions to stop {WHICH}"),
+        (["offload", "x", "--user", "ada"], f"name the sessions to offload {WHICH}"),
+        (["stop", "--user", ""], "--user names nobody; see `sharedkernel stop --help`."),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
+    """No gateway is asked."""
+    done = run_here(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"sharedkernel: {sentence}\n")

@@ -1,0 +1,79 @@
+"""``sessions``, ``stop`` and ``offload`` against a real gateway; ada is an admin."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from sharedkernel.local_stack import LocalStack
+from tests.cli.support import end_sessions, shared_kernel, wait_until
+from tests.cli.test_quota import cells, run
+from tests.status.documents import to_json
+
+
+def entries(stack: LocalStack, user: str) -> list[dict[str, object]]:
+    """Return the status of the sessions of *user*."""
+    return [entry for entry in to_json(stack.status())["sessions"] if entry["user"] == user]
+
+
+def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalStack) -> None:
+    """By its notebook's name, too; others see neither, and cannot touch it."""
+
+    async def scenario() -> None:
+        async with shared_kernel(stack, "grace", "train.ipynb") as client:
+            await client.execute_interactive("import torch; kept = torch.ones(1 << 22)", timeout=60)
+            await asyncio.to_thread(wait_until, lambda: entries(stack, "grace")[0]["state"] == "idle", "it is idle")
+            await asyncio.to_thread(act)
+            assert entries(stack, "grace")[0]["lingering"]
+            await asyncio.to_thread(end_it)
+
+    def act() -> None:
+        kernel_id = str(entries(stack, "grace")[0]["kernel_id"])
+        [row] = [row for row in cells(run(stack, "grace", "sessions").stdout) if "train.ipynb" in row]
+        assert row[:4] == [kernel_id[:8], "grace", "train.ipynb", "idle"]
+        [row] = [row for row in cells(run(stack, "hedy", "sessions", "--user", "grace").stdout) if "grace" in row]
+        assert row[:3] == ["-", "grace", "-"]
+        assert run(stack, "hedy", "sessions", "--user", "hedy").stdout == "No sessions.\n"
+        for what in (kernel_id[:8], "train.ipynb"):
+            refused = run(stack, "hedy", "stop", what)
+            assert (refused.returncode, refused.stderr) == (
+                1, f"sharedkernel: there is no session {what!r} among yours; `sharedkernel sessions` lists them.\n"
+            )  # fmt: skip
+        refused = run(stack, "hedy", "offload", "--user", "grace")
+        assert refused.stderr == "sharedkernel: there is no session of 'grace' that you may offload.\n"
+        done = run(stack, "grace", "offload", "train.ipynb")
+        assert (done.returncode, done.stdout) == (0, "offloaded train.ipynb of grace\n"), done.stderr
+        assert entries(stack, "grace")[0]["state"] == "offloaded"
+        done = run(stack, "grace", "stop", kernel_id[:8])
+        assert (done.returncode, done.stdout) == (0, "stopped train.ipynb of grace\n"), done.stderr
+
+    def end_it() -> None:
+        done = run(stack, "ada", "stop", "--user", "grace", "--now")
+        assert (done.returncode, done.stdout) == (0, "stopped train.ipynb of grace\n"), done.stderr
+        wait_until(lambda: not entries(stack, "grace"), "it has ended")
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        end_sessions(stack)
+
+
+def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
+    """All are looked for before the first is stopped; the ids to choose from are in the sentence."""
+
+    async def scenario() -> None:
+        async with shared_kernel(stack, "grace", "a.ipynb"), shared_kernel(stack, "hedy", "a.ipynb"):
+            done = await asyncio.to_thread(run, stack, "ada", "stop", "a.ipynb")
+            assert done.returncode == 1
+            ids = [str(entry["kernel_id"])[:8] for user in ("grace", "hedy") for entry in entries(stack, user)]
+            assert done.stderr.startswith("sharedkernel: 'a.ipynb' names several sessions: ")
+            assert all(each in done.stderr for each in ids)
+            done = await asyncio.to_thread(run, stack, "ada", "stop", ids[0], "nothing")
+            assert (done.returncode, done.stdout) == (1, "")
+            listed = json.loads((await asyncio.to_thread(run, stack, "ada", "sessions", "--json")).stdout)
+            assert [entry["lingering"] for entry in listed] == [False, False]
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        end_sessions(stack)
