@@ -8,6 +8,7 @@ import json
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import end_sessions, shared_kernel, wait_until
 from tests.cli.test_quota import cells, run
+from tests.cli.test_status import is_idle
 from tests.status.documents import to_json
 
 
@@ -22,7 +23,7 @@ def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalS
     async def scenario() -> None:
         async with shared_kernel(stack, "grace", "train.ipynb") as client:
             await client.execute_interactive("import torch; kept = torch.ones(1 << 22)", timeout=60)
-            await asyncio.to_thread(wait_until, lambda: entries(stack, "grace")[0]["state"] == "idle", "it is idle")
+            await asyncio.to_thread(wait_until, lambda: is_idle(stack, "grace"), "it is idle")
             await asyncio.to_thread(act)
             assert entries(stack, "grace")[0]["lingering"]
             await asyncio.to_thread(end_it)
