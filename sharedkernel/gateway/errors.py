@@ -19,6 +19,7 @@ _STATUSES = {
     "config": HTTPStatus.BAD_REQUEST,
     "bad_request": HTTPStatus.BAD_REQUEST,
     "protocol": HTTPStatus.BAD_GATEWAY,
+    "token_expired": HTTPStatus.FORBIDDEN,
     "not_admin": HTTPStatus.FORBIDDEN,
     "not_allowed": HTTPStatus.FORBIDDEN,
     "no_such_kernel": HTTPStatus.NOT_FOUND,

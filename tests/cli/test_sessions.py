@@ -19,6 +19,8 @@ def entries(stack: LocalStack, user: str) -> list[dict[str, object]]:
 
 def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalStack) -> None:
     """By its notebook's name, too; others see neither, and cannot touch it."""
+    # a stack on one machine has sessions end at once
+    assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
 
     async def scenario() -> None:
         async with shared_kernel(stack, "grace", "train.ipynb") as client:
@@ -56,6 +58,7 @@ def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalS
     try:
         asyncio.run(scenario())
     finally:
+        assert run(stack, "ada", "quota", "--reset").returncode == 0
         end_sessions(stack)
 
 

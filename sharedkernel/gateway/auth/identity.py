@@ -30,7 +30,7 @@ from traitlets import Unicode, default
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
-from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile
 from sharedkernel.gateway.errors import finish_refused
 
 #: seconds after which a client should ask again when tokens cannot be read
@@ -181,7 +181,9 @@ class TokenOnlyIdentity(IdentityProvider):
     async def _get_user(self, handler: RequestHandler) -> User | None:
         try:
             user = await self.find_user(handler.request)
-        except (IdentityUnavailable, TooManyFailures, TooManyAtOnce) as refusal:
+        except (IdentityUnavailable, TokenExpired, TooManyFailures, TooManyAtOnce) as refusal:
+            if isinstance(refusal, TokenExpired) and not self._token_of(handler.request):
+                return None  # signed out of the page
             self._refuse(handler, refusal)
         if user is not None and self._token_of(handler.request):
             # For jupyter_server: such a request needs no protection against other sites' forms.
@@ -282,6 +284,8 @@ class TokenUsers(TokenOnlyIdentity):
 
         Raises
         ------
+        TokenExpired
+            When it has ended; it does not count as a wrong one.
         IdentityUnavailable
             When the file cannot be read; the token does not count as a wrong one.
         """
@@ -304,14 +308,18 @@ class TokenUsers(TokenOnlyIdentity):
             When they have, or the file of tokens cannot be written.
         """
         try:
-            num_tokens = sum(token.user == user for token in self._file.tokens().values())
+            tokens = [token for token in self._file.tokens().values() if token.user == user and not token.has_expired]
+            num_tokens = len(tokens)
             if num_tokens >= _MOST_TOKENS:
                 raise Refused(
                     f"{user} has {num_tokens} tokens, which is the most that can be made here; an admin removes those "
                     "that are not used, with `sharedkernel token remove`.",
                     reason="not_allowed",
                 )
-            return self._file.add(user)
+            ends = [token.expires_at for token in tokens]
+            # whose tokens all expire cannot make one that does not
+            until = None if None in ends else max((end for end in ends if end is not None), default=None)
+            return self._file.add(user, expires=until)
         except ConfigError as error:
             self.log.error("no token can be made: %s", error)
             raise IdentityUnavailable(

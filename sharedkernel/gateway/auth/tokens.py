@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from jupyter_core.paths import jupyter_config_dir
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.errors import ConfigError
+from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.system.atomic_file import Owner, replace_file
+from sharedkernel.units import parse_duration
 
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _PREFIX = "sk"
@@ -53,10 +54,28 @@ class StoredToken:
     hash: str
     #: date and time it was made, UTC, ISO 8601
     created: str
+    #: date and time from which it lets nobody in any more; None: it does until it is removed
+    expires: str | None = None
+
+    @property
+    def expires_at(self) -> datetime.datetime | None:
+        """When it ends."""
+        return None if self.expires is None else datetime.datetime.fromisoformat(self.expires)
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it has ended."""
+        return self.expires_at is not None and self.expires_at <= datetime.datetime.now(datetime.UTC)
 
     def matches(self, secret: str) -> bool:
         """Whether *secret* is the one that was hashed; takes the same time either way."""
         return hmac.compare_digest(_hash(self.salt, secret), self.hash)
+
+
+class TokenExpired(Refused):
+    """A token was right and has ended."""
+
+    reason = "token_expired"
 
 
 class TokenFile:
@@ -78,6 +97,8 @@ class TokenFile:
 
         Raises
         ------
+        TokenExpired
+            When it was a right one.
         ConfigError
             As :meth:`tokens` does.
         """
@@ -86,7 +107,14 @@ class TokenFile:
         if prefix != _PREFIX:
             return None
         stored = self.tokens().get(name)
-        return stored.user if stored is not None and stored.matches(secret) else None
+        if stored is None or not stored.matches(secret):
+            return None
+        if stored.has_expired:
+            raise TokenExpired(
+                f"this token of {stored.user} expired at {_local(stored.expires_at)}; sessions that run go on, ask the "
+                "gateway's admin for a new one."
+            )
+        return stored.user
 
     def tokens(self) -> dict[str, StoredToken]:
         """Return the file's current tokens by id.
@@ -118,23 +146,40 @@ class TokenFile:
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise ConfigError(f"{self.path} is open to other users; run `chmod 600 {self.path}`.")
 
-    def add(self, user: str) -> str:
-        """Make a token for *user* and return it; it cannot be read later.
+    def add(self, user: str, *, expires: datetime.datetime | None = None) -> str:
+        """Make a token for one user; see :meth:`add_all`."""
+        return self.add_all([user], expires=expires)[0]
+
+    def add_all(self, users: Sequence[str], *, expires: datetime.datetime | None = None) -> list[str]:
+        """Make a token for each of *users* and return them; they cannot be read later.
+
+        Parameters
+        ----------
+        users
+            Names.
+        expires
+            When they end; None: never.
 
         Raises
         ------
         ConfigError
-            When the name cannot be used, or the file cannot be written.
+            When a name cannot be used, or the file cannot be written; nobody has a new token then.
         """
-        if not is_user_name(user):
-            raise ConfigError(
-                f"{user!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the first)."
-            )
-        name, salt, secret = secrets.token_hex(4), secrets.token_hex(16), secrets.token_hex(32)
+        for user in users:
+            if not is_user_name(user):
+                raise ConfigError(
+                    f"{user!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the first)."
+                )
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        until = None if expires is None else expires.astimezone(datetime.UTC).isoformat(timespec="seconds")
+        made = []
         with self._changing() as tokens:
-            tokens[name] = StoredToken(user=user, salt=salt, hash=_hash(salt, secret), created=created)
-        return f"{token_id(name)}-{secret}"
+            for user in users:
+                name, salt, secret = secrets.token_hex(4), secrets.token_hex(16), secrets.token_hex(32)
+                hashed = _hash(salt, secret)
+                tokens[name] = StoredToken(user=user, salt=salt, hash=hashed, created=created, expires=until)
+                made.append(f"{token_id(name)}-{secret}")
+        return made
 
     def remove(self, what: str) -> int:
         """Remove all tokens of the user *what*, or the token with the id *what*, and return their number.
@@ -167,7 +212,7 @@ class TokenFile:
             fcntl.flock(directory, fcntl.LOCK_EX)
             tokens, old = self._read_own()
             yield tokens
-            content = json.dumps({"version": 1, "tokens": {name: asdict(token) for name, token in tokens.items()}})
+            content = json.dumps({"version": 1, "tokens": {name: _as_stored(token) for name, token in tokens.items()}})
             owner, mode = old or (_owner(os.fstat(directory)), 0o600)
             replace_file(self.path, content + "\n", mode=mode, owner=owner)
         except OSError as error:
@@ -202,7 +247,58 @@ class TokenFile:
 
 
 def _parse(content: str) -> dict[str, StoredToken]:
-    return {name: StoredToken(**token) for name, token in json.loads(content)["tokens"].items()}
+    tokens = {name: StoredToken(**token) for name, token in json.loads(content)["tokens"].items()}
+    for token in tokens.values():
+        if token.expires_at is not None and token.expires_at.tzinfo is None:
+            raise ValueError(f"{token.expires!r} has no time zone")
+    return tokens
+
+
+def _as_stored(token: StoredToken) -> dict[str, str]:
+    """Return what is written of a token; earlier versions can read the file as long as no token expires."""
+    return {name: value for name, value in asdict(token).items() if value is not None}
+
+
+def parse_expiry(text: str, now: datetime.datetime) -> datetime.datetime:
+    """Return the moment that *text* names.
+
+    Parameters
+    ----------
+    text
+        A time such as ``18:00``, today or else tomorrow; a date, which is included, with or without a time; or a
+        duration such as ``12h`` or ``90d``.
+    now
+        With a time zone, which is that of the text.
+
+    Raises
+    ------
+    ConfigError
+        When it is none of these, or has passed.
+    """
+    text = text.strip()
+    try:
+        if re.fullmatch(r"\d{1,2}:\d\d", text):
+            hour, minute = map(int, text.split(":"))
+            moment = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            return moment if moment > now else moment + datetime.timedelta(days=1)
+        if re.match(r"\d{4}-", text):
+            moment = datetime.datetime.fromisoformat(text)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
+            moment += datetime.timedelta(days=len(text) == len("2026-12-31"))
+        else:
+            moment = now + datetime.timedelta(seconds=parse_duration(text))
+    except (ValueError, OverflowError, ConfigError):
+        raise ConfigError(
+            f'{text!r} is no moment; write a time such as 18:00, a date such as 2026-12-31, "2026-12-31 18:00", or a '
+            "duration such as 12h or 90d."
+        ) from None
+    if moment <= now:
+        raise ConfigError(f"{text!r} has passed already.")
+    return moment
+
+
+def _local(moment: datetime.datetime | None) -> str:
+    return "" if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M}"
 
 
 def _owner(found: os.stat_result) -> Owner:
@@ -225,6 +321,7 @@ class TokenApp(CommandApp):
     description = 'Manage the tokens by which a gateway with `identity = "tokens"` knows its users.'
     examples = """
         sharedkernel token add ada        # prints a new token for ada, once
+        sharedkernel token add ada grace hedy --expires 18:00
         sharedkernel token list
         sharedkernel token remove ada     # none of ada's tokens lets anybody in any more
         sharedkernel token remove sk-1a2b3c4d   # only the one that begins so, see the list
@@ -232,6 +329,10 @@ class TokenApp(CommandApp):
     accepts_arguments = True
 
     tokens_file = Unicode(help="The file of tokens; as `c.SharedKernelGateway.tokens_file`.").tag(config=True)
+    expires = Unicode(
+        help="When new tokens end: a time such as 18:00, a date such as 2026-12-31, both, or a duration such as 90d. "
+        "Default: never."
+    ).tag(config=True)
     json = Bool(False, help="Print JSON instead of text.").tag(config=True)
 
     def start(self) -> None:
@@ -245,9 +346,8 @@ class TokenApp(CommandApp):
         file = TokenFile(Path(self.tokens_file) if self.tokens_file else default_tokens_file())
         try:
             match self.extra_args:
-                case ["add", user]:
-                    token = file.add(user)
-                    self._print({"user": user, "token": token}, token)
+                case ["add", user, *others]:
+                    self._add(file, [user, *others])
                 case ["list"]:
                     self._list(file)
                 case ["remove", what]:
@@ -256,19 +356,35 @@ class TokenApp(CommandApp):
                         fail(f"there is no token of {what!r} in {file.path}; see `sharedkernel token list`.")
                     self._print({"user": user, "removed": count}, f"removed {count} token(s) of {user}")
                 case _:
-                    fail("use `token add NAME`, `token list`, `token remove NAME` or `token remove ID`.", status=2)
+                    fail("use `token add NAME...`, `token list`, `token remove NAME` or `token remove ID`.", status=2)
         except ConfigError as error:
             fail(str(error))
 
+    def _add(self, file: TokenFile, users: list[str]) -> None:
+        if len(set(users)) < len(users):
+            fail("a name is there twice; name each user once.", status=2)
+        now = datetime.datetime.now().astimezone()
+        expires = parse_expiry(self.expires, now) if self.expires else None
+        made = dict(zip(users, file.add_all(users, expires=expires), strict=True))
+        until = {} if expires is None else {"expires": expires.astimezone(datetime.UTC).isoformat(timespec="seconds")}
+        documents = [{"user": user, "token": token} | until for user, token in made.items()]
+        if len(made) == 1:
+            self._print(documents[0], made[users[0]])
+        else:
+            self._print(documents, "\n".join(f"{user} {token}" for user, token in made.items()))
+
     def _list(self, file: TokenFile) -> None:
-        rows = sorted((token.user, token.created, token_id(name)) for name, token in file.tokens().items())
+        rows = sorted(
+            (token.user, token.created, token.expires or "", token_id(name)) for name, token in file.tokens().items()
+        )
         if self.json:
-            self._print([{"user": user, "created": created, "id": id} for user, created, id in rows], "")
+            names = ("user", "created", "expires", "id")
+            self._print([dict(zip(names, row, strict=True)) | {"expires": row[2] or None} for row in rows], "")
             return
         from rich.console import Console  # here, since gateways import this module without rich
         from rich.table import Table
 
-        table = Table("user", "created (UTC)", "begins with")
+        table = Table("user", "created (UTC)", "expires (UTC)", "begins with")
         for row in rows:
             table.add_row(*row)
         Console().print(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.tokens import TokenExpired
 from sharedkernel.gateway.channels.client_protocol import ClientProtocol
 
 log = logging.getLogger(__name__)
@@ -94,14 +95,16 @@ class WebsocketRegistry:
     async def close_revoked(self) -> None:
         """Check the tokens of all open websockets again, and close those that the token would no longer open.
 
-        That is so if the token is unknown or another user's by now, or its user is no admin any more. A websocket whose
-        token cannot be checked stays open.
+        That is so if the token has expired, is unknown or another user's by now, or its user is no admin any more. A
+        websocket whose token cannot be checked stays open.
         """
         for handler in list(self._handlers):
             user = handler.current_user
             try:
                 token = handler.identity_provider.get_token(handler)  # None: signed out of the page
                 found = token and await handler.identity_provider.identify(token)
+            except TokenExpired:
+                found = None
             except Refused:
                 continue
             if handler not in self._handlers:

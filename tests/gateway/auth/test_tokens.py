@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import pwd
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, parse_expiry
 from tests.executor.isolation import GATEWAY, needs_root, readable_by_all
 
 
@@ -187,8 +188,70 @@ def test_one_of_several_tokens_is_removed_by_how_it_begins(tmp_path: Path) -> No
     assert TokenFile(path).user_for(kept) == "ada"
 
 
+NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("18:00", "2026-03-01T18:00:00+02:00"),
+        ("9:30", "2026-03-02T09:30:00+02:00"),
+        ("2026-03-01", "2026-03-02T00:00:00+02:00"),
+        ("2026-12-31 18:00", "2026-12-31T18:00:00+02:00"),
+        ("2026-12-31T18:00+00:00", "2026-12-31T18:00:00+00:00"),
+        ("90d", "2026-05-30T12:00:00+02:00"),
+    ],
+)
+def test_an_expiry_is_written_as_people_write_it(text: str, moment: str) -> None:
+    """A time that has passed is tomorrow's; a day is included."""
+    assert parse_expiry(text, NOON) == datetime.datetime.fromisoformat(moment)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "25:00", "2026-13-01", "2026-02-28", "-1d", "9" * 30 + "d", "0s"])
+def test_what_is_no_moment_to_come_is_refused(tmp_path: Path, text: str) -> None:
+    """In one sentence; nothing was made."""
+    with pytest.raises(ConfigError, match=r"is no moment; write|has passed already"):
+        parse_expiry(text, NOON)
+    if text:
+        path = tmp_path / "tokens.json"
+        refused = command(path, "add", "ada", f"--expires={text}")
+        assert refused.returncode == 1
+        assert not path.exists()
+
+
+def test_an_expired_token_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """The right one only: whoever guesses learns nothing."""
+    file = TokenFile(tmp_path / "tokens.json")
+    now = datetime.datetime.now(datetime.UTC)
+    ended = file.add("ada", expires=now - datetime.timedelta(seconds=1))
+    good = file.add("ada", expires=now + datetime.timedelta(days=1))
+    assert file.user_for(good) == "ada"
+    with pytest.raises(TokenExpired, match=r"^this token of ada expired at \d{4}-\d\d-\d\d \d\d:\d\d; "):
+        file.user_for(ended)
+    assert file.user_for(f"{ended[:-1]}{'0' if ended[-1] != '0' else '1'}") is None
+
+
+def test_several_users_get_tokens_at_once(tmp_path: Path) -> None:
+    """All of them or none; the file of tokens that do not expire is that of earlier versions."""
+    path = tmp_path / "tokens.json"
+    wrong = command(path, "add", "ada", "gr ace")
+    assert wrong.returncode == 1
+    assert not path.exists()
+    assert command(path, "add", "ada", "ada").returncode == 2
+    added = command(path, "add", "ada", "grace")
+    tokens = dict(line.split() for line in added.stdout.splitlines())
+    assert [TokenFile(path).user_for(token) for token in tokens.values()] == ["ada", "grace"]
+    assert "expires" not in path.read_text()
+    expiring = json.loads(command(path, "add", "hedy", "--expires", "2999-12-31", "--json").stdout)
+    assert expiring["expires"] >= "2999-12-31"
+    listed = json.loads(command(path, "list", "--json").stdout)
+    assert [(entry["user"], entry["expires"]) for entry in listed] == [
+        ("ada", None), ("grace", None), ("hedy", expiring["expires"])
+    ]  # fmt: skip
+
+
 def test_wrong_use_of_the_command_exits_with_2(tmp_path: Path) -> None:
     """The sentence says what to write."""
     wrong = command(tmp_path / "tokens.json", "frobnicate")
     assert wrong.returncode == 2
-    assert "token add NAME" in wrong.stderr
+    assert "token add NAME..." in wrong.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,6 +52,35 @@ async def next_figures(reader: asyncio.StreamReader) -> Any:
         line = await asyncio.wait_for(reader.readuntil(b"\n"), PATIENCE)
         if line.startswith(b"data: "):
             return json.loads(line.removeprefix(b"data: "))
+
+
+def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
+    """With a sentence where a token was sent; one who was signed in sees the form again. What it made expires, too."""
+    path = stack.directory / "tokens.json"
+    file = TokenFile(path)
+    token = file.add("brief", expires=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
+
+    async def scenario() -> None:
+        browser = Browser(stack.gateway_url)
+        await browser.sign_in(token)
+        made = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
+        assert file.user_for(made) == "brief"
+        stored = json.loads(path.read_text())
+        for entry in stored["tokens"].values():
+            if entry["user"] == "brief":
+                entry["expires"] = "2026-01-01T00:00:00+00:00"
+        path.write_text(json.dumps(stored))
+        for each in (token, made):
+            refused = await Client(stack.gateway_url, each).request("GET", "/api/kernels")
+            assert (refused.status, refused.body["reason"]) == (403, "token_expired")
+            assert refused.body["message"].startswith("this token of brief expired at ")
+        assert (await browser.request("GET", "/")).headers["Location"] == FORM
+        assert "expired at" in (await browser.sign_in(token)).body
+
+    try:
+        run(scenario())
+    finally:
+        file.remove("brief")
 
 
 def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
