@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -41,16 +42,16 @@ class ExecutorApp(CommandApp):
     name = "executor"
     description = "Own one device and run everybody's sessions on it, for the gateway of the same runtime directory."
     examples = """
-        sharedkernel executor --capacity 8GiB               # the processor and 8 GiB of memory
+        sharedkernel executor                               # the first NVIDIA GPU, if there is one
+        sharedkernel executor --device host --capacity 8GiB # the processor and 8 GiB of memory
         sharedkernel executor --policy fifo --quantum 100ms
-        sharedkernel executor --device cuda:0               # the first NVIDIA GPU
         sharedkernel executor --device cuda:1               # beside it, for a gateway that names both
     """
 
     device = Unicode(
-        "host",
-        help="The device: `host` (the processor), `cuda:N` (an NVIDIA GPU), or `host:N` (one of several executors that "
-        "share out the processor's memory by --capacity).",
+        "",
+        help="The device: `cuda:N` (an NVIDIA GPU), `host` (the processor), or `host:N` (one of several executors that "
+        "share out the processor's memory by --capacity). Default: the first GPU, or the processor if there is none.",
     ).tag(config=True)
     capacity = Unicode(
         "", help="The device's memory, such as 8GiB; empty: half of the machine's, or all of a GPU's."
@@ -191,7 +192,7 @@ class ExecutorApp(CommandApp):
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("asyncio").addFilter(RepetitionFilter())  # of connections for which there is no descriptor
         try:
-            served = self._find_device()
+            served = self._find_device() if self.device else self._find_default()
             config = self._freeze(served.device)
             start_timeout = parse_duration(self.start_timeout)
         except SharedKernelError as error:
@@ -224,6 +225,15 @@ class ExecutorApp(CommandApp):
         print(table(verdict))  # noqa: T201
         if verdict.failed:
             sys.exit(1)
+
+    def _find_default(self) -> ServedDevice:
+        """Return the first GPU, or the processor, and name it in :attr:`device`."""
+        self.device = next(iter(discovery.visible_gpus(os.environ)), "host")
+        if self.device == "host":
+            log.info("no GPU was found: serving the processor")
+        else:
+            log.info("serving %s; `--device host` serves the processor instead", self.device)
+        return self._find_device()
 
     def _find_device(self) -> ServedDevice:
         kind, _, number = self.device.partition(":")

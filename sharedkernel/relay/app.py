@@ -46,12 +46,15 @@ def session_environment(connection_file: Path, key: bytes, environment: Mapping[
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a relay until its client ends it, and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m sharedkernel.relay", description="The kernel that passes a notebook on to a shared device."
+        allow_abbrev=False,
+        prog="python -m sharedkernel.relay",
+        description="The kernel that passes a notebook on to a shared device.",
     )
     parser.add_argument("-f", dest="connection_file", type=Path, required=True, help="what the Jupyter client wrote")
     parser.add_argument("--name", default=KERNEL_NAME, help="kernelspec whose gateway and token are used")
     parser.add_argument("--environment", default="", help="the gateway's Python environment; empty: its usual one")
-    options = parser.parse_args(argv)
+    # as ipykernel does: `jupyter run FILE` names the file to the kernel, too
+    options, _ = parser.parse_known_args(argv)
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     try:
         connection = ConnectionInfo.from_file(options.connection_file)

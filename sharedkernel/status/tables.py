@@ -20,6 +20,7 @@ from sharedkernel.status.text import (
     NOTHING,
     about,
     bytes_or_nothing,
+    device_title,
     lingering_words,
     safe_text,
     seconds_or_nothing,
@@ -95,10 +96,14 @@ def device_view(status: StatusDocument) -> RenderableType:
         f" {format_bytes(device.used_bytes)} of {format_bytes(capacity)}",
         f" (reserve {format_bytes(device.reserve_bytes)})",
     )
-    description = f" · {safe_text(device.description)}" if device.description else ""
+    title = device_title(device)
+    if title != safe_text(device.name):
+        kind = f" · {safe_text(device.name)}" if status.devices else ""
+    else:
+        kind = f"{f' · {safe_text(device.description)}' if device.description else ''} · {safe_text(device.kind)}"
     name = Text.assemble(
-        (safe_text(device.name), "bold"),
-        f"{description} · {safe_text(device.kind)} · policy {safe_text(device.policy)}",
+        (title, "bold"),
+        f"{kind} · policy {safe_text(device.policy)}",
         f" · quantum {format_seconds(device.quantum_seconds)}",
     )
     away = [amount for session in status.sessions if (amount := session.offloaded_bytes)]

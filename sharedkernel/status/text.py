@@ -5,12 +5,15 @@ Names of users and notebooks come from other people: everything shown passes :fu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from sharedkernel.status.document import SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.document import DeviceStatus, SessionStatus, StatusDocument, UserStatus
 from sharedkernel.units import format_bytes, format_seconds
 
+#: the executor's name for the processor, with how many cores it has
+_PROCESSOR = re.compile(r"host \((\d+) x .*\)")
 #: what stands where there is nothing to tell
 NOTHING = "-"
 
@@ -83,6 +86,14 @@ def lingering_words(session: SessionStatus) -> str | None:
     left = session.lingering_seconds
     stays = "is still there" if left is None else f"stays for {about(left)}"
     return f"shut down; {stays}, `%shared attach` in its notebook brings it back"
+
+
+def device_title(device: DeviceStatus) -> str:
+    """Return what to call a device: a processor, which is there to try things out, says so."""
+    cores = _PROCESSOR.fullmatch(device.description or device.name)
+    if device.kind != "host" or cores is None:
+        return safe_text(device.name)
+    return f"CPU ({cores[1]} core{'s' * (cores[1] != '1')}), demo device"
 
 
 def queue_sentence(session: SessionStatus, status: StatusDocument) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import end_sessions, shared_kernel, wait_until
@@ -81,3 +85,17 @@ def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
         asyncio.run(scenario())
     finally:
         end_sessions(stack)
+
+
+def test_jupyter_run_runs_a_file_on_the_shared_device(stack: LocalStack, tmp_path: Path) -> None:
+    """It names the file to the kernel's process as well, which is not for the kernel."""
+    program = tmp_path / "program.py"
+    program.write_text("import torch; print('sum', int(torch.ones(3).sum()))")
+    jupyter = str(Path(sys.executable).with_name("jupyter"))
+    variables = os.environ | stack.client_environment("grace") | {"JUPYTER_PATH": str(stack.kernels_directory.parent)}
+    done = subprocess.run(
+        [jupyter, "run", "--kernel", "shared-gpu", str(program)],
+        capture_output=True, text=True, timeout=120, env=variables, check=False,
+    )  # fmt: skip
+    end_sessions(stack)
+    assert (done.returncode, done.stdout) == (0, "sum 3\n"), done.stderr

@@ -135,9 +135,10 @@ class ExecutorProcess:
 
     def command(self) -> list[str]:
         """Return its command line."""
+        device = () if "--device" in self.options else ("--device", "host")
         return [
             sys.executable, "-m", "sharedkernel", "executor", "--capacity", self._capacity,
-            "--runtime-dir", str(self.runtime_directory), *self.options,
+            "--runtime-dir", str(self.runtime_directory), *device, *self.options,
         ]  # fmt: skip
 
     def start(self) -> None:

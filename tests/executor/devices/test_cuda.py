@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ from sharedkernel.protocol import Device, Limits
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, Verdict, judge
 from sharedkernel.selftest.trust import Identity
-from sharedkernel.system.nvml import Gpu, GpuFacts
+from sharedkernel.system.nvml import Gpu, GpuFacts, count_gpus
 from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
 from tests.executor.devices.support import GIB, Recorder, make_process
@@ -460,3 +461,19 @@ def test_a_wrong_device_ends_the_command_with_one_sentence(tmp_path: Path) -> No
         assert words in done.stderr
         assert len(done.stderr.splitlines()) == 1
     assert issubclass(ConfigError, SharedKernelError)
+
+
+def test_without_a_device_the_first_gpu_is_served(tmp_path: Path) -> None:
+    """Where GPUs are said to be there and the driver is not, it does not serve the processor in their place."""
+    try:
+        count_gpus()
+    except SharedKernelError:
+        pytest.skip("there is a driver that does not work")
+    if count_gpus():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run")]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    assert done.returncode == 2
+    assert "serving cuda:0; `--device host` serves the processor instead" in done.stderr
+    assert "there is no NVIDIA driver here" in done.stderr
