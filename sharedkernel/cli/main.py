@@ -70,7 +70,7 @@ COMMANDS = {
         help='Add the kernel "Shared GPU" to this Jupyter.',
     ),
     "token": Command(
-        application="sharedkernel.gateway.auth.tokens.TokenApp",
+        application="sharedkernel.gateway.auth.token_command.TokenApp",
         help="Add, list and remove users' tokens.",
         extra="host",
     ),

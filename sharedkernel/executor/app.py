@@ -191,12 +191,18 @@ class ExecutorApp(CommandApp):
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("asyncio").addFilter(RepetitionFilter())  # of connections for which there is no descriptor
+        is_chosen = not self.device
         try:
-            served = self._find_device() if self.device else self._find_default()
+            self.device = self.device or next(iter(discovery.visible_gpus(os.environ)), "host")
+            served = self._find_device()
             config = self._freeze(served.device)
             start_timeout = parse_duration(self.start_timeout)
         except SharedKernelError as error:
             fail(str(error), status=2)
+        if is_chosen and self.device == "host":
+            log.info("no GPU was found: serving the processor")
+        elif is_chosen:
+            log.info("serving %s; `--device host` serves the processor instead", self.device)
         if self.self_test:
             self._test(served)
             return
@@ -225,15 +231,6 @@ class ExecutorApp(CommandApp):
         print(table(verdict))  # noqa: T201
         if verdict.failed:
             sys.exit(1)
-
-    def _find_default(self) -> ServedDevice:
-        """Return the first GPU, or the processor, and name it in :attr:`device`."""
-        self.device = next(iter(discovery.visible_gpus(os.environ)), "host")
-        if self.device == "host":
-            log.info("no GPU was found: serving the processor")
-        else:
-            log.info("serving %s; `--device host` serves the processor instead", self.device)
-        return self._find_device()
 
     def _find_device(self) -> ServedDevice:
         kind, _, number = self.device.partition(":")

@@ -1,0 +1,94 @@
+"""``sharedkernel token``: adding, listing and removing users' tokens."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from traitlets import Bool, Unicode
+
+from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.tokens import TokenFile, default_tokens_file, parse_expiry, token_id
+
+
+class TokenApp(CommandApp):
+    """Adds, lists and removes users' tokens."""
+
+    name = "token"
+    description = 'Manage the tokens by which a gateway with `identity = "tokens"` knows its users.'
+    examples = """
+        sharedkernel token add ada        # prints a new token for ada, once
+        sharedkernel token add ada grace hedy --expires 18:00
+        sharedkernel token list
+        sharedkernel token remove ada     # none of ada's tokens lets anybody in any more
+        sharedkernel token remove sk-1a2b3c4d   # only the one that begins so, see the list
+    """
+    accepts_arguments = True
+
+    tokens_file = Unicode(help="The file of tokens; as `c.SharedKernelGateway.tokens_file`.").tag(config=True)
+    expires = Unicode(
+        help="When new tokens end: a time such as 18:00, a date such as 2026-12-31, both, or a duration such as 90d. "
+        "Default: never."
+    ).tag(config=True)
+    json = Bool(False, help="Print JSON instead of text.").tag(config=True)
+
+    def start(self) -> None:
+        """Run the subcommand.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use, 1 if the file cannot be used or there was nothing to remove.
+        """
+        file = TokenFile(Path(self.tokens_file) if self.tokens_file else default_tokens_file())
+        try:
+            match self.extra_args:
+                case ["add", user, *others]:
+                    self._add(file, [user, *others])
+                case ["list"]:
+                    self._list(file)
+                case ["remove", what]:
+                    user = {token_id(name): token.user for name, token in file.tokens().items()}.get(what, what)
+                    if not (count := file.remove(what)):
+                        fail(f"there is no token of {what!r} in {file.path}; see `sharedkernel token list`.")
+                    self._print({"user": user, "removed": count}, f"removed {count} token(s) of {user}")
+                case _:
+                    fail("use `token add NAME...`, `token list`, `token remove NAME` or `token remove ID`.", status=2)
+        except ConfigError as error:
+            fail(str(error))
+
+    def _add(self, file: TokenFile, users: list[str]) -> None:
+        if len(set(users)) < len(users):
+            fail("a name is there twice; name each user once.", status=2)
+        now = datetime.datetime.now().astimezone()
+        expires = parse_expiry(self.expires, now) if self.expires else None
+        made = dict(zip(users, file.add_all(users, expires=expires), strict=True))
+        until = {} if expires is None else {"expires": expires.astimezone(datetime.UTC).isoformat(timespec="seconds")}
+        documents = [{"user": user, "token": token} | until for user, token in made.items()]
+        if len(made) == 1:
+            self._print(documents[0], made[users[0]])
+        else:
+            self._print(documents, "\n".join(f"{user} {token}" for user, token in made.items()))
+
+    def _list(self, file: TokenFile) -> None:
+        rows = sorted(
+            (token.user, token.created, token.expires or "", token_id(name)) for name, token in file.tokens().items()
+        )
+        if self.json:
+            names = ("user", "created", "expires", "id")
+            self._print([dict(zip(names, row, strict=True)) | {"expires": row[2] or None} for row in rows], "")
+            return
+        table = Table("user", "created (UTC)", "expires (UTC)", "begins with")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(
+            table if rows else f"There are no tokens in {file.path}; make one with `sharedkernel token add`."
+        )
+
+    def _print(self, document: Any, text: str) -> None:
+        print(json.dumps(document) if self.json else text)  # noqa: T201
