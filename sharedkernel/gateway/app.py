@@ -16,6 +16,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
+from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, host_prefix, read_key
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.config.groups import Memberships
@@ -82,6 +83,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         "certfile": "ServerApp.certfile",
         "keyfile": "ServerApp.keyfile",
         "base-url": "ServerApp.base_url",
+        "cluster-key": "SharedKernelGateway.cluster_key",
+        "host-name": "SharedKernelGateway.host_name",
+        "host-key": "SharedKernelGateway.host_key",
         "log-level": "Application.log_level",
         "log-style": "SharedKernelGateway.log_style",
         "audit-file": "SharedKernelGateway.audit_file",
@@ -101,6 +105,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     kernel_manager: SessionKernels
     #: what the kernel manager serves; set before that is made
     deployment: Deployment
+
+    #: this host's key, if it is one of a cluster
+    ticket_key: TicketKey | None = None
 
     _lock: GatewayLock | None = None
     _background: Sequence[asyncio.Task[None]] = ()
@@ -156,6 +163,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         encrypted = bool(self.certfile)
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
+        key = read_key(Path(self.cluster_key)) if self.cluster_key else None
+        self.ticket_key = None if key is None else TicketKey(key)
         self.jpserver_extensions = {}
         self.extra_services = ["sharedkernel.gateway.http.handlers", "sharedkernel.gateway.page.handlers"]
         self._lock = GatewayLock(runtime_directory)
@@ -170,6 +179,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 quotas=build_quotas(self.quotas, self.groups, files, self._memberships),
                 policy=parsed["policy"],
                 audit_log=self._open_audit_log(directory),
+                id_prefix="" if key is None else host_prefix(check_host_name(self.host_name)),
             )
             super().init_configurables()
         except BaseException:
@@ -269,6 +279,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         ConfigError
             When there is no gateway to drain.
         """
+        if self.host_key:
+            print(host_key(read_key(Path(self.cluster_key)), self.host_key))  # noqa: T201
+            sys.exit(0)
         if self.check_config:
             sys.exit(report_faults(self, self._settings))
         if self.drain:

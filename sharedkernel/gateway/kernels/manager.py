@@ -62,6 +62,8 @@ class Deployment:
     #: name of the policy on all executors; "": each keeps its own
     policy: str
     audit_log: AuditLog
+    #: what ids of kernels and notebook sessions begin with, in a cluster
+    id_prefix: str = ""
 
 
 class DeploymentOwner(Protocol):
@@ -92,6 +94,7 @@ class SessionKernels(AsyncMappingKernelManager):
         super().__init__(**kwargs)
         deployment = cast("DeploymentOwner", self.parent).deployment
         self._audit_log = deployment.audit_log
+        self.id_prefix = deployment.id_prefix
         #: whether this gateway is about to stop, and starts no sessions any more
         self.is_draining = False
         tasks = self._tasks = BackgroundTasks()
@@ -119,8 +122,14 @@ class SessionKernels(AsyncMappingKernelManager):
             tasks,
             backlog_bytes=self.backlog_bytes,
         )
-        self._starter = SessionStarter(
-            self.registry, self.detached, self.recovery, self.executors, self.rules, self._make_kernel
+        self.starter = SessionStarter(
+            self.registry,
+            self.detached,
+            self.recovery,
+            self.executors,
+            self.rules,
+            self._make_kernel,
+            id_prefix=deployment.id_prefix,
         )
 
     @default("kernel_manager_class")
@@ -272,7 +281,7 @@ class SessionKernels(AsyncMappingKernelManager):
                 reason="draining",
                 retry_after=_DRAINING_RETRY,
             )
-        return await self._starter.start(user.username, kernel_name or KERNEL_NAME, path=path, env=env or {})
+        return await self.starter.start(user.username, kernel_name or KERNEL_NAME, path=path, env=env or {})
 
     def _make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
         kernel: SessionKernel = self.kernel_manager_factory(
