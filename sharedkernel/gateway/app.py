@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -19,6 +20,8 @@ from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, To
 from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, host_prefix, read_key
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
+from sharedkernel.gateway.cluster.kernels import FrontKernels, default_address, read_peers, summarize
+from sharedkernel.gateway.cluster.registration import HostRegistration
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
@@ -84,6 +87,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         "keyfile": "ServerApp.keyfile",
         "base-url": "ServerApp.base_url",
         "cluster-key": "SharedKernelGateway.cluster_key",
+        "fronts": "SharedKernelGateway.fronts",
         "host-name": "SharedKernelGateway.host_name",
         "host-key": "SharedKernelGateway.host_key",
         "log-level": "Application.log_level",
@@ -91,6 +95,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         "audit-file": "SharedKernelGateway.audit_file",
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "front": (
+            {"SharedKernelGateway": {"front": True}},
+            "Be a front of a cluster of several hosts: have no executors, forward requests to the hosts.",
+        ),
         "debug": ({"Application": {"log_level": 10}}, "Log everything."),
         "check-config": (
             {"SharedKernelGateway": {"check_config": True}},
@@ -163,10 +171,11 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         encrypted = bool(self.certfile)
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
-        key = read_key(Path(self.cluster_key)) if self.cluster_key else None
-        self.ticket_key = None if key is None else TicketKey(key)
+        peers = read_peers(self)
+        self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
-        self.extra_services = ["sharedkernel.gateway.http.handlers", "sharedkernel.gateway.page.handlers"]
+        routes = "sharedkernel.gateway.cluster.handlers" if self.front else "sharedkernel.gateway.http.handlers"
+        self.extra_services = [routes, "sharedkernel.gateway.page.handlers"]
         self._lock = GatewayLock(runtime_directory)
         try:
             directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
@@ -179,7 +188,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 quotas=build_quotas(self.quotas, self.groups, files, self._memberships),
                 policy=parsed["policy"],
                 audit_log=self._open_audit_log(directory),
-                id_prefix="" if key is None else host_prefix(check_host_name(self.host_name)),
+                id_prefix=host_prefix(check_host_name(self.host_name)) if self.ticket_key else "",
+                peers=peers,
             )
             super().init_configurables()
         except BaseException:
@@ -205,6 +215,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
+        if isinstance(manager, FrontKernels):
+            settings["front"] = manager.front
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
         settings["xsrf_cookie_kwargs"] = {"path": self.base_url, "samesite": "Lax", "secure": bool(self.certfile)}
         # Only a guard: smaller messages beyond the limit are refused with a sentence.
@@ -317,6 +329,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
             asyncio.create_task(self._usage_history.keep()),
+            asyncio.create_task(self._stay_registered()),
         ]
         self._announce()
 
@@ -334,8 +347,16 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     async def _log_absent_executors(self) -> None:
         """Log absent executors once, for those who take the gateway for all there is to start."""
         await asyncio.sleep(_EXECUTOR_PATIENCE)
-        for sentence in self.kernel_manager.executors.absences():
+        for sentence in () if self.front else self.kernel_manager.executors.absences():
             self.log.warning("no notebook can start there yet: %s", sentence)
+
+    async def _stay_registered(self) -> None:
+        """Register this host at the fronts of its cluster, if it is in one."""
+        peers, fronts = self.deployment.peers, parse_setting("fronts", self.fronts, ())
+        if fronts and peers is not None and self.ticket_key is not None:
+            address = self.host_address or default_address(self.ip, self.port, is_encrypted=bool(self.certfile))
+            describe = partial(summarize, self.kernel_manager, self.host_name, address)
+            await HostRegistration(fronts, self.ticket_key, describe, peers.context).keep()
 
     async def _close_revoked(self) -> None:
         while True:

@@ -58,6 +58,21 @@ class GatewayOptions(HasTraits):
         "this host is on its own."
     ).tag(config=True)
     host_name = Unicode(help="This host's name in the cluster. Default: the machine's name.").tag(config=True)
+    front = Bool(
+        False,
+        help="Be a front of the cluster: have no executors, and forward requests to the hosts that register here.",
+    ).tag(config=True)
+    fronts = AnyTrait(
+        [],
+        help="URLs of the cluster's fronts, at which this host registers, such as ['https://gpu.example.org:8585'].",
+    ).tag(config=True)
+    host_address = Unicode(
+        help="URL at which the fronts reach this host. Default: the machine's name or `ip`, and the port."
+    ).tag(config=True)
+    cluster_ca = Unicode(
+        help="File with the certificate authorities for the certificates of the cluster's gateways. Default: the "
+        "system's."
+    ).tag(config=True)
     host_key = Unicode(help="Print the key of the host of this name, and start nothing.").tag(config=True)
     policy = AnyTrait(
         "",

@@ -10,6 +10,7 @@ can. The number of a user's sessions is counted over all devices, their memory o
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +50,16 @@ _DRAINING_RETRY = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPeers:
+    """How the gateways of a cluster know each other."""
+
+    #: the cluster's secret on a front, its own key on a host
+    key: bytes
+    #: for connections to them
+    context: ssl.SSLContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """What the kernel manager serves, and by which rules; from the application's configuration."""
 
@@ -64,6 +75,8 @@ class Deployment:
     audit_log: AuditLog
     #: what ids of kernels and notebook sessions begin with, in a cluster
     id_prefix: str = ""
+    #: how the gateways of its cluster know each other, if it is in one
+    peers: ClusterPeers | None = None
 
 
 class DeploymentOwner(Protocol):
