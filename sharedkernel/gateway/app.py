@@ -328,9 +328,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._close_revoked()),
             asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
-            asyncio.create_task(self._usage_history.keep()),
             asyncio.create_task(self._stay_registered()),
         ]
+        if not self.front:  # which would ask all hosts for their whole status every few seconds
+            self._background = [*self._background, asyncio.create_task(self._usage_history.keep())]
         self._announce()
 
     def _announce(self) -> None:

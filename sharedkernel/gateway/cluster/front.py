@@ -12,7 +12,8 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +27,7 @@ from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.cluster.summary import UserSummary
 from sharedkernel.gateway.fleet.rules import FleetRules
-from sharedkernel.scheduling.placement import Demand, DeviceId, place_session
+from sharedkernel.scheduling.placement import Demand, place_session
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.refusal_text import explain_session_limit
 
@@ -268,29 +269,10 @@ class Front:
             When no other host answers.
         """
         hosts = [host for host in self.hosts.answering() if host.devices and host.name not in without]
-        hosts = [host for host in hosts if (had := host.users.get(user)) is not None and had.has_left] or hosts
         if not hosts:
             self.any_host()
             raise HostAway("no host of this cluster can start a session now; try again.")
-        by_name = {host.name: host for host in hosts}
-        states = [device for host in hosts for device in host.devices]
-        chosen = place_session(self._executors.placement, Demand(), states)
-        host = by_name[chosen.partition("/")[0]]
-        self._count(host, chosen, user)
-        return host
-
-    @staticmethod
-    def _count(host: Host, device: DeviceId, user: str) -> None:
-        """Count a new session on a device, until the host's next summary does."""
-        for number, state in enumerate(host.devices):
-            if state.id == device:
-                typical = state.utilisation / state.active if state.active else 1.0
-                host.devices[number] = type(state)(
-                    id=state.id, node=state.node, kind=state.kind, capacity=state.capacity, free=state.free,
-                    active=state.active + 1, utilisation=state.utilisation + typical, backlog=state.backlog + 1,
-                )  # fmt: skip
-        had = host.users.get(user, UserSummary(sessions=0))
-        host.users[user] = msgspec.structs.replace(had, sessions=had.sessions + 1)
+        return choose_device(self._executors.placement, hosts, user)
 
     def _check_number(self, user: str) -> None:
         allowed = self._rules.quotas.max_sessions(user)
@@ -319,6 +301,36 @@ class Front:
         self._clients[user, client_key] = host
         if len(self._clients) > _MAX_CLIENTS:
             del self._clients[next(iter(self._clients))]
+
+
+def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
+    """Return the host for a new session, which counts there until the host's next summary.
+
+    Parameters
+    ----------
+    rule
+        A name of :data:`~sharedkernel.scheduling.placement.PLACEMENTS`.
+    hosts
+        To choose from, with devices; at least one.
+    user
+        The session's owner; a host where something waits for them is preferred.
+    """
+    hosts = [host for host in hosts if (had := host.users.get(user)) is not None and had.has_left] or hosts
+    chosen = place_session(rule, Demand(), [device for host in hosts for device in host.devices])
+    name = chosen.partition("/")[0]
+    host = next(host for host in hosts if host.name == name)
+    number = next(number for number, device in enumerate(host.devices) if device.id == chosen)
+    device = host.devices[number]
+    typical = device.utilisation / device.active if device.active else 1.0
+    host.devices[number] = replace(
+        device,
+        active=device.active + 1,
+        utilisation=device.utilisation + typical,
+        backlog=device.backlog + 1,
+    )
+    had = host.users.get(user, UserSummary(sessions=0))
+    host.users[user] = msgspec.structs.replace(had, sessions=had.sessions + 1)
+    return host
 
 
 #: for whom a front asks what it then hides from its users

@@ -21,7 +21,7 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import HostAway
 from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
-from sharedkernel.gateway.cluster.splice import connect, handshake, splice
+from sharedkernel.gateway.cluster.splice import Splice, connect, handshake
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
@@ -221,7 +221,7 @@ class FrontReadyHandler(web.RequestHandler):
 class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
     """``/api/kernels/ID/channels``: the websocket of a session's messages, joined to its host's."""
 
-    _streams: tuple[IOStream, ...] = ()
+    _splice: Splice | None = None
 
     @ws_authenticated
     async def get(self, kernel_id: str) -> None:
@@ -236,15 +236,15 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
             client = cast("IOStream", self.detach())
             client.set_nodelay(True)
-            self._streams = client, upstream
             sent = handshake(host.address, uri, self.request.headers.get_all(), front.ticket(host, user))
-            upstream.write(sent)
-            await splice(client, upstream)
+            await upstream.write(sent)
+            self._splice = Splice(client, upstream)
+            await self._splice.run()
 
     def close(self, code: int | None = None, reason: str | None = None) -> None:
         """End the connection; *code* and *reason* would be the host's to say."""
-        for stream in self._streams:
-            stream.close()
+        if self._splice is not None:
+            self._splice.close()
 
 
 _KERNEL = kernels._kernel_id_regex
