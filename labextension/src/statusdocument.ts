@@ -36,6 +36,7 @@ export interface IDeviceEntry {
   available: boolean;
   message: string | null;
   num_sessions: number;
+  host?: string;
 }
 
 /** A device, or the sum of several. */
@@ -138,6 +139,7 @@ export interface ISessionStatus {
   wait_p50_seconds: number | null;
   wait_p95_seconds: number | null;
   device?: string;
+  host?: string;
 }
 
 /** A status document. */

@@ -13,7 +13,18 @@ from rich.console import Console
 from rich.table import Column, Table
 from traitlets import Bool, Int, TraitError, validate
 
-from sharedkernel.bench import alone, fairness, flood, interactive, oversubscription, roundtrip, start, switch, ui
+from sharedkernel.bench import (
+    alone,
+    cluster,
+    fairness,
+    flood,
+    interactive,
+    oversubscription,
+    roundtrip,
+    start,
+    switch,
+    ui,
+)
 from sharedkernel.bench.stack.results import Conditions, Effort, Result
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import StackCommandApp
@@ -29,6 +40,12 @@ def _offload(conditions: Conditions) -> list[Result]:
     return offload.run(conditions)
 
 
+def _cluster(conditions: Conditions) -> list[Result]:
+    # the only one that needs the gateway's code in this process
+
+    return cluster.run(conditions)
+
+
 #: every benchmark by its name, in the order of `--all`
 BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
     "start": start.run,
@@ -41,6 +58,7 @@ BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
     "offload": _offload,
     "oversubscription": oversubscription.run,
     "ui": ui.run,
+    "cluster": _cluster,
 }
 
 Report = dict[str, Any]
@@ -70,6 +88,9 @@ class BenchApp(StackCommandApp):
     repeats = Int(0, help="How many pairs or runs a figure is the median of; 0: as many as each benchmark needs.").tag(
         config=True
     )
+
+    devices = Int(1000, min=1, help="Of the benchmark `cluster`: number of devices.").tag(config=True)
+    sessions = Int(20, min=0, help="The same: sessions on each device.").tag(config=True)
 
     @validate("repeats")
     def _check_repeats(self, proposal: Any) -> int:
@@ -120,6 +141,8 @@ class BenchApp(StackCommandApp):
                     effort=Effort(quick=self.quick, repeats=self.repeats),
                     stack_options=self.stack_options(),
                     say=lambda text: status.update(f"{name}: {text}"),
+                    devices=self.devices,
+                    sessions=self.sessions,
                 )
             )
         if not self.as_json:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -16,8 +17,11 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
+from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, host_prefix, read_key
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
+from sharedkernel.gateway.cluster.kernels import FrontKernels, default_address, read_peers, summarize
+from sharedkernel.gateway.cluster.registration import HostRegistration
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
@@ -82,11 +86,19 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         "certfile": "ServerApp.certfile",
         "keyfile": "ServerApp.keyfile",
         "base-url": "ServerApp.base_url",
+        "cluster-key": "SharedKernelGateway.cluster_key",
+        "fronts": "SharedKernelGateway.fronts",
+        "host-name": "SharedKernelGateway.host_name",
+        "host-key": "SharedKernelGateway.host_key",
         "log-level": "Application.log_level",
         "log-style": "SharedKernelGateway.log_style",
         "audit-file": "SharedKernelGateway.audit_file",
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "front": (
+            {"SharedKernelGateway": {"front": True}},
+            "Be a front of a cluster of several hosts: have no executors, forward requests to the hosts.",
+        ),
         "debug": ({"Application": {"log_level": 10}}, "Log everything."),
         "check-config": (
             {"SharedKernelGateway": {"check_config": True}},
@@ -101,6 +113,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     kernel_manager: SessionKernels
     #: what the kernel manager serves; set before that is made
     deployment: Deployment
+
+    #: this host's key, if it is one of a cluster
+    ticket_key: TicketKey | None = None
 
     _lock: GatewayLock | None = None
     _background: Sequence[asyncio.Task[None]] = ()
@@ -156,8 +171,11 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         encrypted = bool(self.certfile)
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
+        peers = read_peers(self)
+        self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
-        self.extra_services = ["sharedkernel.gateway.http.handlers", "sharedkernel.gateway.page.handlers"]
+        routes = "sharedkernel.gateway.cluster.handlers" if self.front else "sharedkernel.gateway.http.handlers"
+        self.extra_services = [routes, "sharedkernel.gateway.page.handlers"]
         self._lock = GatewayLock(runtime_directory)
         try:
             directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
@@ -170,6 +188,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 quotas=build_quotas(self.quotas, self.groups, files, self._memberships),
                 policy=parsed["policy"],
                 audit_log=self._open_audit_log(directory),
+                id_prefix=host_prefix(check_host_name(self.host_name)) if self.ticket_key else "",
+                peers=peers,
             )
             super().init_configurables()
         except BaseException:
@@ -195,6 +215,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
+        if isinstance(manager, FrontKernels):
+            settings["front"] = manager.front
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
         settings["xsrf_cookie_kwargs"] = {"path": self.base_url, "samesite": "Lax", "secure": bool(self.certfile)}
         # Only a guard: smaller messages beyond the limit are refused with a sentence.
@@ -269,6 +291,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         ConfigError
             When there is no gateway to drain.
         """
+        if self.host_key:
+            print(host_key(read_key(Path(self.cluster_key)), self.host_key))  # noqa: T201
+            sys.exit(0)
         if self.check_config:
             sys.exit(report_faults(self, self._settings))
         if self.drain:
@@ -303,8 +328,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._close_revoked()),
             asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
-            asyncio.create_task(self._usage_history.keep()),
+            asyncio.create_task(self._stay_registered()),
         ]
+        if not self.front:  # which would ask all hosts for their whole status every few seconds
+            self._background = [*self._background, asyncio.create_task(self._usage_history.keep())]
         self._announce()
 
     def _announce(self) -> None:
@@ -321,8 +348,16 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     async def _log_absent_executors(self) -> None:
         """Log absent executors once, for those who take the gateway for all there is to start."""
         await asyncio.sleep(_EXECUTOR_PATIENCE)
-        for sentence in self.kernel_manager.executors.absences():
+        for sentence in () if self.front else self.kernel_manager.executors.absences():
             self.log.warning("no notebook can start there yet: %s", sentence)
+
+    async def _stay_registered(self) -> None:
+        """Register this host at the fronts of its cluster, if it is in one."""
+        peers, fronts = self.deployment.peers, parse_setting("fronts", self.fronts, ())
+        if fronts and peers is not None and self.ticket_key is not None:
+            address = self.host_address or default_address(self.ip, self.port, is_encrypted=bool(self.certfile))
+            describe = partial(summarize, self.kernel_manager, self.host_name, address)
+            await HostRegistration(fronts, self.ticket_key, describe, peers.context).keep()
 
     async def _close_revoked(self) -> None:
         while True:

@@ -30,6 +30,7 @@ _STATUSES = {
     "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_websockets": HTTPStatus.TOO_MANY_REQUESTS,
     "draining": HTTPStatus.SERVICE_UNAVAILABLE,
+    "host_away": HTTPStatus.SERVICE_UNAVAILABLE,
     "executor_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "identity_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "start": HTTPStatus.SERVICE_UNAVAILABLE,

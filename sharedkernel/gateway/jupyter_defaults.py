@@ -9,6 +9,7 @@ from traitlets import default
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import OwnerAuthorizer, SingleUser, TokenUsers
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
+from sharedkernel.gateway.cluster.kernels import FrontKernels
 from sharedkernel.gateway.config.options import GatewayOptions
 from sharedkernel.gateway.config.settings import CONFIG_NAME
 from sharedkernel.gateway.kernels.kernelspecs import NoContents, SharedKernelSpecs
@@ -49,7 +50,7 @@ class JupyterDefaults(GatewayOptions):
 
     @default("kernel_manager_class")
     def _default_kernel_manager_class(self) -> type:
-        return SessionKernels
+        return FrontKernels if self.front else SessionKernels
 
     @default("session_manager_class")
     def _default_session_manager_class(self) -> type:

@@ -91,6 +91,30 @@ class Certificate:
             ) from None
 
 
+def peer_context(ca_file: str, certfile: str, keyfile: str) -> ssl.SSLContext:
+    """Return the context for connections to other gateways of a cluster.
+
+    Parameters
+    ----------
+    ca_file
+        Path of the certificate authorities for their certificates; empty: the system's.
+    certfile, keyfile
+        This gateway's own certificate, which it shows them; empty: none.
+
+    Raises
+    ------
+    ConfigError
+        When a file cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if certfile:
+            context.load_cert_chain(certfile, keyfile or None, password=_no_password)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"{ca_file or certfile} cannot be read as certificates ({_why(error)}).") from None
+    return context
+
+
 def _no_password() -> str:
     # OpenSSL would prompt on the terminal otherwise.
     raise ValueError("the key is encrypted with a password")

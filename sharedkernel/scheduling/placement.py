@@ -204,6 +204,26 @@ class LeastInterference(PlacementRule):
         return _first(sorted(able, key=cost), demand.devices)
 
 
+def place_session(rule: str, demand: Demand, devices: Sequence[DeviceState]) -> DeviceId:
+    """Return the device for a session, which must be placed: in the end where its cells wait for memory.
+
+    Parameters
+    ----------
+    rule
+        A name of :data:`PLACEMENTS`. If it finds no device, it is asked again with a small demand, and at last the
+        least loaded device is taken.
+    demand
+        Demand of the session.
+    devices
+        The devices to choose from; at least one.
+    """
+    little = Demand(utilisation=0.0, seconds=demand.seconds)
+    for name, wanted in ((rule, demand), (rule, little), (PlacementName.LEAST_LOADED, little)):
+        if (chosen := PLACEMENTS[name]().place(wanted, devices)) is not None:
+            return chosen[0]
+    return devices[0].id
+
+
 def excess(demand: Demand, device: DeviceState) -> float:
     """Return by how much the predicted utilisations on a device exceed what it can give.
 

@@ -77,6 +77,8 @@ class DeviceEntry(DeviceDetails, frozen=True, kw_only=True):
     available: bool = True
     message: str | None = None
     num_sessions: int = 0
+    #: name of its host; of several hosts only
+    host: str | UnsetType = UNSET
 
     def status(self) -> DeviceStatus:
         """Return the same of a device whose executor answers."""
@@ -193,6 +195,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     wait_p95_seconds: float | None = None
     #: name of its device; of several devices only
     device: str | UnsetType = UNSET
+    #: name of its host; of several hosts only
+    host: str | UnsetType = UNSET
 
 
 class TrackEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,6 +56,17 @@ def test_help_names_the_benchmarks() -> None:
     [
         ("roundtrip", ["gateway_p50", "gateway_p99", "relay_p50", "relay_p99", "idle120_p50"]),
         ("flood", ["messages_per_second"]),
+        (
+            "cluster",
+            [
+                "summary_bytes",
+                "placements_per_second",
+                "placement_p95_seconds",
+                "front_bytes",
+                "message_seconds",
+                "added_p50_seconds",
+            ],
+        ),
     ],
 )
 def test_a_benchmark_prints_one_document_of_figures(name: str, metrics: list[str], scratch: Path) -> None:
@@ -68,7 +79,7 @@ def test_a_benchmark_prints_one_document_of_figures(name: str, metrics: list[str
     assert [result["metric"] for result in document["results"]] == metrics
     for result in document["results"]:
         assert result.keys() == {"metric", "value", "unit", "target", "met", "how"}
-        assert result["unit"] == "ratio"
+        assert result["unit"] in (("ratio", "seconds", "bytes") if name == "cluster" else ("ratio",))
         assert result["value"] > 0
         assert isinstance(result["met"], bool)
     assert list(scratch.iterdir()) == []

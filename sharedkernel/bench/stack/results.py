@@ -97,6 +97,9 @@ class Conditions:
     stack_options: dict[str, Any]
     #: shows the person who waits what is being done
     say: Callable[[str], None]
+    #: of the benchmark `cluster`: its devices, and the sessions on each
+    devices: int = 1000
+    sessions: int = 20
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Enum, Float, HasTraits, Integer, Set, Unicode, default
 
@@ -50,6 +52,28 @@ class GatewayOptions(HasTraits):
         "command line. Start each with "
         "`sharedkernel executor --device NAME` and the same --runtime-dir. Default: the only executor.",
     ).tag(config=True)
+    cluster_key = Unicode(
+        help="The file with the key of a cluster of several hosts, which nobody else may read: on a front gateway the "
+        "cluster's secret, on a host its own key, which `sharedkernel gateway --host-key NAME` prints. Default: none, "
+        "this host is on its own."
+    ).tag(config=True)
+    host_name = Unicode(help="This host's name in the cluster. Default: the machine's name.").tag(config=True)
+    front = Bool(
+        False,
+        help="Be a front of the cluster: have no executors, and forward requests to the hosts that register here.",
+    ).tag(config=True)
+    fronts = AnyTrait(
+        [],
+        help="URLs of the cluster's fronts, at which this host registers, such as ['https://gpu.example.org:8585'].",
+    ).tag(config=True)
+    host_address = Unicode(
+        help="URL at which the fronts reach this host. Default: the machine's name or `ip`, and the port."
+    ).tag(config=True)
+    cluster_ca = Unicode(
+        help="File with the certificate authorities for the certificates of the cluster's gateways. Default: the "
+        "system's."
+    ).tag(config=True)
+    host_key = Unicode(help="Print the key of the host of this name, and start nothing.").tag(config=True)
     policy = AnyTrait(
         "",
         help="The policy that ranks sessions on every device: `fair`, `fifo`, `srtf`, `pack`, `priority`, `las` or "
@@ -101,6 +125,10 @@ class GatewayOptions(HasTraits):
         help="How long a client may take to send a request, or leave a connection idle, in seconds; then it is closed.",
     ).tag(config=True)
     max_body_size = Integer(1024**2, help="Largest body of a request, in bytes.").tag(config=True)
+
+    @default("host_name")
+    def _default_host_name(self) -> str:
+        return socket.gethostname()
 
     @default("runtime_dir")
     def _default_runtime_dir(self) -> str:

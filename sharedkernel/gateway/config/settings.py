@@ -263,9 +263,26 @@ def parse_policy(name: Any) -> str:
     return str(name)
 
 
+def parse_fronts(value: Any) -> tuple[str, ...]:
+    """Return the URLs of the setting `fronts`.
+
+    Raises
+    ------
+    ConfigError
+        When one is no URL.
+    """
+    if isinstance(value, str):
+        value = [url.strip() for url in value.split(",") if url.strip()]
+    for url in value if isinstance(value, list | tuple) else [value]:
+        if not (isinstance(url, str) and re.fullmatch(r"https?://[^/\s]+/?", url)):
+            raise ConfigError(f"fronts names {url!r}; write URLs, such as ['https://gpu.example.org:8585'].")
+    return tuple(value)
+
+
 #: settings with a value of their own kind, and what reads it
 PARSERS: dict[str, Callable[[Any], Any]] = {
     "executors": parse_devices,
+    "fronts": parse_fronts,
     "placement": parse_placement,
     "policy": parse_policy,
 }

@@ -19,6 +19,7 @@ from traitlets.config import Application, Config, Configurable
 from traitlets.config.loader import LazyConfigValue
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.config.settings import (
     PARSERS,
@@ -89,6 +90,8 @@ def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
     ]  # fmt: skip
     if value("certfile"):
         checks.append(lambda: Certificate(value("certfile"), value("keyfile"), value("client_ca")))
+    if value("cluster_key"):
+        checks += [lambda: read_key(Path(value("cluster_key"))), lambda: check_host_name(value("host_name"))]
     if value("identity") == "tokens":
         checks.append(lambda: TokenFile(Path(value("tokens_file"))).tokens())
     for check in checks:

@@ -46,7 +46,7 @@ def merge(
         Rule that chooses the device of a new session.
     """
     answering = [name for name in order if name in documents]
-    device = _combine([documents[name].device for name in answering])
+    device = combine([documents[name].device for name in answering])
     places = {name: order.index(name) for name in answering}
     replace = msgspec.structs.replace
     return StatusDocument(
@@ -122,7 +122,7 @@ def _users(users: Mapping[str, Sequence[UserStatus]]) -> list[UserStatus]:
             found.setdefault(entry.name, {})[device] = entry
     return [
         msgspec.structs.replace(
-            _combine(list(by_device.values())),
+            combine(list(by_device.values())),
             devices=[
                 UserOnDevice(
                     device=device,
@@ -166,8 +166,8 @@ _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
 }
 
 
-def _combine(entries: Sequence[_Entry]) -> _Entry:
-    """Return one entry for several of the same kind."""
+def combine(entries: Sequence[_Entry]) -> _Entry:
+    """Return one entry for several of the same kind, of devices, hosts or users."""
     combined = {}
     for name in entries[0].__struct_fields__:
         values = [getattr(entry, name) for entry in entries]

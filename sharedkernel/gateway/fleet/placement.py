@@ -12,9 +12,6 @@ The rules are the core's (`scheduling/placement.py`); this module provides their
 - the remaining time of a notebook is unknown, so each session in use is taken to need as long as the new one.
 
 A user with entries on a device's shelf is placed there first of all: they cannot be used elsewhere.
-
-A session must be placed. So if a rule finds no device, it is asked again with a small demand, and at last the least
-loaded device is taken, where cells wait for memory.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState
+from sharedkernel.scheduling.placement import Demand, DeviceId, DeviceState, place_session
 from sharedkernel.status.document import SessionStatus, StatusDocument
 
 #: most notebooks remembered
@@ -106,15 +103,25 @@ def choose(rule: str, demand: Demand, documents: Mapping[str, StatusDocument], i
     in_use
         Number of sessions in use or starting on each device.
     """
-    states = [_state(name, documents[name], in_use[name], demand) for name in documents]
-    little = Demand(utilisation=0.0, seconds=demand.seconds)
-    for name, wanted in ((rule, demand), (rule, little), ("least-loaded", little)):
-        if (chosen := PLACEMENTS[name]().place(wanted, states)) is not None:
-            return chosen[0]
-    return states[0].id
+    return place_session(
+        rule, demand, [device_state(name, documents[name], in_use[name], demand) for name in documents]
+    )
 
 
-def _state(name: str, document: StatusDocument, in_use: int, demand: Demand) -> DeviceState:
+def device_state(name: str, document: StatusDocument, in_use: int, demand: Demand) -> DeviceState:
+    """Return a device as placement sees it.
+
+    Parameters
+    ----------
+    name
+        In the configuration.
+    document
+        Its status document.
+    in_use
+        Number of sessions in use or starting on it.
+    demand
+        Of the session to be placed: how fast the device is for it.
+    """
     device, sessions = document.device, document.sessions
     capacity = device.capacity_bytes - device.reserve_bytes
     taken = sum(memory_of(session) for session in sessions) + sum(lane.size_bytes for lane in document.lanes)

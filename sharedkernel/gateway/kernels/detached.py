@@ -154,6 +154,10 @@ class DetachedSessions:
         """Return *user*'s detached sessions, the first that was shut down first."""
         return [found for found in self._sessions.values() if found.user == user]
 
+    def owners(self) -> set[str]:
+        """Return the names of the users with detached sessions."""
+        return {found.user for found in self._sessions.values()}
+
     async def end(self, earlier: EarlierSession) -> None:
         """End a detached session."""
         self.forget(earlier.session)

@@ -10,6 +10,7 @@ can. The number of a user's sessions is counted over all devices, their memory o
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +50,16 @@ _DRAINING_RETRY = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPeers:
+    """How the gateways of a cluster know each other."""
+
+    #: the cluster's secret on a front, its own key on a host
+    key: bytes
+    #: for connections to them
+    context: ssl.SSLContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """What the kernel manager serves, and by which rules; from the application's configuration."""
 
@@ -62,6 +73,10 @@ class Deployment:
     #: name of the policy on all executors; "": each keeps its own
     policy: str
     audit_log: AuditLog
+    #: what ids of kernels and notebook sessions begin with, in a cluster
+    id_prefix: str = ""
+    #: how the gateways of its cluster know each other, if it is in one
+    peers: ClusterPeers | None = None
 
 
 class DeploymentOwner(Protocol):
@@ -92,6 +107,7 @@ class SessionKernels(AsyncMappingKernelManager):
         super().__init__(**kwargs)
         deployment = cast("DeploymentOwner", self.parent).deployment
         self._audit_log = deployment.audit_log
+        self.id_prefix = deployment.id_prefix
         #: whether this gateway is about to stop, and starts no sessions any more
         self.is_draining = False
         tasks = self._tasks = BackgroundTasks()
@@ -119,8 +135,14 @@ class SessionKernels(AsyncMappingKernelManager):
             tasks,
             backlog_bytes=self.backlog_bytes,
         )
-        self._starter = SessionStarter(
-            self.registry, self.detached, self.recovery, self.executors, self.rules, self._make_kernel
+        self.starter = SessionStarter(
+            self.registry,
+            self.detached,
+            self.recovery,
+            self.executors,
+            self.rules,
+            self._make_kernel,
+            id_prefix=deployment.id_prefix,
         )
 
     @default("kernel_manager_class")
@@ -272,7 +294,7 @@ class SessionKernels(AsyncMappingKernelManager):
                 reason="draining",
                 retry_after=_DRAINING_RETRY,
             )
-        return await self._starter.start(user.username, kernel_name or KERNEL_NAME, path=path, env=env or {})
+        return await self.starter.start(user.username, kernel_name or KERNEL_NAME, path=path, env=env or {})
 
     def _make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
         kernel: SessionKernel = self.kernel_manager_factory(

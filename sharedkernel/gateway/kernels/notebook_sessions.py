@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 from tornado.web import HTTPError
@@ -12,6 +13,11 @@ from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
 
 class OwnNotebookSessions(SessionManager):
     """Shows a user the notebook sessions of their own kernels; admins see all."""
+
+    def new_session_id(self) -> str:
+        """Return the id of a new notebook session, which begins as those of this host's kernels."""
+        prefix: str = self.kernel_manager.id_prefix
+        return prefix + str(uuid4())[len(prefix) :]
 
     async def get_session(self, **kwargs: Any) -> dict[str, Any]:
         """Return the notebook session described by *kwargs* (its id, or its path).

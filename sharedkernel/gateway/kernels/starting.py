@@ -56,6 +56,8 @@ class SessionStarter:
         Limit the number of a user's sessions.
     make_kernel
         Makes a kernel for a new session.
+    id_prefix
+        What kernel ids begin with, in a cluster; at most 8 hexadecimal digits.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class SessionStarter:
         executors: Executors,
         rules: FleetRules,
         make_kernel: KernelFactory,
+        *,
+        id_prefix: str,
     ) -> None:
         self._registry = registry
         self._detached = detached
@@ -73,6 +77,7 @@ class SessionStarter:
         self._executors = executors
         self._rules = rules
         self._make_kernel = make_kernel
+        self._id_prefix = id_prefix
         #: number of sessions that are starting, by user and notebook
         self._num: Counter[tuple[str, str | None]] = Counter()
         #: the same by device
@@ -176,7 +181,7 @@ class SessionStarter:
         refusals: dict[str, SharedKernelError] = {}
         while True:
             try:
-                device = await self._executors.place(user, notebook, count_in_use=self._count_in_use, without=refusals)
+                device = await self._executors.place(user, notebook, count_in_use=self.count_in_use, without=refusals)
             except ExecutorUnavailable:
                 if refusals:
                     raise next(iter(refusals.values())) from None
@@ -198,7 +203,7 @@ class SessionStarter:
                 refusals[device] = refusal
 
     async def _start_on(self, device: str, *, user: str, **session: Any) -> str:
-        kernel_id = str(uuid4())
+        kernel_id = self._id_prefix + str(uuid4())[len(self._id_prefix) :]
         self._num_on[device] += 1
         try:
             with self._registry.starting(kernel_id):
@@ -214,14 +219,14 @@ class SessionStarter:
         log.info("kernel %s of %s started%s", kernel_id, user, device and f" on {device}")
         return kernel_id
 
-    def _count_in_use(self, device: str) -> int:
+    def count_in_use(self, device: str) -> int:
         """Return the number of sessions on *device* that have work or will soon have some, starting ones included."""
         recent = utcnow() - _RECENT
         kernels = [kernel for kernel in self._registry.all() if kernel.device == device]
         in_use = sum(kernel.execution_state == "busy" or kernel.last_activity > recent for kernel in kernels)
         return in_use + self._num_on[device]
 
-    def _num_of(self, user: str, detached: Iterable[EarlierSession] = ()) -> int:
+    def num_of(self, user: str, detached: Iterable[EarlierSession] = ()) -> int:
         """Return how many sessions of *user* count: kernels, starting sessions and *detached* ones."""
         num: Counter[str | None] = Counter()
         without_client: set[str | None] = set()
@@ -246,7 +251,7 @@ class SessionStarter:
             When there are too many.
         """
         allowed = self._rules.quotas.max_sessions(user)
-        if allowed is not None and (existing := self._num_of(user) - 1) >= allowed:
+        if allowed is not None and (existing := self.num_of(user) - 1) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
 
     async def _end_detached_beyond_limit(self, user: str) -> None:
@@ -256,10 +261,10 @@ class SessionStarter:
             return
         for earlier in self._detached.of_user(user):
             detached = self._detached.of_user(user)
-            num = self._num_of(user, detached)
+            num = self.num_of(user, detached)
             if num <= allowed:
                 return
             # A notebook's extra session does not count, so ending it would gain nothing.
-            if earlier in detached and self._num_of(user, [other for other in detached if other != earlier]) < num:
+            if earlier in detached and self.num_of(user, [other for other in detached if other != earlier]) < num:
                 log.info("session %s of %s gives way to a new one", earlier.session, user)
                 await self._detached.end(earlier)

@@ -1,0 +1,281 @@
+"""A front's routes: those of a host's gateway, forwarded to the host that they are about, or to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Any, ClassVar, cast
+
+import msgspec
+from jupyter_server.auth.decorator import allow_unauthenticated, authorized, ws_authenticated
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from jupyter_server.services.kernels import handlers as kernels
+from jupyter_server.services.sessions import handlers as sessions
+from tornado import web
+from tornado.httpclient import HTTPResponse
+from tornado.iostream import IOStream
+
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.cluster.front import Front
+from sharedkernel.gateway.cluster.hosts import HostAway
+from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
+from sharedkernel.gateway.cluster.splice import Splice, connect, handshake
+from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.http import handlers
+from sharedkernel.gateway.http.health import HealthHandler
+from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+
+#: headers of a host's answer that its client gets
+_ANSWERED = ("Content-Type", "Location", "Retry-After", "Cache-Control")
+#: headers of a client's request that a host gets
+_ASKED = ("Content-Type", "Accept", "User-Agent")
+
+
+class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+    """Base of the routes of a front; hosts check what a user may do there."""
+
+    auth_resource = "sharedkernel"
+
+    @property
+    def front(self) -> Front:
+        """What knows the hosts."""
+        return cast("Front", self.settings["front"])
+
+    @property
+    def uri(self) -> str:
+        """Path and query at a host, whose base URL is ``/``."""
+        return "/" + (self.request.uri or "").removeprefix(self.base_url)
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Headers for a host."""
+        return [(name, self.request.headers[name]) for name in _ASKED if name in self.request.headers]
+
+    async def forward(self, kernel_id: str | None = None) -> None:
+        """Answer with what the host of a kernel answers, or any host."""
+        host = self.front.any_host() if kernel_id is None else self.front.host_of(kernel_id)
+        user, request = self.current_user, self.request
+        self.pass_on(
+            await self.front.fetch(
+                host, user, request.method or "GET", self.uri, body=request.body or None, headers=self.headers
+            )
+        )
+
+    def pass_on(self, answer: HTTPResponse) -> None:
+        """Answer with a host's *answer*."""
+        self.set_status(answer.code, answer.reason)
+        for name in _ANSWERED:
+            if name in answer.headers:
+                self.set_header(name, answer.headers[name])
+        if answer.code == HTTPStatus.NO_CONTENT:
+            self.clear_header("Content-Type")
+            self.finish()
+        else:
+            self.finish(answer.body)
+
+
+class ForwardedHandler(FrontHandler):
+    """What is about one kernel or notebook session, and goes to its host."""
+
+    @web.authenticated
+    async def get(self, kernel_id: str = "", session_id: str = "", **_: str) -> None:
+        """Forward the request."""
+        await self.forward(kernel_id or session_id)
+
+    post = put = patch = delete = get
+
+
+class ListedHandler(FrontHandler):
+    """``/api/kernels`` and ``/api/sessions``."""
+
+    @web.authenticated
+    async def get(self) -> None:
+        """List what all hosts list."""
+        self.finish(json.dumps(await self.front.list_all(self.current_user, self.uri)))
+
+    @web.authenticated
+    async def post(self) -> None:
+        """Have a session started, on the host that placement chooses."""
+        body = handlers.read_body(self, {"env": dict, "path": str, "kernel": dict})
+        if kernel_id := body.get("kernel", {}).get("id"):
+            await self.forward(str(kernel_id))
+            return
+        if self.request.path.endswith("sessions") and "path" in body:
+            # A notebook's session that exists already is returned.
+            for found in await self.front.list_all(self.current_user, self.uri):
+                if found.get("path") == body["path"]:
+                    await self.forward(str(found["id"]))
+                    return
+        key = body.get("env", {}).get("KERNEL_CLIENT_KEY")
+        sent = self.request.body
+        self.pass_on(await self.front.start(self.current_user, self.uri, sent, self.headers, key and str(key)))
+
+
+class EverywhereHandler(FrontHandler):
+    """``/sharedkernel/api/policy``: read from one host, changed on all that answer."""
+
+    actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
+
+    @web.authenticated
+    async def get(self) -> None:
+        """Forward the request to one host."""
+        await self.forward()
+
+    @web.authenticated
+    async def put(self) -> None:
+        """Forward the request to all hosts, and answer with the last one's answer."""
+        await put_everywhere(self)
+
+
+class FrontQuotasHandler(handlers.QuotasHandler):
+    """``/sharedkernel/api/quotas``: the front's own, which are changed on all hosts, too."""
+
+    @web.authenticated
+    async def put(self) -> None:
+        """Override the configuration's quotas here and on all hosts that answer; for admins."""
+        await cast("Awaitable[None]", super().put())
+        await self._forward(self.request.body)
+
+    @web.authenticated
+    async def delete(self) -> None:
+        """Undo such overrides here and on all hosts that answer; for admins."""
+        await cast("Awaitable[None]", super().delete())
+        await self._forward()
+
+    async def _forward(self, body: bytes | None = None) -> None:
+        front: Front = self.settings["front"]
+        uri = f"/sharedkernel/api/quotas{f'?{self.request.query}' if self.request.query else ''}"
+        for host in front.hosts.answering():
+            with contextlib.suppress(HostAway):
+                await front.fetch(host, self.current_user, self.request.method or "PUT", uri, body=body)
+
+
+async def put_everywhere(handler: FrontHandler) -> None:
+    """Forward a request to all hosts that answer, and pass on the last answer, or the first refusal."""
+    handler.front.any_host()
+    for host in handler.front.hosts.answering():
+        answer = await handler.front.fetch(
+            host, handler.current_user, "PUT", handler.uri, body=handler.request.body, headers=handler.headers
+        )
+        if answer.code >= HTTPStatus.BAD_REQUEST:
+            break
+    handler.pass_on(answer)
+
+
+class HostsHandler(FrontHandler):
+    """``/sharedkernel/api/hosts``: the hosts of the cluster."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return each host's name, version, devices, sessions, and whether it answers."""
+        found = [
+            {
+                "name": host.name,
+                "address": host.address,
+                "version": host.version,
+                "answering": host.is_answering,
+                "message": None if host.is_answering else host.why_away(),
+                "devices": [device.id for device in host.devices],
+                "num_sessions": sum(user.sessions for user in host.users.values()),
+            }
+            for host in self.front.hosts.all()
+        ]
+        self.finish(json.dumps({"hosts": found}))
+
+
+class HostHandler(FrontHandler):
+    """``/sharedkernel/api/hosts/NAME``: a host that can be forgotten."""
+
+    actions: ClassVar[dict[str, str]] = {"DELETE": "forget host"}
+
+    @web.authenticated
+    @authorized
+    async def delete(self, name: str) -> None:
+        """Forget a host that is gone for good; for admins."""
+        if not self.current_user.admin:
+            raise Refused("only admins may forget a host.", reason="not_admin")
+        self.front.hosts.forget(name)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class FrontStatusHandler(FrontHandler):
+    """``/sharedkernel/api/status``: who uses and who waits for what, on all hosts."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the status document, as this user may see it."""
+        status = await self.front.status()
+        user = self.current_user
+        self.finish(msgspec.json.encode(status if user.admin else status.visible_to(user.username)))
+
+
+class FrontReadyHandler(web.RequestHandler):
+    """``/readyz``: whether a host answers."""
+
+    @allow_unauthenticated
+    def get(self) -> None:
+        """Return 200 if one does, else 503."""
+        is_ready = any(host.devices for host in self.settings["front"].hosts.answering())
+        if not is_ready:
+            self.set_status(503)
+        self.finish("ok\n" if is_ready else "no host\n")
+
+    def _log(self) -> None:
+        pass
+
+
+class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
+    """``/api/kernels/ID/channels``: the websocket of a session's messages, joined to its host's."""
+
+    _splice: Splice | None = None
+
+    @ws_authenticated
+    async def get(self, kernel_id: str) -> None:
+        """Join the websocket to the host's; returns when it is closed."""
+        front: Front = self.settings["front"]
+        host, user = front.host_of(kernel_id), cast("Any", self.current_user)
+        with self.settings["open_websockets"].place_for(self):
+            try:
+                upstream = await connect(host.address, front.context)
+            except OSError as error:
+                raise HostAway(f"{host.name} does not answer ({error}); its sessions run on, try again.") from None
+            uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
+            client = cast("IOStream", self.detach())
+            client.set_nodelay(True)
+            sent = handshake(host.address, uri, self.request.headers.get_all(), front.ticket(host, user))
+            await upstream.write(sent)
+            self._splice = Splice(client, upstream)
+            await self._splice.run()
+
+    def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """End the connection; *code* and *reason* would be the host's to say."""
+        if self._splice is not None:
+            self._splice.close()
+
+
+_KERNEL = kernels._kernel_id_regex
+default_handlers: list[Any] = [
+    (r"/api/kernels", ListedHandler),
+    (rf"/api/kernels/{_KERNEL}", ForwardedHandler),
+    (rf"/api/kernels/{_KERNEL}/{kernels._kernel_action_regex}", ForwardedHandler),
+    (rf"/api/kernels/{_KERNEL}/channels", SpliceHandler),
+    (r"/api/sessions", ListedHandler),
+    (rf"/api/sessions/{sessions._session_id_regex}", ForwardedHandler),
+    (r"/api/kernelspecs(?:/[^/]+)?", EverywhereHandler),
+    (r"/sharedkernel/api/status", FrontStatusHandler),
+    (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", ForwardedHandler),
+    (r"/sharedkernel/api/quotas", FrontQuotasHandler),
+    (r"/sharedkernel/api/policy", EverywhereHandler),
+    (r"/sharedkernel/api/events", StatusFeedHandler),
+    (r"/sharedkernel/api/hosts", HostsHandler),
+    (r"/sharedkernel/api/hosts/([A-Za-z0-9.-]+)", HostHandler),
+    (PATH, RegistrationHandler),
+    (r"/healthz", HealthHandler),
+    (r"/readyz", FrontReadyHandler),
+]

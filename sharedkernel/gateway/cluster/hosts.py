@@ -1,0 +1,173 @@
+"""The hosts that a front knows. One that is not heard is away, and never forgotten unless an admin says so.
+
+Their names and addresses are kept in a file, so that a front that starts knows whose kernels it cannot reach yet.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.tickets import host_prefix
+from sharedkernel.gateway.cluster.summary import HostSummary, UserSummary
+from sharedkernel.scheduling.placement import DeviceState
+from sharedkernel.system.atomic_file import replace_file
+from sharedkernel.units import format_seconds
+
+log = logging.getLogger(__name__)
+
+#: most hosts of a cluster
+MAX_HOSTS = 2000
+#: seconds without a summary after which a host is away
+_PATIENCE = 10.0
+#: seconds for which lists of kernels are refused because a host that had some of them is away
+_LIST_PATIENCE = 300.0
+#: the same for a host that has not been heard since this front started: it may have gone for good before that
+_FIRST_PATIENCE = 30.0
+
+
+class HostAway(Refused):
+    """A host does not answer."""
+
+    reason = "host_away"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after=2.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Host:
+    """A host of the cluster, as it registered last."""
+
+    name: str
+    address: str
+    version: str = ""
+    #: its devices, with the sessions that were placed there since its summary
+    devices: list[DeviceState] = field(default_factory=list)
+    #: its users, with the same sessions
+    users: dict[str, UserSummary] = field(default_factory=dict)
+    #: when its last summary came, on the monotonic clock; None: not since this front started
+    heard: float | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether it has been heard lately."""
+        return self.heard is not None and time.monotonic() < self.heard + _PATIENCE
+
+    def why_away(self) -> str:
+        """Return a sentence about a host that does not answer."""
+        since = "since this gateway started"
+        if self.heard is not None:
+            since = f"for {format_seconds(time.monotonic() - self.heard)}"
+        return f"{self.name} has not answered {since}; its sessions are not lost unless that machine restarted."
+
+
+class ClusterHosts:
+    """All hosts of a cluster, by name.
+
+    Parameters
+    ----------
+    path
+        The file that keeps their names and addresses; an invalid one is taken for empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._began = time.monotonic()
+        self._hosts: dict[str, Host] = {}
+        self._by_prefix: dict[str, Host] = {}
+        for name, address in _read(path).items():
+            self._add(Host(name=name, address=address))
+
+    def _add(self, host: Host) -> None:
+        self._hosts[host.name] = self._by_prefix[host_prefix(host.name)] = host
+
+    def all(self) -> list[Host]:
+        """Return all hosts, by name."""
+        return [self._hosts[name] for name in sorted(self._hosts)]
+
+    def answering(self) -> list[Host]:
+        """Return the hosts that have been heard lately."""
+        return [host for host in self._hosts.values() if host.is_answering]
+
+    def of_kernel(self, kernel_id: str) -> Host | None:
+        """Return the host of a kernel or a notebook session by its id; None if no host has such ids."""
+        return self._by_prefix.get(kernel_id[:8])
+
+    def register(self, summary: HostSummary) -> None:
+        """Record a host's summary.
+
+        Raises
+        ------
+        Refused
+            When there are too many hosts, or its kernels' ids would be another host's.
+        """
+        host = self._hosts.get(summary.name)
+        if host is None:
+            if len(self._hosts) >= MAX_HOSTS:
+                raise Refused(f"this cluster has {MAX_HOSTS} hosts, which is the most; forget those that are gone.")
+            if (other := self._by_prefix.get(host_prefix(summary.name))) is not None:
+                raise Refused(f"{summary.name} and {other.name} would have the same ids; call one of them otherwise.")
+            host = Host(name=summary.name, address=summary.address)
+            self._add(host)
+            log.info("host %s at %s has joined", host.name, summary.address)
+            self._store()
+        elif host.address != summary.address:
+            host.address = summary.address
+            self._store()
+        host.version, host.users = summary.version, summary.users
+        host.devices = [device.state(host.name) for device in summary.devices]
+        host.heard = time.monotonic()
+
+    def forget(self, name: str) -> None:
+        """Forget a host that is gone for good, with its sessions.
+
+        Raises
+        ------
+        Refused
+            When there is no such host, or it answers: it would register again.
+        """
+        host = self._hosts.get(name)
+        if host is None:
+            raise Refused(f"there is no host {name!r}.", reason="no_such_kernel")
+        if host.is_answering:
+            raise Refused(f"{name} answers; end its gateway first, or it would register again.")
+        del self._hosts[name], self._by_prefix[host_prefix(name)]
+        self._store()
+
+    def check_listed(self, user: str) -> None:
+        """Check that what the hosts list is complete for *user*: clients give up a kernel that is not listed.
+
+        Raises
+        ------
+        HostAway
+            When a host that has sessions of the user does not answer; not for ever, since it may never come back.
+        """
+        now = time.monotonic()
+        for host in self._hosts.values():
+            if host.heard is None:
+                is_awaited = now < self._began + _FIRST_PATIENCE
+            else:
+                is_awaited = user in host.users and now < host.heard + _LIST_PATIENCE
+            if is_awaited and not host.is_answering:
+                raise HostAway(host.why_away())
+
+    def _store(self) -> None:
+        try:
+            replace_file(self._path, json.dumps({host.name: host.address for host in self.all()}), durable=False)
+        except OSError as error:
+            log.warning("the cluster's hosts cannot be kept in %s (%s).", self._path, error.strerror)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        return {str(name): str(address) for name, address in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        log.warning("the cluster's hosts kept in %s cannot be read (%s).", path, error)
+        return {}

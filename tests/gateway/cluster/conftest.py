@@ -1,0 +1,127 @@
+"""Two hosts and a front, as real processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.gateway.auth.tickets import host_key
+from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.local_stack import Service, free_port
+from tests.gateway.client import PATIENCE, Client
+from tests.gateway.conftest import Stack, end_all, run, wait_for
+
+SECRET = "the secret of this cluster is long enough"
+USERS = ("ada", "grace", "linus")
+HOSTS = ("h1", "h2")
+CONFIG = """
+c.SharedKernelGateway.identity = 'tokens'
+c.SharedKernelGateway.tokens_file = {tokens!r}
+c.SharedKernelGateway.admins = {{'ada'}}
+c.SharedKernelGateway.revocation_seconds = 0.2
+c.SharedKernelGateway.quotas = {{'users': {{'linus': {{'sessions': 2}}}}}}
+"""
+
+
+class Cluster:
+    """Fronts and two hosts in *directory*."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ports = [free_port(), free_port()]
+        tokens = directory / "tokens.json"
+        self.tokens = {user: TokenFile(tokens).add(user) for user in USERS}
+        (directory / "config.py").write_text(CONFIG.format(tokens=str(tokens)))
+        self.fronts = [self._front(number, port) for number, port in enumerate(self.ports)]
+        self.hosts = {name: self._host(name) for name in HOSTS}
+
+    def key(self, name: str, key: str) -> str:
+        path = self.directory / f"{name}.key"
+        path.touch(mode=0o600)
+        path.write_text(key)
+        return str(path)
+
+    def _front(self, number: int, port: int) -> Service:
+        (self.directory / f"run{number}").mkdir(mode=0o700)
+        return Service(
+            [
+                "gateway", "--front", "--ip", "127.0.0.1", "--port", str(port),
+                "--runtime-dir", str(self.directory / f"run{number}"), "--config", str(self.directory / "config.py"),
+                "--cluster-key", self.key("cluster", SECRET),
+            ],
+            log_path=self.directory / f"front{number}.log",
+            is_ready=partial(self.has_hosts, number),
+            scratch=self.directory,
+        )  # fmt: skip
+
+    def _host(self, name: str) -> Stack:
+        key = self.key(name, host_key(SECRET.encode(), name))
+        fronts = [f"http://127.0.0.1:{port}" for port in self.ports]
+        config = (
+            f"c.SharedKernelGateway.cluster_key = {key!r}\nc.SharedKernelGateway.host_name = {name!r}\n"
+            f"c.SharedKernelGateway.fronts = {fronts!r}"
+        )
+        return Stack(users=["ada"], capacity="512MiB", config=config)
+
+    def has_hosts(self, number: int) -> bool:
+        """Whether both hosts have registered at a front, as far as its answer shows, or the first one at least."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[number]}/readyz", timeout=PATIENCE) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}"
+
+    def token(self, user: str) -> str:
+        return self.tokens[user]
+
+    def client(self, user: str, front: int = 0) -> Client:
+        return Client(f"http://127.0.0.1:{self.ports[front]}", self.tokens[user])
+
+    def answering(self, front: int = 0) -> set[str]:
+        """Return the hosts that answer, as a front says."""
+        answer = asyncio.run(self.client("ada", front).request("GET", "/sharedkernel/api/hosts"))
+        return {host["name"] for host in answer.body["hosts"] if host["answering"]}
+
+    def is_whole(self) -> bool:
+        return all(self.answering(front) == set(HOSTS) for front in range(len(self.fronts)))
+
+
+@pytest.fixture(scope="session")
+def whole_cluster() -> Iterator[Cluster]:
+    with contextlib.ExitStack() as exits:
+        directory = exits.enter_context(tempfile.TemporaryDirectory(prefix="skc-"))
+        cluster = Cluster(Path(directory))
+        for host in cluster.hosts.values():
+            exits.enter_context(host)
+        for front in cluster.fronts:
+            exits.callback(front.stop)
+            front.start()
+        for front in cluster.fronts:
+            front.wait_until_ready()
+        yield cluster
+
+
+@pytest.fixture
+def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster with all services running, and without sessions."""
+    wait_for(whole_cluster.is_whole)
+    yield whole_cluster
+    for service in (*whole_cluster.fronts, *(host.gateway for host in whole_cluster.hosts.values())):
+        sys.stdout.write(service.log_path.read_text()[-3000:])
+        if not service.running:
+            service.start()
+    for host in whole_cluster.hosts.values():
+        host.gateway.wait_until_ready()
+        run(end_all(host.client("ada")))

@@ -1,0 +1,248 @@
+"""A front: it routes requests by kernel ids, joins websockets, places sessions, and loses nothing when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tornado.httpclient import HTTPClientError
+
+from sharedkernel.gateway.auth.tickets import Purpose, TicketKey, host_prefix
+from sharedkernel.gateway.cluster.registration import HOST_HEADER, PATH
+from tests.gateway.client import Client
+from tests.gateway.cluster.conftest import HOSTS, SECRET, Cluster
+from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.devices import execute, until
+from tests.gateway.test_stock_clients import stock_server
+
+pytestmark = pytest.mark.heavy
+
+STATUS = "/sharedkernel/api/status"
+
+
+def host_of(kernel: str) -> str:
+    return next(name for name in HOSTS if kernel.startswith(host_prefix(name)))
+
+
+async def start_on_both(client: Client) -> dict[str, str]:
+    """Start a session on each host; return the ids by host."""
+    kernels: dict[str, str] = {}
+    while len(kernels) < len(HOSTS):
+        kernel = await client.start()
+        if kernels.setdefault(host_of(kernel), kernel) != kernel:
+            await client.end(kernel)
+    return kernels
+
+
+def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) -> None:
+    """Started, used, listed, shown in the status and ended, through either front, by their users alone."""
+
+    async def test() -> None:
+        grace = cluster.client("grace")
+        kernels = await start_on_both(grace)
+        for number, kernel in enumerate(kernels.values()):
+            assert (
+                await execute(grace, kernel, f"import torch; x = torch.tensor({number}); print(int(x))") == f"{number}"
+            )
+        other = cluster.client("grace", front=1)
+        for number, kernel in enumerate(kernels.values()):
+            assert await execute(other, kernel, "print(int(x) + 1)") == f"{number + 1}"
+        listed = (await other.request("GET", "/api/kernels")).body
+        assert {entry["id"] for entry in listed} == set(kernels.values())
+
+        linus = cluster.client("linus")
+        assert (await linus.request("GET", "/api/kernels")).body == []
+        assert (await linus.request("GET", f"/api/kernels/{kernels['h1']}")).status == 404
+        assert (await Client(grace.url, "wrong").request("GET", f"/api/kernels/{kernels['h1']}")).status == 403
+        assert (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
+
+        status = (await grace.request("GET", STATUS)).body
+        assert {entry["host"] for entry in status["devices"]} == set(HOSTS)
+        places = {entry["kernel_id"]: (entry["host"], entry["device"]) for entry in status["sessions"]}
+        for host, kernel in kernels.items():
+            assert places[kernel] == (host, f"{host}/host")
+        interrupted = await other.request("POST", f"/api/kernels/{kernels['h2']}/interrupt")
+        assert interrupted.status == 204, interrupted
+        for kernel in kernels.values():
+            await other.end(kernel)
+        assert (await grace.request("GET", "/api/kernels")).body == []
+
+    run(test())
+
+
+def test_a_limit_on_sessions_counts_over_all_hosts(cluster: Cluster) -> None:
+    """With the sentence that one host would give."""
+
+    async def test() -> None:
+        linus = cluster.client("linus")
+        await linus.start()
+        await linus.start()
+        answer = await linus.request("POST", "/api/kernels", {"name": "shared-gpu"})
+        assert answer.status == 429
+        assert answer.body["reason"] == "quota"
+
+    run(test())
+
+
+def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
+    """At the front that started it, and at another one, which asks the hosts."""
+
+    async def test() -> None:
+        grace, other = cluster.client("grace"), cluster.client("grace", front=1)
+        first = await grace.start(KERNEL_CLIENT_KEY="key")
+        assert await grace.start(KERNEL_CLIENT_KEY="key") == first
+
+        async def is_known() -> bool:
+            hosts = (await other.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+            return any(host["num_sessions"] for host in hosts)
+
+        await until(is_known)
+        assert await other.start(KERNEL_CLIENT_KEY="key") == first
+
+    run(test())
+
+
+def test_a_stock_server_uses_a_front_as_any_gateway(cluster: Cluster, tmp_path: Path) -> None:
+    """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through."""
+
+    async def scenario(server: Client) -> None:
+        specs = (await server.request("GET", "/api/kernelspecs")).body["kernelspecs"]
+        logo = await server.request("GET", specs["shared-gpu"]["resources"]["logo-64x64"])
+        assert logo.status == 200
+        kernel = await server.start()
+        async with server.attach(kernel, legacy=True) as channels:
+            assert (await channels.run("x = 41; x + 1"))["text"] == "42"
+            await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
+            await channels.until("stream", text="on\n")
+            assert (await server.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
+            await channels.until("execute_reply", status="error")
+            assert [model["id"] for model in (await server.request("GET", "/api/kernels")).body] == [kernel]
+            assert (await server.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
+            assert (await channels.run("'x' in dir()"))["text"] == "False"
+        await server.end(kernel)
+
+    with stock_server(cast("Stack", cluster), tmp_path) as server:
+        run(scenario(server))
+
+
+def test_notebook_sessions_are_routed_too(cluster: Cluster) -> None:
+    """A notebook that is opened twice has one session."""
+
+    async def test() -> None:
+        grace = cluster.client("grace")
+        body = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"}}
+        made = await grace.request("POST", "/api/sessions", body)
+        assert made.status == 201, made
+        again = await grace.request("POST", "/api/sessions", body)
+        assert again.body["id"] == made.body["id"]
+        listed = (await grace.request("GET", "/api/sessions")).body
+        assert [entry["id"] for entry in listed] == [made.body["id"]]
+        assert (await grace.request("DELETE", f"/api/sessions/{made.body['id']}")).status == 204
+
+    run(test())
+
+
+def test_a_killed_front_costs_nothing(cluster: Cluster) -> None:
+    """A cell runs on, its output comes through the other front, and the killed one finds the session again."""
+
+    async def start() -> str:
+        grace = cluster.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            await channels.run("x = 41")
+            await channels.send("execute_request", {"code": "import time; time.sleep(1); x += 1", "silent": False})
+            await channels.until("execute_input")
+            cluster.fronts[0].kill()
+            while await channels.receive() is not None:
+                pass
+        assert await execute(cluster.client("grace", front=1), kernel, "print(x)") == "42"
+        return kernel
+
+    kernel = asyncio.run(start())
+    cluster.fronts[0].start()
+    cluster.fronts[0].wait_until_ready()
+    wait_for(cluster.is_whole)
+    assert asyncio.run(execute(cluster.client("grace"), kernel, "print(x + 1)")) == "43"
+
+
+def test_a_host_that_is_away_is_not_forgotten(cluster: Cluster) -> None:
+    """Its sessions get a sentence, others go on; once it is back, so are its sessions; only an admin forgets a host."""
+
+    async def start() -> dict[str, str]:
+        return await start_on_both(cluster.client("grace"))
+
+    kernels = asyncio.run(start())
+    gateway = cluster.hosts["h2"].gateway
+    gateway.kill()
+    wait_for(lambda: cluster.answering() == {"h1"})
+
+    async def away() -> None:
+        grace, ada = cluster.client("grace"), cluster.client("ada")
+        answer = await grace.request("GET", f"/api/kernels/{kernels['h2']}")
+        assert answer.status == 503
+        assert answer.body["reason"] == "host_away"
+        assert "h2 has not answered for" in answer.body["message"]
+        assert (await grace.request("GET", "/api/kernels")).status == 503, "an incomplete list was shown"
+        assert await execute(grace, kernels["h1"], "print(1)") == "1"
+        devices = {entry["name"]: entry for entry in (await grace.request("GET", STATUS)).body["devices"]}
+        assert devices["h1/host"]["available"]
+        assert not devices["h2"]["available"]
+        assert "not lost" in devices["h2"]["message"]
+        assert (await grace.request("DELETE", "/sharedkernel/api/hosts/h2")).status == 403
+        assert (await ada.request("DELETE", "/sharedkernel/api/hosts/h1")).status == 409
+        assert (await ada.request("DELETE", "/sharedkernel/api/hosts/h2")).status == 204
+        assert (await grace.request("GET", f"/api/kernels/{kernels['h2']}")).status == 404
+
+    asyncio.run(away())
+    gateway.start()
+    wait_for(cluster.is_whole)
+    assert asyncio.run(execute(cluster.client("grace"), kernels["h2"], "print(2)")) == "2"
+
+
+def test_a_revoked_user_s_websocket_is_closed(cluster: Cluster) -> None:
+    """By the front, which checks tokens while websockets are open."""
+    from sharedkernel.gateway.auth.tokens import TokenFile
+
+    async def test() -> None:
+        tokens = TokenFile(cluster.directory / "tokens.json")
+        cluster.tokens["mary"] = tokens.add("mary")
+        mary = cluster.client("mary")
+        kernel = await mary.start()
+        async with mary.attach(kernel) as channels:
+            await channels.run("pass")
+            tokens.remove("mary")
+            while await channels.receive() is not None:
+                pass
+        assert (await mary.request("GET", "/api/kernels")).status == 403
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "purpose"),
+    [
+        ("h1", TicketKey.of_host(SECRET.encode(), "h2"), Purpose.REGISTER),
+        ("h1", TicketKey.of_host(SECRET.encode(), "h1"), Purpose.REQUEST),
+        ("h3", TicketKey(b"guessed"), Purpose.REGISTER),
+        ("../h3", TicketKey(b"guessed"), Purpose.REGISTER),
+    ],
+)
+def test_only_a_host_with_its_own_key_can_register(
+    cluster: Cluster, name: str, key: TicketKey, purpose: Purpose
+) -> None:
+    """Others get 403."""
+    from tornado.httpclient import HTTPRequest
+    from tornado.websocket import websocket_connect
+
+    async def test() -> None:
+        ticket = key.make(name, admin=False, purpose=purpose, now=time.time())
+        headers = {"Authorization": f"token {ticket}", HOST_HEADER: name}
+        request: Any = HTTPRequest(f"ws://127.0.0.1:{cluster.ports[0]}{PATH}", headers=headers)
+        with pytest.raises(HTTPClientError) as refused:
+            await websocket_connect(request)
+        assert refused.value.code == 403
+
+    run(test())

@@ -1,0 +1,97 @@
+"""The hosts of a front: summaries, who is away, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sharedkernel.errors import ConfigError, ProtocolError, Refused
+from sharedkernel.gateway.cluster.hosts import ClusterHosts, HostAway
+from sharedkernel.gateway.cluster.splice import handshake
+from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary, UserSummary, read_summary
+from sharedkernel.gateway.config.settings import parse_fronts
+
+DEVICE = DeviceSummary(
+    name="cuda:15", model="N" * 48, capacity_bytes=1 << 38, free_bytes=(1 << 38) - 1, active=999, utilisation=999.99
+)
+
+
+def summary(name: str = "h1", devices: int = 1, **fields: object) -> HostSummary:
+    values = {"address": f"http://{name}:8585", "version": "1.0", "devices": [DEVICE] * devices, **fields}
+    return msgspec.convert({"name": name, **msgspec.to_builtins(values)}, HostSummary)
+
+
+def test_a_device_takes_at_most_200_bytes() -> None:
+    """Whatever is said of it."""
+    assert len(msgspec.msgpack.encode(DEVICE)) <= 200
+
+
+def test_a_summary_comes_as_it_was_sent() -> None:
+    """With its users."""
+    sent = summary(users={"ada": UserSummary(sessions=2, has_left=True)})
+    assert read_summary(msgspec.msgpack.encode(sent)) == sent
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"nonsense", "no summary"),
+        (b"\x91" * 100_000, "no summary"),
+        (bytes(300 * 1024), "the limit is 262144"),
+        (msgspec.msgpack.encode(summary(devices=65)), "65 devices; the limit is 64"),
+        (msgspec.msgpack.encode(summary(version="1" * 201)), "more than 200 characters"),
+    ],
+)
+def test_other_summaries_are_refused(data: bytes, sentence: str) -> None:
+    """With one sentence."""
+    with pytest.raises(ProtocolError, match=sentence):
+        read_summary(data)
+
+
+def test_hosts_are_known_after_a_restart(tmp_path: Path) -> None:
+    """As away until they register, and lists are refused meanwhile."""
+    path = tmp_path / "hosts.json"
+    hosts = ClusterHosts(path)
+    hosts.register(summary("h1"))
+    hosts.check_listed("ada")
+    with pytest.raises(Refused, match="h1 answers"):
+        hosts.forget("h1")
+
+    hosts = ClusterHosts(path)
+    assert hosts.answering() == []
+    with pytest.raises(HostAway, match="h1 has not answered since this gateway started"):
+        hosts.check_listed("ada")
+    hosts.register(summary("h2"))
+    hosts.forget("h1")
+    assert [host.name for host in ClusterHosts(path).all()] == ["h2"]
+    with pytest.raises(Refused, match="no host 'h1'"):
+        hosts.forget("h1")
+
+
+def test_a_file_of_hosts_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
+    """A front starts all the same; hosts register again."""
+    path = tmp_path / "hosts.json"
+    path.write_text("[nonsense")
+    assert ClusterHosts(path).all() == []
+
+
+def test_a_handshake_has_nothing_of_the_front_s() -> None:
+    """Neither its users' tokens and cookies, nor its address."""
+    headers = [("Host", "front"), ("Authorization", "token secret"), ("Cookie", "c=secret"), ("Upgrade", "websocket")]
+    sent = handshake("http://h1:8585", "/api/kernels/1/channels?session_id=2", headers, "ticket.x").decode()
+    assert sent == (
+        "GET /api/kernels/1/channels?session_id=2 HTTP/1.1\r\nHost: h1:8585\r\nAuthorization: token ticket.x\r\n"
+        "Upgrade: websocket\r\n\r\n"
+    )
+
+
+def test_fronts_are_urls() -> None:
+    """In a list, or in a text with commas, as on a command line."""
+    assert parse_fronts("https://a:1, http://b") == ("https://a:1", "http://b")
+    assert parse_fronts(["https://a:1/"]) == ("https://a:1/",)
+    assert parse_fronts("") == ()
+    for wrong in ("a:1", ["https://a/x"], [1], 7):
+        with pytest.raises(ConfigError, match="write URLs"):
+            parse_fronts(wrong)
