@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Awaitable
 from http import HTTPStatus
@@ -149,8 +148,10 @@ class FrontQuotasHandler(handlers.QuotasHandler):
         front: Front = self.settings["front"]
         uri = f"/sharedkernel/api/quotas{f'?{self.request.query}' if self.request.query else ''}"
         for host in front.hosts.answering():
-            with contextlib.suppress(HostAway):
+            try:
                 await front.fetch(host, self.current_user, self.request.method or "PUT", uri, body=body)
+            except HostAway as error:
+                self.log.warning("the quotas of %s are as they were: %s", host.name, error)
 
 
 async def put_everywhere(handler: FrontHandler) -> None:
