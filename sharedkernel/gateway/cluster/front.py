@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import msgspec
@@ -243,12 +244,17 @@ class Front:
                 if answer is None:
                     raise
                 return answer
+            counted = host.users[user.username]
             if client_key is not None:
                 self._remember(user.username, client_key, host.name)
             with contextlib.suppress(HostAway):
                 answer = await self.fetch(host, user, "POST", uri, body=body, headers=headers)
                 # 409 and 503: its executors refuse or are away, and another host's may not.
                 if answer.code not in (409, 503):
+                    # A summary that was on its way when the request came there did not count it.
+                    now = host.users.get(user.username, counted)
+                    if answer.code == HTTPStatus.CREATED and now.sessions <= counted.sessions:
+                        host.users[user.username] = counted
                     return answer
             refused.add(host.name)
             self._clients.pop((user.username, client_key or ""), None)

@@ -87,7 +87,8 @@ async def summarize(manager: SessionKernels, name: str, address: str) -> HostSum
         Of the host, and the URL at which fronts reach it.
     """
     documents = await manager.executors.documents()
-    owners = Counter({user: manager.starter.num_of(user) for user in manager.registry.owners()})
+    users = manager.registry.owners() | manager.starter.users()
+    owners = Counter({user: manager.starter.num_of(user) for user in users})
     left = manager.detached.owners().union(*map(shelf_owners, documents.values()))
     return HostSummary(
         name=check_host_name(name),

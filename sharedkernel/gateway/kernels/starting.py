@@ -226,6 +226,10 @@ class SessionStarter:
         in_use = sum(kernel.execution_state == "busy" or kernel.last_activity > recent for kernel in kernels)
         return in_use + self._num_on[device]
 
+    def users(self) -> set[str]:
+        """Return the names of the users whose sessions are starting."""
+        return {user for user, _ in self._num}
+
     def num_of(self, user: str, detached: Iterable[EarlierSession] = ()) -> int:
         """Return how many sessions of *user* count: kernels, starting sessions and *detached* ones."""
         num: Counter[str | None] = Counter()

@@ -15,7 +15,7 @@ from sharedkernel.gateway.cluster.registration import HOST_HEADER, PATH
 from tests.gateway.client import Client
 from tests.gateway.cluster.conftest import HOSTS, SECRET, Cluster
 from tests.gateway.conftest import Stack, run, wait_for
-from tests.gateway.devices import execute, until
+from tests.gateway.devices import until
 from tests.gateway.test_stock_clients import stock_server
 
 pytestmark = pytest.mark.heavy
@@ -25,6 +25,17 @@ STATUS = "/sharedkernel/api/status"
 
 def host_of(kernel: str) -> str:
     return next(name for name in HOSTS if kernel.startswith(host_prefix(name)))
+
+
+async def execute(client: Client, kernel: str, code: str) -> str:
+    """Run a cell, and return what it printed, once the websocket is closed: the loop may end next."""
+    async with client.attach(kernel) as channels:
+        reply = await channels.run(code)
+        channels.socket.close()
+        while await channels.receive() is not None:
+            pass
+    assert reply["status"] == "ok", reply
+    return str(reply["text"]).strip()
 
 
 async def start_on_both(client: Client) -> dict[str, str]:
