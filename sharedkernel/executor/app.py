@@ -199,13 +199,13 @@ class ExecutorApp(CommandApp):
             start_timeout = parse_duration(self.start_timeout)
         except SharedKernelError as error:
             fail(str(error), status=2)
+        if self.self_test:
+            self._test(served)
+            return
         if is_chosen and self.device == "host":
             log.info("no GPU was found: serving the processor")
         elif is_chosen:
             log.info("serving %s; `--device host` serves the processor instead", self.device)
-        if self.self_test:
-            self._test(served)
-            return
         parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
         directory = device_directory(parent, self.device)
         try:

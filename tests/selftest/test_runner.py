@@ -171,7 +171,7 @@ def test_whatever_a_step_does_is_its_own_failure() -> None:
 
 def test_the_self_test_is_only_for_gpus() -> None:
     """One sentence, and exit code 2."""
-    command = [sys.executable, "-m", "sharedkernel", "executor", "--self-test"]
+    command = [sys.executable, "-m", "sharedkernel", "executor", "--self-test", "--device", "host"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == "sharedkernel: the self-test is about GPUs; name one with --device cuda:0.\n"
