@@ -292,8 +292,9 @@ def test_a_keeper_may_end_when_it_is_asked(tmp_path: Path) -> None:
             keeper = KeeperClient(tmp_path, "")
             ends = asyncio.get_running_loop().run_in_executor(None, lambda: listener.accept()[0].close())
             assert await keeper.open() == []
-            await ends
+            # before the loop goes on: what listens is this process, and a keeper that has hung up is killed
             keeper.close(quit_too=False)
+            await ends
 
     asyncio.run(main())
 
