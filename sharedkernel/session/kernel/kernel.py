@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 import zmq
 from ipykernel import ipkernel
 from ipykernel.ipkernel import IPythonKernel
+from jupyter_client.session import DELIM
 from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
@@ -27,7 +28,7 @@ from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.loops import LoopReporter
 from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.likeness import named_as
-from sharedkernel.session.kernel.message_log import REPLY, REQUEST, MessageLog
+from sharedkernel.session.kernel.message_log import REPLY, REQUEST, MessageLog, message_id
 from sharedkernel.session.kernel.reaper import reap_adopted
 from sharedkernel.session.kernel.request_limit import RequestLimit
 from sharedkernel.session.kernel.shell import SessionShell
@@ -49,6 +50,8 @@ Handler = Callable[[Any, Any, dict[str, Any]], Any]
 #: what keeps a section from opening, and is told to who asked for it
 _NOT_OPENED = (KeyboardInterrupt, torch.OutOfMemoryError, RestoreFailed)
 
+#: frames that each message has: signature, header, parent's header, metadata, content
+_FEWEST_FRAMES = 5
 #: seconds within which a client that asks for input has connected the socket for it, and between two looks
 _STDIN_PATIENCE, _STDIN_PAUSE = 10.0, 0.02
 #: files of the modules that were imported before the fork; the debugger does not step into them
@@ -179,6 +182,7 @@ class GatedKernel(IPythonKernel):
             request = self.session.deserialize(frames, content=False, copy=False)
         except (ValueError, TypeError):
             request = None  # said by ipykernel, which does not pass it on
+            self._answer_again(identities, frames)
         subshells = self.shell_channel_thread.manager.list_subshell()
         subshell = None if request is None else request["header"].get("subshell_id")
         is_passed_on = request is not None and (subshell is None or subshell in subshells)
@@ -189,6 +193,22 @@ class GatedKernel(IPythonKernel):
             await super().shell_channel_thread_main(msg)
         else:
             self._refuse(identities, request)
+
+    def _answer_again(self, identities: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Send the reply to a request that comes once more; nothing if it has none yet.
+
+        A relay repeats what it has no reply to when its gateway is back. A reply that this session sent before it had
+        seen the new gateway's connection went to the one that is gone.
+        """
+        assert self.session is not None
+        assert self.shell_stream is not None
+        if self.message_log is None or not identities or len(frames) < _FEWEST_FRAMES:
+            return
+        if bytes(frames[0]) not in self.session.digest_history:  # nobody asks for what others were answered
+            return
+        request_id = message_id([DELIM, *map(bytes, frames[:2])])
+        if request_id is not None and (reply := self.message_log.reply_to(request_id, bytes(identities[0]))):
+            ZMQStream.send_multipart(self.shell_stream, reply)  # past the log, which has it
 
     def _refuse(self, identities: Any, request: dict[str, Any]) -> None:
         """Answer a request that too much waits already; what has no answer is told of once, until there is room."""

@@ -191,6 +191,15 @@ class MessageLog:
                     messages.append((channel, frames))
             return Missed(messages, is_cut)
 
+    def reply_to(self, request_id: str, identity: bytes) -> list[bytes] | None:
+        """Return the frames of the reply on the shell channel to a request of the client *identity*, if it is kept."""
+        with self._lock:
+            for start in reversed(self._starts):
+                channel, frames = self._read(start)
+                if channel == "shell" and frames[0] == identity and _parent_id(frames) == request_id:
+                    return frames
+        return None
+
     def _start_of(self, identity: bytes, *, resumes: bool) -> int:
         """Return the number of the message after which a client that has seen none is told everything."""
         if not resumes or identity not in self._began:
@@ -246,8 +255,17 @@ def message_id(frames: Sequence[bytes]) -> str | None:
     str | None
         None if it has none.
     """
+    return _id_in(frames, 2)
+
+
+def _parent_id(frames: Sequence[bytes]) -> str | None:
+    return _id_in(frames, 3)
+
+
+def _id_in(frames: Sequence[bytes], place: int) -> str | None:
+    """Return the id in the header that is so many frames behind the delimiter."""
     try:
-        header = json.loads(frames[list(frames).index(DELIM) + 2])
+        header = json.loads(frames[list(frames).index(DELIM) + place])
     except (ValueError, IndexError):
         return None
     found = header.get("msg_id") if isinstance(header, dict) else None

@@ -78,6 +78,25 @@ def test_a_restart_keeps_the_id_and_loses_the_variables(stack: Stack) -> None:
     run(scenario())
 
 
+def test_a_request_that_comes_again_is_answered_again_and_runs_once(stack: Stack) -> None:
+    """A relay repeats what it has no reply to: the reply may have gone to a gateway that was killed."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        async with grace.attach(await grace.start()) as channels:
+            await channels.run("n = 0")
+            cell = {"code": "n += 1; n", "silent": False, "stop_on_error": True}
+            parts = new_message("execute_request", cell, session=channels.session_id)
+            replies = []
+            for _ in range(2):
+                await channels.socket.write_message(to_websocket("shell", parts), binary=True)
+                replies.append((await channels.until("execute_reply"))[-1])
+            assert replies[0] == replies[1]
+            assert (await channels.run("n"))["text"] == "1"
+
+    run(scenario())
+
+
 def test_binary_buffers_pass_untouched(stack: Stack) -> None:
     """What a widget sends and what comes back, byte by byte."""
 

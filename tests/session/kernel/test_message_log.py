@@ -56,6 +56,16 @@ def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
     assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
 
 
+def test_a_reply_is_found_by_its_request(message_log: MessageLog) -> None:
+    """It is given to the client that asked, and to no other."""
+    reply = [*message(1, to=b"ada")[:4], json.dumps({"msg_id": "asked"}).encode(), b"{}"]
+    message_log.keep("shell", reply)
+    message_log.keep("shell", message(2, to=b"ada"))
+    assert message_log.reply_to("asked", b"ada") == reply
+    assert message_log.reply_to("asked", b"grace") is None
+    assert message_log.reply_to("1", b"ada") is None
+
+
 def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog) -> None:
     """A client that has seen nothing of this session gets what was said while no client was there, and that once."""
     note = message_log._noting_listeners(lambda frames: None)
