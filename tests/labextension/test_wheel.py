@@ -78,7 +78,9 @@ def test_a_wheel_is_small(wheel: Path) -> None:
     """It holds Python, and a page's code in a few files."""
     assert wheel.stat().st_size < _LARGEST
     files = zipfile.ZipFile(wheel).infolist()
-    front_end = [file.compress_size for file in files if "/labextensions/" in file.filename or "/static/" in file.filename]
+    front_end = [
+        file.compress_size for file in files if "/labextensions/" in file.filename or "/static/" in file.filename
+    ]
     assert 20_000 < sum(front_end) < _LARGEST_FRONT_END
 
 
