@@ -169,8 +169,6 @@ class SessionController:
         """Return each session's attained service in device-seconds."""
         return self._driver.scheduler.attained(self._driver.now())
 
-    # --- hand-overs from a session to its heir ------------------------------------------------------------------------
-
     def greeted(self, process: SessionHandle, *, can_inherit: bool) -> None:
         """Find out what a session did before it greeted anew; called before anything is said to it."""
         self._driver.settle()
