@@ -267,7 +267,7 @@ def test_a_heir_that_ends_before_the_report_leaves_the_device_free(tmp_path: Pat
 
 
 def test_an_interrupt_of_the_heir_comes_before_or_after(tmp_path: Path) -> None:
-    """Before, its token is gone when it would take it; after, it is granted the device and then hears of the interrupt."""
+    """Before, its token is gone when it would take it; after, it is granted the device, and then hears of its wish."""
 
     async def before(scene: Scene, ada: Scripted, bob: Scripted) -> None:
         bob.says(protocol.DeviceWantWithdrawnReport())
