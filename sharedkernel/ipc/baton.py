@@ -48,7 +48,9 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 def adopt(descriptor: int) -> socket.socket:
     """Return the socket of a *descriptor* that was received, which belongs to it from now on."""
-    return socket.socket(fileno=descriptor)
+    end = socket.socket(fileno=descriptor)
+    end.settimeout(None)  # with any other, such as a user's default, Python waits in spite of the flags
+    return end
 
 
 def put(end: socket.socket, token: Token) -> bool:

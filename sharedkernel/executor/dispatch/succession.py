@@ -113,17 +113,23 @@ class Succession:
             if known is not None and known.lines.pop(member.line, None) is not None:
                 other.send(protocol.LineClosed(line=member.line))
 
-    def introduce(self, giver: SessionId, heir: SessionId) -> bool:
-        """Have two sessions fetch what they lack for a hand-over; return whether they lack nothing."""
+    def _introduce(self, giver: SessionId, heir: SessionId, *, may_replace: bool) -> bool:
+        """Have two sessions fetch what they lack for a hand-over, maybe in place of the giver's oldest line.
+
+        Return whether they lack nothing.
+        """
         one, other = self._sessions.get(giver), self._sessions.get(heir)
-        if one is None or other is None or one.stamp != other.stamp or not (one.can_inherit and other.can_inherit):
+        if one is None or other is None or one.stamp != other.stamp:
+            return False
+        if not (one.can_inherit and other.can_inherit) or one.is_barred or other.is_barred:
             return False
         mine, theirs = self._member(one), self._member(other)
         for process, member in ((one, mine), (other, theirs)):
             if not member.is_introduced and process.transport is not None:
                 member.is_introduced = True
                 process.send(protocol.Introduced(line=0))
-        if theirs.calls is not None and theirs.line not in mine.lines and one.transport is not None:
+        has_room = may_replace or len(mine.lines) < MOST_LINES
+        if theirs.calls is not None and theirs.line not in mine.lines and has_room and one.transport is not None:
             mine.lines[theirs.line] = False
             if len(mine.lines) > MOST_LINES:
                 del mine.lines[next(iter(mine.lines))]
@@ -135,7 +141,7 @@ class Succession:
         if scheduler.config.names_heirs:
             for holder in scheduler.clock.holders.values():
                 if (heir := scheduler.heir(holder.id)) is not None:
-                    self.introduce(holder.id, heir)
+                    self._introduce(holder.id, heir, may_replace=False)
 
     def _member(self, process: SessionHandle) -> _Member:
         member = self._members.get(process.process)
@@ -179,7 +185,7 @@ class Succession:
 
     def arm(self, named: actions.Heir) -> None:
         """Arm a hand-over, if both sessions can take part in it now."""
-        if not self.introduce(named.session, named.heir):
+        if not self._introduce(named.session, named.heir, may_replace=True):
             return
         giver, heir = self._sessions[named.session], self._sessions[named.heir]
         if not (_is_plain(giver) and _is_plain(heir)):
@@ -234,7 +240,7 @@ class Succession:
             armed.giver.session,
         )
         for process in (armed.giver, armed.heir):
-            process.can_inherit = False
+            process.is_barred = True
             self.ended(process)
         armed.heir.grant.is_unsanctioned = True
         armed.heir.page.words[Word.PREEMPT] = 1
