@@ -149,7 +149,11 @@ class ExecutorService:
         self._channel = FdServer(
             path / DESCRIPTOR_SOCKET,
             self._session_of,
-            {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
+            {
+                **self._shelves.handlers(),
+                **self._controller.handlers(),
+                **(lanes.handlers() if lanes is not None else {}),
+            },
             self._shelves.forget_reservations,
         )
         self._launcher = SessionLauncher(

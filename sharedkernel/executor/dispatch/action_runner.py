@@ -21,6 +21,7 @@ from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.dispatch.driver import Counters, Effects
+from sharedkernel.executor.dispatch.succession import Succession
 from sharedkernel.executor.dispatch.usage import Users
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
@@ -53,6 +54,8 @@ class SessionActions:
         Count the waits that end.
     update_limits
         Called with a session whose memory may grow to something else now.
+    succession
+        Arms hand-overs from a session to its heir.
     tasks
         Background tasks.
     """
@@ -65,6 +68,7 @@ class SessionActions:
         users: Users,
         counters: Counters,
         update_limits: Callable[[SessionHandle], None],
+        succession: Succession,
         tasks: BackgroundTasks,
     ) -> None:
         self._scheduler = scheduler
@@ -73,8 +77,13 @@ class SessionActions:
         self._users = users
         self._counters = counters
         self._update_limits = update_limits
+        self._succession = succession
         self._tasks = tasks
         self._now = asyncio.get_running_loop().time
+
+    def settle(self) -> events.Event | None:
+        """Return that a session has handed the device on, if one has."""
+        return self._succession.settle()
 
     def disconnect(self, session: SessionId) -> None:
         """Hang up on *session*, which connects again then and reports where it stands."""
@@ -90,6 +99,8 @@ class SessionActions:
                 self._served.lane_server.removed(lane)
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
+            case actions.Heir():
+                self._succession.arm(action)
             case actions.ForceYield(session=session):
                 self._force(self._sessions[session])
             case actions.StopProcess(session=session):
@@ -176,6 +187,9 @@ class SessionActions:
         if process.grant.is_unsanctioned:  # it holds one already, of the executor before this
             process.grant.is_unsanctioned = False
             return Effects()
+        if process.grant.has_begun:  # as the heir of the last holder
+            process.grant.has_begun = False
+            return Effects(caused)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         lanes = self._served.lane_server

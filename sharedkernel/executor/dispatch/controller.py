@@ -16,12 +16,14 @@ from sharedkernel.executor.dispatch.action_runner import SessionActions, expecte
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
 from sharedkernel.executor.dispatch.limits import LimitUpdates
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
+from sharedkernel.executor.dispatch.succession import Succession
 from sharedkernel.executor.dispatch.usage import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.executor.processes.quota_use import most_of
 from sharedkernel.executor.processes.sanitize import believe_iterations
+from sharedkernel.ipc.fd_server import FdHandler
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
@@ -60,8 +62,10 @@ class SessionController:
         scheduler, counters = Scheduler(config), Counters()
         #: what each session's memory may grow to
         self.limits = LimitUpdates(served, self.users, scheduler.clock.holders)
+        update = self.limits.update
+        self._succession = Succession(self.sessions, update)
         actions = SessionActions(
-            scheduler, served, self.sessions, self.users, counters, self.limits.update, self._tasks
+            scheduler, served, self.sessions, self.users, counters, update, self._succession, self._tasks
         )
         self._driver = SchedulerDriver(scheduler, event_log, actions, counters)
         self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
@@ -73,6 +77,7 @@ class SessionController:
         self._tasks.cancel()
         self.limits.close()
         self._driver.stop()
+        self._succession.close()
         self._workload.close()
 
     # --- users and sessions come and go -------------------------------------------------------------------------------
@@ -136,6 +141,8 @@ class SessionController:
 
     def remove(self, process: SessionHandle) -> None:
         """Release a process that ended."""
+        self._driver.settle()
+        self._succession.ended(process)
         attained = self._driver.scheduler.sessions[id_of(process)].service.attained
         record, session = self.users.records[process.user or ""], process.session or ""
         record.iterations_before += believe_iterations(process.page, attained)
@@ -162,6 +169,16 @@ class SessionController:
         """Return each session's attained service in device-seconds."""
         return self._driver.scheduler.attained(self._driver.now())
 
+    def greeted(self, process: SessionHandle, *, can_inherit: bool) -> None:
+        """Find out what a session did before it greeted anew; called before anything is said to it."""
+        self._driver.settle()
+        self._succession.ended(process)
+        process.can_inherit = can_inherit
+
+    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
+        """Return what answers sessions' requests on the descriptor socket."""
+        return self._succession.handlers(self._driver.settle)
+
     # --- what sessions say --------------------------------------------------------------------------------------------
 
     def take_over(self, process: SessionHandle, hello: protocol.SessionHello) -> None:
@@ -170,6 +187,7 @@ class SessionController:
             return
         process.page.words[Word.PREEMPT] = 0
         _let_run(process)
+        process.grant.is_handed_on = process.grant.has_begun = False
         process.sent_allowance = process.wait.sent = process.wait.since = None
         process.promised_bytes = process.growth = 0
         session = id_of(process)
@@ -211,6 +229,8 @@ class SessionController:
     def handle(self, process: SessionHandle, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
         session = id_of(process)
+        if not isinstance(message, protocol.GrantReleasedReport):  # which says itself what became of the grant
+            self._driver.settle()
         self.limits.changed(process.user or "")
         match message:
             case protocol.CellOpenedReport():
@@ -270,12 +290,17 @@ class SessionController:
                 session=id_of(process), memory=profile_of(process.memory), growth=growth, context=context
             )
         )
+        self._succession.introduce_heirs(self._driver.scheduler)
 
     def _release(self, process: SessionHandle, message: protocol.GrantReleasedReport) -> None:
         self._measured(process, message.memory)
         if message.at != "yield":
             process.promised_bytes = 0
         process.page.words[Word.PREEMPT] = 0
+        if process.grant.is_handed_on:  # known already
+            process.grant.is_handed_on = False
+            self._driver.handle(events.MemoryMeasured(session=id_of(process), memory=profile_of(message.memory)))
+            return
         if process.grant.is_unsanctioned:
             process.grant.is_unsanctioned = False
             return
@@ -284,10 +309,12 @@ class SessionController:
             self._driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
             return
         utilisation = self._seen_utilisation(process, message)
+        heir = self._succession.released(process)
         self._driver.handle(
             events.GrantReleased(
                 session=id_of(process),
-                at=message.at,
+                at=message.at if heir is None else "boundary",
+                heir=heir,
                 memory=profile_of(message.memory),
                 live_bytes=message.live_bytes,
                 iterations=message.iterations,
@@ -306,8 +333,7 @@ class SessionController:
         return utilisation
 
     def _wait_begins(self, process: SessionHandle) -> None:
-        process.wait.since = self._driver.now()
-        process.wait.sent = None
+        process.wait.since, process.wait.sent = self._driver.now(), None
 
     # --- what can be seen ---------------------------------------------------------------------------------------------
 

@@ -47,6 +47,8 @@ class AdmissionWait:
     has_room_made: bool = False
     #: since when its claim exceeds what it can have while all others stay; None: it does not
     hopeless_since: float | None = None
+    #: whether it was named as a holder's heir since it wants the device: once, see `steps/heirs.py`
+    was_heir: bool = False
 
     def end_want(self) -> None:
         """Forget since when it wants a grant: it has one, or wants none any more."""

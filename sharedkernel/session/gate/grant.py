@@ -16,6 +16,7 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
+from sharedkernel.session.batons import Batons
 from sharedkernel.session.connection import Link
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import unlimited_rlimit
@@ -51,6 +52,8 @@ class GateParts:
     growth: Growth
     #: predicts the session's work
     forecast: Forecast
+    #: hand the device on, and inherit it
+    batons: Batons
 
 
 class GatePart:
@@ -70,6 +73,7 @@ class GatePart:
         self._residency = parts.residency
         self._growth = parts.growth
         self._forecast = parts.forecast
+        self._batons = parts.batons
 
 
 class GateObserver(Protocol):

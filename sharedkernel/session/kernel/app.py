@@ -29,6 +29,7 @@ from sharedkernel.ipc import current_session
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import log_name
+from sharedkernel.session.batons import Batons
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
@@ -123,6 +124,7 @@ class SessionRuntime:
             residency=residency,
             growth=growth,
             forecast=forecast,
+            batons=Batons(self._link, self._channel),
         )
         self._gate = Gate(
             parts,
@@ -163,6 +165,7 @@ class SessionRuntime:
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
+            can_inherit=True,
             **self._gate.resume_state(),
         )
 
