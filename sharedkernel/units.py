@@ -1,11 +1,12 @@
-"""Amounts of memory and time as people write them.
+"""Amounts of memory and time, and moments, as people write them.
 
 Bytes are integers or text such as ``"8GiB"``, ``"500MiB"``, ``"2GB"`` or ``"25%"`` (of a whole that the caller names);
-durations are seconds or text such as ``"250ms"``, ``"30s"``, ``"10m"``, ``"2h"``.
+durations are seconds or text such as ``"250ms"``, ``"30s"``, ``"10m"``, ``"2h"``; moments are text such as ``"18:00"``.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 
@@ -77,6 +78,44 @@ def parse_duration(value: float | str) -> float:
     if match is None or match[2] not in _SECONDS:
         raise ConfigError(f"{value!r} is not a duration; {hint}.")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_expiry(text: str, now: datetime.datetime) -> datetime.datetime:
+    """Return the moment that *text* names.
+
+    Parameters
+    ----------
+    text
+        A time such as ``18:00``, today or else tomorrow; a date, which is included, with or without a time; or a
+        duration such as ``12h`` or ``90d``.
+    now
+        With a time zone, which is that of the text.
+
+    Raises
+    ------
+    ConfigError
+        When it is none of these, or has passed.
+    """
+    text = text.strip()
+    try:
+        if re.fullmatch(r"\d{1,2}:\d\d", text):
+            hour, minute = map(int, text.split(":"))
+            moment = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            return moment if moment > now else moment + datetime.timedelta(days=1)
+        if re.match(r"\d{4}-", text):
+            moment = datetime.datetime.fromisoformat(text)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
+            moment += datetime.timedelta(days=len(text) == len("2026-12-31"))
+        else:
+            moment = now + datetime.timedelta(seconds=parse_duration(text))
+    except (ValueError, OverflowError, ConfigError):
+        raise ConfigError(
+            f'{text!r} is no moment; write a time such as 18:00, a date such as 2026-12-31, "2026-12-31 18:00", or a '
+            "duration such as 12h or 90d."
+        ) from None
+    if moment <= now:
+        raise ConfigError(f"{text!r} has passed already.")
+    return moment
 
 
 def format_bytes(amount: float) -> str:

@@ -20,6 +20,7 @@ from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, To
 from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, host_prefix, read_key
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
+from sharedkernel.gateway.classroom.classroom import Classroom
 from sharedkernel.gateway.cluster.kernels import FrontKernels, default_address, read_peers, summarize
 from sharedkernel.gateway.cluster.registration import HostRegistration
 from sharedkernel.gateway.config.groups import Memberships
@@ -175,19 +176,24 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
         routes = "sharedkernel.gateway.cluster.handlers" if self.front else "sharedkernel.gateway.http.handlers"
-        self.extra_services = [routes, "sharedkernel.gateway.page.handlers"]
+        own = ["sharedkernel.gateway.page.handlers", "sharedkernel.gateway.classroom.handlers"]
+        self.extra_services = [routes, *own]
         self._lock = GatewayLock(runtime_directory)
         try:
             directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
             is_hub = issubclass(self.identity_provider_class, HubUsers)
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
+            audit_log = AuditLog.named(self.audit_file, directory)
+            self._classroom = Classroom(Path(self.class_file).expanduser(), audit_log)
+            quota_sources: dict[str, Any] = {"memberships": self._memberships, "class_users": self._classroom.users}
+            self._build_quotas = partial(build_quotas, **quota_sources)
             self.deployment = Deployment(
                 runtime_directory=runtime_directory,
                 devices=parsed["executors"],
                 placement=parsed["placement"],
-                quotas=build_quotas(self.quotas, self.groups, files, self._memberships),
+                quotas=self._build_quotas(self.quotas, self.groups, files),
                 policy=parsed["policy"],
-                audit_log=self._open_audit_log(directory),
+                audit_log=audit_log,
                 id_prefix=host_prefix(check_host_name(self.host_name)) if self.ticket_key else "",
                 peers=peers,
             )
@@ -197,16 +203,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             raise
         self._init_tornado_settings()
         self._reloader = ConfigReloader(
-            self, self._started_with, self._certificate, memberships=self._memberships, apply=self._apply
+            self, self._started_with, self._certificate, build=self._build_quotas, apply=self._apply
         )
         for sentence in ineffective_settings(self, self._started_with):
             self.log.warning("%s", sentence)
-
-    def _open_audit_log(self, directory: Path) -> AuditLog:
-        path = Path(self.audit_file).expanduser() if self.audit_file else directory / "audit.jsonl"
-        audit_log = AuditLog(None if self.audit_file == "none" else path)
-        audit_log.check()
-        return audit_log
 
     def _init_tornado_settings(self) -> None:
         """Set what handlers use."""
@@ -215,6 +215,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
+        settings["classroom"] = self._classroom
+        self._classroom.attach(manager, cast("TokenOnlyIdentity", self.identity_provider))
         if isinstance(manager, FrontKernels):
             settings["front"] = manager.front
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
@@ -237,9 +239,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         if self._memberships is not None and self._memberships.record(user, groups):
             self.kernel_manager.rules.replace_quotas(self.kernel_manager.rules.quotas)
 
-    def record_wrong_token(self, address: str) -> None:
-        """Record in the audit log that a wrong token came from *address*."""
-        self.deployment.audit_log.record("refuse token", user=None, address=address)
+    def record_wrong_token(self, address: str, what: str = "token") -> None:
+        """Record in the audit log that a wrong token, or another *what*, came from *address*."""
+        self.deployment.audit_log.record(f"refuse {what}", user=None, address=address)
 
     def _apply(self, changes: Changes) -> None:
         """Apply a configuration that was read again."""
@@ -331,7 +333,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._stay_registered()),
         ]
         if not self.front:  # which would ask all hosts for their whole status every few seconds
-            self._background = [*self._background, asyncio.create_task(self._usage_history.keep())]
+            more = [asyncio.create_task(self._usage_history.keep()), asyncio.create_task(self._classroom.keep())]
+            self._background = [*self._background, *more]
         self._announce()
 
     def _announce(self) -> None:
@@ -388,6 +391,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
         for task in self._background:
             task.cancel()
+        cast("TokenOnlyIdentity", self.identity_provider).close()
         await self.kernel_manager.executors.close()
         if self._lock is not None:
             self._lock.release()

@@ -6,8 +6,9 @@ import os
 
 from traitlets import default
 
+from sharedkernel.gateway.auth.authorizer import OwnerAuthorizer
 from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.identity import OwnerAuthorizer, SingleUser, TokenUsers
+from sharedkernel.gateway.auth.identity import SingleUser, TokenUsers
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.cluster.kernels import FrontKernels
 from sharedkernel.gateway.config.options import GatewayOptions

@@ -1,10 +1,11 @@
-"""Names that the gateway, the relay and the Jupyter server agree on: of kernels, clients, headers and parameters."""
+"""Names that the gateway, its clients and the Jupyter server agree on: of kernels, users, headers and parameters."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import platform
+import re
 from pathlib import Path
 
 #: what sessions are called on every gateway, whatever the local kernelspec's name
@@ -24,6 +25,12 @@ SAME_PROCESS = "same"
 ATTACHED = "attached"
 #: the gateway's framing of messages on the websocket
 WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+
+
+def is_user_name(name: str) -> bool:
+    """Whether *name* is a valid user name: short and plain, since logs, status and metrics contain it."""
+    return _USER.fullmatch(name) is not None
 
 
 def kernel_of(environment: str) -> str:

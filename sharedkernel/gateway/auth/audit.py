@@ -47,6 +47,22 @@ class AuditLog:
         self._path = path
         self._most_bytes = most_bytes
 
+    @classmethod
+    def named(cls, name: str, directory: Path) -> AuditLog:
+        """Return the audit log that the option `audit_file` names; an error is logged if it cannot be written.
+
+        Parameters
+        ----------
+        name
+            The option's value.
+        directory
+            Where it is if that is empty.
+        """
+        path = Path(name).expanduser() if name else directory / "audit.jsonl"
+        audit_log = cls(None if name == "none" else path)
+        audit_log.check()
+        return audit_log
+
     def check(self) -> None:
         """Log an error if the file cannot be written; called at the start."""
         if self._path is None:

@@ -8,6 +8,7 @@ After that, requests are refused until the hub answers.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 from tornado.web import HTTPError
@@ -16,7 +17,7 @@ from traitlets import default
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.identity import GatewayUser, IdentityUnavailable, TokenOnlyIdentity
-from sharedkernel.gateway.auth.tokens import is_user_name
+from sharedkernel.jupyter.names import is_user_name
 
 #: seconds that the hub may take to answer
 _TIMEOUT = 10.0
@@ -33,6 +34,13 @@ class HubUsers(TokenOnlyIdentity):
     @default("token")
     def _token_default(self) -> str:
         return ""  # there is no common token
+
+    @property
+    def public_url(self) -> str:
+        """The hub's address for browsers, without a slash at its end; "" if it is not known."""
+        host = self._hub.hub_host
+        named = os.environ.get("JUPYTERHUB_PUBLIC_HUB_URL", "") or (host and f"{host}{self._hub.hub_prefix}")
+        return str(named).rstrip("/")
 
     async def identify(self, token: str) -> GatewayUser | None:
         """Return the user of *token* according to the hub, if they may use this service.

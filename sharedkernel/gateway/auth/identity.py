@@ -1,28 +1,27 @@
-"""Identity and authorization: which user a request comes from, and which kernels it may name.
+"""Identity: which user a request comes from.
 
 The user follows from the token alone, so a removed token stops working with the next request. It comes in a header;
 only the gateway's own page, and what it asks for, may name it by the key of a page session in a cookie. Such requests
-are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. The kernel manager knows the
-owners of kernels; this module answers 404 on every route for a kernel of another user. Kernel ids are no secrets, since
-the status lists all sessions.
+are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. `authorizer.py` says which
+kernels a request may name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import getpass
 import hmac
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from jupyter_server.auth import Authorizer, IdentityProvider, User
+from jupyter_server.auth import IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
-from jupyter_server.base.handlers import JupyterHandler
 from tornado.httputil import HTTPServerRequest
 from tornado.web import RequestHandler
 from traitlets import Unicode, default
@@ -31,8 +30,11 @@ from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
 from sharedkernel.gateway.auth.tickets import TICKET, Purpose, TicketKey
+from sharedkernel.gateway.auth.token_use import TokenUse
 from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile
 from sharedkernel.gateway.errors import finish_refused
+
+T = TypeVar("T")
 
 #: seconds after which a client should ask again when tokens cannot be read
 _TOKENS_RETRY = 10.0
@@ -87,12 +89,15 @@ class IdentityOwner(Protocol):
     def record_groups(self, user: str, groups: Iterable[str]) -> None:
         """Record the groups of *user* as the identity reports them."""
 
-    def record_wrong_token(self, address: str) -> None:
-        """Record in the audit log that a wrong token came from *address*."""
+    def record_wrong_token(self, address: str, what: str = "token") -> None:
+        """Record in the audit log that a wrong token, or another *what*, came from *address*."""
 
 
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: a token identifies a user, and nothing else does."""
+
+    #: the users' tokens, where they are kept here
+    token_file: TokenFile | None = None
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -187,6 +192,32 @@ class TokenOnlyIdentity(IdentityProvider):
             self._gateway.record_wrong_token(address)
         return user
 
+    async def check_code(self, code: str, address: str, check: Callable[[str], T | None]) -> T | None:
+        """Return what *check* returns for the code of an invitation; a wrong one counts as a wrong token does.
+
+        Parameters
+        ----------
+        code
+            What a client sent.
+        address
+            IP address of the client.
+        check
+            Returns None for a wrong code.
+
+        Raises
+        ------
+        Refused
+            When too many wrong ones came from the address, or *check* refuses.
+        """
+        async with self._limit.turn(address, code, now=time.monotonic()):
+            found = check(code)
+        if found is None and self._limit.failed(address, code, now=time.monotonic()):
+            self._gateway.record_wrong_token(address, "invitation")
+        return found
+
+    def close(self) -> None:
+        """Keep what is to be kept at the gateway's end."""
+
     async def _get_user(self, handler: RequestHandler) -> User | None:
         try:
             user = await self.find_user(handler.request)
@@ -228,8 +259,15 @@ class TokenOnlyIdentity(IdentityProvider):
         """Whether user *name* is an admin."""
         return name in self._gateway.admins
 
-    def make_token(self, user: str) -> str:
+    def make_token(self, user: str, *, expires: datetime.datetime | None = None) -> str:
         """Return another token of *user*, for identities whose tokens are made here.
+
+        Parameters
+        ----------
+        user
+            Whose it is.
+        expires
+            When it ends; None: when the last of the user's tokens does.
 
         Raises
         ------
@@ -281,8 +319,9 @@ class TokenUsers(TokenOnlyIdentity):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._file = TokenFile(Path(self._gateway.tokens_file))
+        self._file = self.token_file = TokenFile(Path(self._gateway.tokens_file))
         self._file.tokens()
+        self._use = TokenUse(self._file.path, self._file.tokens)
 
     @default("token")
     def _token_default(self) -> str:
@@ -299,7 +338,7 @@ class TokenUsers(TokenOnlyIdentity):
             When the file cannot be read; the token does not count as a wrong one.
         """
         try:
-            return self._file.user_for(token)
+            user = self._file.user_for(token)
         except ConfigError as error:
             self.log.error("no token can be checked: %s", error)
             raise IdentityUnavailable(
@@ -307,9 +346,23 @@ class TokenUsers(TokenOnlyIdentity):
                 "admin.",
                 retry_after=_TOKENS_RETRY,
             ) from None
+        if user is not None:
+            self._use.record(token.split("-")[1])
+        return user
 
-    def make_token(self, user: str) -> str:
+    def close(self) -> None:
+        """Keep when tokens were last used."""
+        self._use.store()
+
+    def make_token(self, user: str, *, expires: datetime.datetime | None = None) -> str:
         """Return another token of *user*, unless they have many.
+
+        Parameters
+        ----------
+        user
+            Whose it is.
+        expires
+            When it ends; None: when the last of the user's tokens does.
 
         Raises
         ------
@@ -328,43 +381,9 @@ class TokenUsers(TokenOnlyIdentity):
             ends = [token.expires_at for token in tokens]
             # whose tokens all expire cannot make one that does not
             until = None if None in ends else max((end for end in ends if end is not None), default=None)
-            return self._file.add(user, expires=until)
+            return self._file.add(user, expires=expires or until)
         except ConfigError as error:
             self.log.error("no token can be made: %s", error)
             raise IdentityUnavailable(
                 "the gateway cannot write its users' tokens; tell its admin.", retry_after=_TOKENS_RETRY
             ) from None
-
-
-class OwnerAuthorizer(Authorizer):
-    """Lets users act on their own kernels and sessions, admins on all."""
-
-    def is_authorized(self, handler: JupyterHandler, user: User, action: str, resource: str) -> bool:
-        """Return True, unless the request names a kernel of another user, in its route or its body.
-
-        The manager of notebook sessions (``/api/sessions``) checks their owners itself.
-
-        Parameters
-        ----------
-        handler
-            Handles the request.
-        user
-            The user of the request.
-        action, resource
-            What Jupyter's handlers declare; only the resource "sessions" matters here.
-
-        Raises
-        ------
-        HTTPError
-            404, the same as for a kernel that does not exist.
-        """
-        if not isinstance(user, GatewayUser):
-            return False
-        named = handler.path_kwargs.get("kernel_id")
-        if resource == "sessions" and handler.request.method in ("POST", "PATCH"):
-            body = handler.get_json_body()
-            kernel = body.get("kernel") if isinstance(body, dict) else None
-            named = kernel.get("id") if isinstance(kernel, dict) else None
-        if named is not None:
-            handler.kernel_manager.check_visible(named, user)  # type: ignore[attr-defined]
-        return True

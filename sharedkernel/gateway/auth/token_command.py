@@ -13,7 +13,12 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.auth.tokens import TokenFile, default_tokens_file, parse_expiry, token_id
+from sharedkernel.gateway.auth.token_use import read_token_use
+from sharedkernel.gateway.auth.tokens import TokenFile, default_tokens_file, token_id
+from sharedkernel.units import parse_expiry
+
+#: characters of an ISO 8601 time until its minutes
+_MINUTES = len("2026-12-31T18:00")
 
 
 class TokenApp(CommandApp):
@@ -76,18 +81,27 @@ class TokenApp(CommandApp):
             self._print(documents, "\n".join(f"{user} {token}" for user, token in made.items()))
 
     def _list(self, file: TokenFile) -> None:
-        rows = sorted(
-            (token.user, token.created, token.expires or "", token_id(name)) for name, token in file.tokens().items()
-        )
+        used = read_token_use(file.path)
+        tokens = sorted(file.tokens().items(), key=lambda item: (item[1].user, item[1].created, item[0]))
         if self.json:
-            names = ("user", "created", "expires", "id")
-            self._print([dict(zip(names, row, strict=True)) | {"expires": row[2] or None} for row in rows], "")
+            documents = [
+                {
+                    "user": token.user,
+                    "created": token.created,
+                    "expires": token.expires,
+                    "last_used": used.get(name),
+                    "id": token_id(name),
+                }
+                for name, token in tokens
+            ]
+            self._print(documents, "")
             return
-        table = Table("user", "created (UTC)", "expires (UTC)", "begins with")
-        for row in rows:
-            table.add_row(*row)
+        table = Table("user", "created (UTC)", "expires (UTC)", "last used (UTC)", "begins with")
+        for name, token in tokens:
+            times = (token.created, token.expires or "", used.get(name, ""))
+            table.add_row(token.user, *(time[:_MINUTES].replace("T", " ") for time in times), token_id(name))
         Console().print(
-            table if rows else f"There are no tokens in {file.path}; make one with `sharedkernel token add`."
+            table if tokens else f"There are no tokens in {file.path}; make one with `sharedkernel token add`."
         )
 
     def _print(self, document: Any, text: str) -> None:

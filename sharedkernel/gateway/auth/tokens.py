@@ -14,31 +14,24 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_dir
 
 from sharedkernel.errors import ConfigError, Refused
+from sharedkernel.jupyter.names import is_user_name
 from sharedkernel.system.atomic_file import Owner, replace_file
-from sharedkernel.units import parse_duration
 
-_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _PREFIX = "sk"
 
 
 def default_tokens_file() -> Path:
     """Return the default path of the file of tokens."""
     return Path(jupyter_config_dir()) / "sharedkernel_tokens.json"
-
-
-def is_user_name(name: str) -> bool:
-    """Whether *name* is a valid user name: short and plain, since logs, status and metrics contain it."""
-    return _USER.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +171,8 @@ class TokenFile:
                 made.append(f"{token_id(name)}-{secret}")
         return made
 
-    def remove(self, what: str) -> int:
-        """Remove all tokens of the user *what*, or the token with the id *what*, and return their number.
+    def remove(self, *whats: str) -> int:
+        """Remove all tokens of each user in *whats*, and the tokens with the ids in it; return their number.
 
         Raises
         ------
@@ -187,11 +180,30 @@ class TokenFile:
             When the file cannot be read or written.
         """
         with self._changing() as tokens:
-            named = [name for name, token in tokens.items() if token.user == what]
-            named = named or [name for name in tokens if token_id(name) == what]
+            named = _named(tokens, whats)
             for name in named:
                 del tokens[name]
         return len(named)
+
+    def expire(self, whats: Collection[str], moment: datetime.datetime) -> None:
+        """Have tokens end at another moment.
+
+        Parameters
+        ----------
+        whats
+            Users, all of whose tokens are meant, and ids of tokens.
+        moment
+            When they end.
+
+        Raises
+        ------
+        ConfigError
+            When the file cannot be read or written.
+        """
+        until = moment.astimezone(datetime.UTC).isoformat(timespec="seconds")
+        with self._changing() as tokens:
+            for name in _named(tokens, whats):
+                tokens[name] = replace(tokens[name], expires=until)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, StoredToken]]:
@@ -256,46 +268,14 @@ def _as_stored(token: StoredToken) -> dict[str, str]:
     return {name: value for name, value in asdict(token).items() if value is not None}
 
 
-def parse_expiry(text: str, now: datetime.datetime) -> datetime.datetime:
-    """Return the moment that *text* names.
-
-    Parameters
-    ----------
-    text
-        A time such as ``18:00``, today or else tomorrow; a date, which is included, with or without a time; or a
-        duration such as ``12h`` or ``90d``.
-    now
-        With a time zone, which is that of the text.
-
-    Raises
-    ------
-    ConfigError
-        When it is none of these, or has passed.
-    """
-    text = text.strip()
-    try:
-        if re.fullmatch(r"\d{1,2}:\d\d", text):
-            hour, minute = map(int, text.split(":"))
-            moment = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
-            return moment if moment > now else moment + datetime.timedelta(days=1)
-        if re.match(r"\d{4}-", text):
-            moment = datetime.datetime.fromisoformat(text)
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
-            moment += datetime.timedelta(days=len(text) == len("2026-12-31"))
-        else:
-            moment = now + datetime.timedelta(seconds=parse_duration(text))
-    except (ValueError, OverflowError, ConfigError):
-        raise ConfigError(
-            f'{text!r} is no moment; write a time such as 18:00, a date such as 2026-12-31, "2026-12-31 18:00", or a '
-            "duration such as 12h or 90d."
-        ) from None
-    if moment <= now:
-        raise ConfigError(f"{text!r} has passed already.")
-    return moment
-
-
 def _local(moment: datetime.datetime | None) -> str:
     return "" if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M}"
+
+
+def _named(tokens: dict[str, StoredToken], whats: Collection[str]) -> list[str]:
+    """Return which *tokens* are meant: of a word that is a user's name, all of theirs, else the one with that id."""
+    users = {token.user for token in tokens.values()} & set(whats)
+    return [name for name, token in tokens.items() if token.user in users or token_id(name) in set(whats) - users]
 
 
 def _owner(found: os.stat_result) -> Owner:

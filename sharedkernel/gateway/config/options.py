@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Enum, Float, HasTraits, Integer, Set, Unicode, default
@@ -27,6 +28,10 @@ class GatewayOptions(HasTraits):
     tokens_file = Unicode(
         help="The file of users' tokens, for identity `tokens`. Default: `sharedkernel_tokens.json` in Jupyter's "
         "configuration directory."
+    ).tag(config=True)
+    class_file = Unicode(
+        help="The file that keeps a class (see `sharedkernel class`): its users, what they may use, until when. "
+        "Default: `sharedkernel_class.json` beside the file of tokens."
     ).tag(config=True)
     hub_cache_seconds = Integer(
         60,
@@ -129,6 +134,10 @@ class GatewayOptions(HasTraits):
     @default("host_name")
     def _default_host_name(self) -> str:
         return socket.gethostname()
+
+    @default("class_file")
+    def _default_class_file(self) -> str:
+        return str(Path(self.tokens_file).with_name("sharedkernel_class.json"))
 
     @default("runtime_dir")
     def _default_runtime_dir(self) -> str:

@@ -1,8 +1,9 @@
-"""Quotas: what each user may use, from the configuration and from an admin's PUT requests. Pure.
+"""Quotas: what each user may use, from the configuration, a class and an admin's PUT requests. Pure.
 
 The most specific value wins, key by key: the user's own entry, then their groups' (in the order in which the
 configuration lists them, then those that the identity reports, in the order of their quotas), then `default`, then the
-built-in value. At each level a PUT value wins over the configuration file's.
+built-in value. At each level a PUT value wins over the configuration file's. A class has entries of users alone, which
+win over the configuration's.
 
 `settings.py` reads the files, and `fleet/rules.py` sends the limits to the executors.
 """
@@ -214,6 +215,8 @@ class Quotas:
         Values of the settings of these names.
     memberships
         Groups by user as the identity reports them, if it does; may change.
+    class_users
+        Checked entries of a class's users; may change.
 
     Raises
     ------
@@ -222,11 +225,16 @@ class Quotas:
     """
 
     def __init__(
-        self, quotas: Any = None, groups: Any = None, memberships: Mapping[str, Sequence[str]] | None = None
+        self,
+        quotas: Any = None,
+        groups: Any = None,
+        memberships: Mapping[str, Sequence[str]] | None = None,
+        class_users: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self.groups = parse_groups(groups or {})
         self._memberships: Mapping[str, Sequence[str]] = {} if memberships is None else memberships
         self._config = QuotaLevel.parse("config", quotas or {})
+        self._class = QuotaLevel(origin="class", users={} if class_users is None else class_users)
         self._put = QuotaLevel(origin="put")
 
     def put(self, quotas: Any) -> None:
@@ -294,9 +302,9 @@ class Quotas:
         return value
 
     def known_users(self) -> set[str]:
-        """Return the names of all users in the configuration and in PUT requests."""
+        """Return the names of all users in the configuration, in a class and in PUT requests."""
         members = {member for group in self.groups.values() for member in group}
-        return members | set(self._config.users) | set(self._put.users)
+        return members.union(self._config.users, self._class.users, self._put.users)
 
     def _groups_of(self, user: str) -> Iterator[str]:
         """Yield *user*'s groups: the configuration's in its order, then the identity's, those with quotas first."""
@@ -309,7 +317,7 @@ class Quotas:
     def _entries(self, user: str) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the entries that apply to *user*, most specific first, with their source."""
         levels = (self._put, self._config)
-        for level in levels:
+        for level in (self._put, self._class, self._config):
             yield level.users.get(user, {}), f"{level.origin}: user {user}"
         for group in self._groups_of(user):
             for level in levels:

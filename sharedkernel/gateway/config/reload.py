@@ -6,9 +6,10 @@ gateway's next start: the log names those that changed, and the faults that this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jupyter_core.application import JupyterApp
@@ -19,7 +20,6 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.config.settings import (
     Settings,
-    build_quotas,
     parse_setting,
     read_settings,
     value_at_start,
@@ -61,8 +61,8 @@ class ConfigReloader:
         The usable settings with which it started, the command line's included.
     certificate
         Its certificate, if it encrypts.
-    memberships
-        Groups by user as the identity reports them, if it does.
+    build
+        Returns the quotas that the settings `quotas` and `groups` of the configuration files describe.
     apply
         Applies the changes.
     """
@@ -73,13 +73,13 @@ class ConfigReloader:
         started_with: Settings,
         certificate: Certificate | None,
         *,
-        memberships: Mapping[str, Sequence[str]] | None,
+        build: Callable[[Any, Any, Sequence[Path]], Quotas],
         apply: Callable[[Changes], None],
     ) -> None:
         self._app = app
         self._started_with = started_with
         self._certificate = certificate
-        self._memberships = memberships
+        self._build = build
         self._apply = apply
 
     def reload(self) -> None:
@@ -112,7 +112,7 @@ class ConfigReloader:
                 raise ConfigError(fault.sentence)
         value, files = partial(value_at_start, self._app, settings), settings.files
         return Changes(
-            quotas=build_quotas(value("quotas"), value("groups"), files, self._memberships),
+            quotas=self._build(value("quotas"), value("groups"), files),
             admins=value("admins"),
             placement=parse_setting("placement", value("placement"), files),
             policy=parse_setting("policy", value("policy"), files),

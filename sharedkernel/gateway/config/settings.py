@@ -128,7 +128,11 @@ def _read(path: Path) -> Config:
 
 
 def build_quotas(
-    quotas: Any, groups: Any, files: Sequence[Path], memberships: Mapping[str, Sequence[str]] | None = None
+    quotas: Any,
+    groups: Any,
+    files: Sequence[Path],
+    memberships: Mapping[str, Sequence[str]] | None = None,
+    class_users: dict[str, dict[str, Any]] | None = None,
 ) -> Quotas:
     """Return the quotas that the settings describe.
 
@@ -140,6 +144,8 @@ def build_quotas(
         The configuration files, for the line of a fault.
     memberships
         Groups by user as the identity reports them, if it does.
+    class_users
+        Entries of a class's users.
 
     Raises
     ------
@@ -147,7 +153,7 @@ def build_quotas(
         When they cannot be used.
     """
     try:
-        return Quotas(quotas, groups, memberships)
+        return Quotas(quotas, groups, memberships, class_users)
     except QuotaError as error:
         raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
     except ConfigError as error:

@@ -70,17 +70,31 @@ class FleetRules:
 
     # --- quotas -------------------------------------------------------------------------------------------------------
 
-    def replace_quotas(self, quotas: Quotas) -> None:
-        """Apply *quotas* from now on, to running sessions too."""
-        self.quotas = quotas
-        self._tasks.spawn(self.send_all_limits())
+    def replace_quotas(self, quotas: Quotas, former: Collection[str] = ()) -> None:
+        """Apply *quotas* from now on, to running sessions too.
 
-    async def send_all_limits(self) -> None:
-        """Send everybody's limits to all connected executors."""
+        Parameters
+        ----------
+        quotas
+            What users may use.
+        former
+            As :meth:`send_all_limits` takes them.
+        """
+        self.quotas = quotas
+        self._tasks.spawn(self.send_all_limits(former))
+
+    async def send_all_limits(self, former: Collection[str] = ()) -> None:
+        """Send everybody's limits to all connected executors.
+
+        Parameters
+        ----------
+        former
+            Users who are named in the quotas no more, and get what holds for all others.
+        """
 
         async def send(device: str) -> None:
             with contextlib.suppress(ExecutorUnavailable):
-                await self.send_limits(device)
+                await self.send_limits(device, former)
 
         await self._do_on(self._executors.connected(), send)
 
@@ -95,15 +109,17 @@ class FleetRules:
             for task in done:
                 task.result()
 
-    async def send_limits(self, device: str) -> None:
-        """Send everybody's limits to the executor of *device*.
+    async def send_limits(self, device: str, former: Collection[str] = ()) -> None:
+        """Send everybody's limits, and those of *former* users, to the executor of *device*.
 
         Raises
         ------
         SharedKernelError
             When the executor is away, or refuses them.
         """
-        await self._executors[device].configure_users([self.limits(user, device) for user in sorted(self.users())])
+        await self._executors[device].configure_users(
+            [self.limits(user, device) for user in sorted(self.users().union(former))]
+        )
 
     # --- policy -------------------------------------------------------------------------------------------------------
 

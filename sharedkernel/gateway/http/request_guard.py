@@ -4,8 +4,8 @@ A token in the address is moved to the headers, since the gateway, Jupyter and t
 another host is refused, so that a web page cannot reach the gateway under a name of its own (DNS rebinding).
 
 A request's body is kept only if its token is right and its user's budget has room for it: without a token, the gateway
-keeps nothing but headers, and the small form in which a token is sent to sign in. Other bodies are dropped as they
-come, and the request is answered without it.
+keeps nothing but headers, and the small texts in which a token or a code is sent to sign in. Other bodies are dropped
+as they come, and the request is answered without it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sharedkernel.gateway.errors import finish_refused
 from sharedkernel.gateway.tls import is_loopback
 
 _TOKEN = "token"
-#: where the form with a token is sent, and the most bytes that it has
-SIGN_IN_PATH, _MOST_SIGN_IN_BYTES = "sharedkernel/page/sign-in", 4096
+#: where the form with a token and the code of an invitation are sent, and the most bytes that they have
+SIGN_IN_PATH, INVITATION_PATH, _MOST_SIGN_IN_BYTES = "sharedkernel/page/sign-in", "sharedkernel/page/invitation", 4096
 
 
 class RequestGuard(Router):
@@ -97,7 +97,7 @@ class RequestGuard(Router):
         TooManyBytes
             When the gateway holds too much of its user already.
         """
-        if request.path.endswith("/" + SIGN_IN_PATH):
+        if request.path.endswith(("/" + SIGN_IN_PATH, f"/{INVITATION_PATH}/accept")):
             length = request.headers.get("Content-Length", "")
             return length.isdecimal() and int(length) <= _MOST_SIGN_IN_BYTES
         try:

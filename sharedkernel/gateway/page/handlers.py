@@ -77,6 +77,24 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             f'<link rel="stylesheet" href="{static}/{_STYLE}"></head><body>{body}{loaded}</body></html>\n'
         )
 
+    def finish_script(self, body: str, instead: str = "") -> None:
+        """Answer with a page that its script fills in.
+
+        Parameters
+        ----------
+        body
+            HTML.
+        instead
+            HTML that says what to do where no script runs.
+        """
+        if not (STATIC / _SCRIPT).is_file():
+            self.finish_page(
+                f'<main class="sk-SignIn"><h1>{_TITLE}</h1><p>The page was not built: in a checkout, run '
+                f"<code>make labextension</code>. {instead}</p></main>"
+            )
+            return
+        self.finish_page(f"{body}<noscript>This page needs JavaScript. {instead}</noscript>", script=_SCRIPT)
+
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer with a page of one sentence."""
         error = kwargs.get("exc_info", (None, None))[1]
@@ -97,17 +115,7 @@ class FrontPageHandler(PageHandler):
             self.redirect(url_path_join(self.base_url, SIGN_IN_PATH))
             return
         self.xsrf_token  # noqa: B018  # sets the cookie that the page sends back with what changes something
-        if not (STATIC / _SCRIPT).is_file():
-            self.finish_page(
-                f'<main class="sk-SignIn"><h1>{_TITLE}</h1><p>The page was not built: in a checkout, run '
-                "<code>make labextension</code>. <code>sharedkernel top</code> shows the same in a terminal.</p></main>"
-            )
-            return
-        self.finish_page(
-            '<div id="page"></div><noscript>This page needs JavaScript; <code>sharedkernel top</code> shows the same '
-            "in a terminal.</noscript>",
-            script=_SCRIPT,
-        )
+        self.finish_script('<div id="page"></div>', "<code>sharedkernel top</code> shows the same in a terminal.")
 
 
 class SignInHandler(PageHandler):
@@ -134,14 +142,7 @@ class SignInHandler(PageHandler):
             self._show_form(sentence, HTTPStatus.FORBIDDEN)
             return
         self.settings["audit_log"].record("sign in", user=user.username, address=address)
-        self.set_cookie(
-            self.identity.page_cookie(self.request),
-            self.identity.page_sessions.start(user.username, token),
-            path=self.base_url,
-            httponly=True,
-            samesite="Lax",
-            secure=self.request.protocol == "https",
-        )
+        start_page_session(self, user.username, token)
         self.redirect(self.base_url, status=HTTPStatus.SEE_OTHER)
 
     def _show_form(self, problem: str = "", status: HTTPStatus = HTTPStatus.OK) -> None:
@@ -185,7 +186,6 @@ class MeHandler(GatewayHandler):
             self.set_status(HTTPStatus.UNAUTHORIZED)
             self.finish(json.dumps({"message": "you are not signed in.", "reason": "not_signed_in"}))
             return
-        url = f"{self.request.protocol}://{self.request.host}{self.base_url}".rstrip("/")
         self.finish(
             json.dumps(
                 {
@@ -194,7 +194,7 @@ class MeHandler(GatewayHandler):
                     "auth": _kind_of(cast("TokenOnlyIdentity", self.identity_provider)),
                     "version": __version__,
                     # it asks for the token
-                    "install_command": f"{pip_install()} && sharedkernel install --gateway-url {url} --user",
+                    "install_command": install_command(self),
                 }
             )
         )
@@ -233,6 +233,25 @@ class StaticHandler(web.StaticFileHandler):
     async def get(self, path: str, include_body: bool = True) -> None:
         """Return a file."""
         await super().get(path, include_body)
+
+
+def start_page_session(handler: JupyterHandler, user: str, token: str) -> None:
+    """Sign *user* in on the page with the answer of *handler*; *token* is theirs."""
+    identity = cast("TokenOnlyIdentity", handler.identity_provider)
+    handler.set_cookie(
+        identity.page_cookie(handler.request),
+        identity.page_sessions.start(user, token),
+        path=handler.base_url,
+        httponly=True,
+        samesite="Lax",
+        secure=handler.request.protocol == "https",
+    )
+
+
+def install_command(handler: JupyterHandler) -> str:
+    """Return what connects a machine to the gateway at the address of *handler*'s request."""
+    url = f"{handler.request.protocol}://{handler.request.host}{handler.base_url}".rstrip("/")
+    return f"{pip_install()} && sharedkernel install --gateway-url {url} --user"
 
 
 def _kind_of(identity: TokenOnlyIdentity) -> str:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, parse_expiry
+from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile
+from sharedkernel.units import parse_expiry
 from tests.executor.isolation import GATEWAY, needs_root, readable_by_all
 
 
