@@ -102,6 +102,10 @@ COMMANDS = {
         application="sharedkernel.cli.policy.PolicyApp",
         help="Show by which policy the devices serve; for admins, change it.",
     ),
+    "class": Command(
+        application="sharedkernel.cli.classroom.app.ClassApp",
+        help="Run a class: users with invitations, limits and tokens that end together.",
+    ),
     "shelf": Command(
         application="sharedkernel.cli.shelf.ShelfApp",
         help="List what is on your shelf, or everybody's, and take it off.",

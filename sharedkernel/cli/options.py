@@ -7,7 +7,7 @@ from typing import Any
 
 from traitlets import TraitError, Unicode, validate
 
-from sharedkernel.cli.base import CommandApp
+from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway_client.credentials import (
     TOKEN_VARIABLE,
@@ -18,6 +18,10 @@ from sharedkernel.gateway_client.credentials import (
 )
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.units import parse_bytes
+
+#: what stands for "no limit" on the line
+NO_LIMIT = "none"
+_LIMIT_TAGS = {"config": True, "is_limit": True}
 
 
 class GatewayCommandApp(CommandApp):
@@ -49,6 +53,50 @@ class GatewayCommandApp(CommandApp):
             raise ConfigError(
                 f"{error} Beside `sharedkernel lab` it works in a terminal of that JupyterLab (File, New, Terminal)."
             ) from None
+
+
+class LimitCommandApp(GatewayCommandApp):
+    """Base of the commands that set what users may use."""
+
+    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(**_LIMIT_TAGS)
+    share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(**_LIMIT_TAGS)
+    sessions = Unicode(help="How many sessions at a time.").tag(**_LIMIT_TAGS)
+    priority = Unicode(help="Larger is served first, under the policy `priority`.").tag(**_LIMIT_TAGS)
+    offload_after = Unicode(
+        help='How long idle memory stays on the device while others wait, such as "30s"; "never": always.'
+    ).tag(**_LIMIT_TAGS)
+    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".').tag(**_LIMIT_TAGS)
+    linger = Unicode(help='How long a session that was shut down can be brought back, such as "10m".').tag(
+        **_LIMIT_TAGS
+    )
+
+    def limits(self) -> dict[str, Any]:
+        """Return the limits on the line as the gateway takes them.
+
+        Raises
+        ------
+        SystemExit
+            With 2 when one has no value.
+        """
+        changes: dict[str, Any] = {}
+        for name in self.trait_names(is_limit=True):
+            value = getattr(self, name).strip()
+            if name in self.config[type(self).__name__] and not value:
+                # An empty variable in a script must not mean something else than it was to mean.
+                fail(f"--{name.replace('_', '-')} has no value; see `{self._command_line} --help`.", status=2)
+            if value:
+                changes[name] = None if value == NO_LIMIT else _number(value)
+        return changes
+
+
+def _number(value: str) -> float | int | str:
+    """Return *value* as a number if it is one; what else it may be is the gateway's to say."""
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
 
 
 class StackCommandApp(CommandApp):

@@ -11,18 +11,15 @@ from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cli.options import NO_LIMIT, LimitCommandApp
 from sharedkernel.gateway_client.connection import QUOTAS_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.units import format_bytes, format_seconds
 
-#: what stands for "no limit" on the line
-_NONE = "none"
 _DURATIONS = ("offload_after", "cull_after", "linger")
-_LIMIT_TAGS = {"config": True, "is_limit": True}
 
 
-class QuotaApp(GatewayCommandApp):
+class QuotaApp(LimitCommandApp):
     """Shows limits, and changes them for an admin."""
 
     name = "quota"
@@ -42,17 +39,6 @@ class QuotaApp(GatewayCommandApp):
     """
     accepts_arguments = True
 
-    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(**_LIMIT_TAGS)
-    share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(**_LIMIT_TAGS)
-    sessions = Unicode(help="How many sessions at a time.").tag(**_LIMIT_TAGS)
-    priority = Unicode(help="Larger is served first, under the policy `priority`.").tag(**_LIMIT_TAGS)
-    offload_after = Unicode(
-        help='How long idle memory stays on the device while others wait, such as "30s"; "never": always.'
-    ).tag(**_LIMIT_TAGS)
-    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".').tag(**_LIMIT_TAGS)
-    linger = Unicode(help='How long a session that was shut down can be brought back, such as "10m".').tag(
-        **_LIMIT_TAGS
-    )
     group = Unicode(help="Change it for this group instead of for a user.").tag(config=True)
     default = Bool(False, help="Change it for all who have no value of their own or of a group.").tag(config=True)
     reset = Bool(False, help="Undo changes made in this way: for one user or group, or all of them.").tag(config=True)
@@ -69,7 +55,7 @@ class QuotaApp(GatewayCommandApp):
         if len(self.extra_args) > 1:
             fail(f"{self.extra_args[1]!r} is not understood; name one user.", status=2)
         user = self.extra_args[0] if self.extra_args else ""
-        changes = self._changes()
+        changes = self.limits()
         named = [bool(user), bool(self.group), self.default]
         if sum(named) > 1:
             fail("a user, --group and --default do not go together; say which.", status=2)
@@ -91,18 +77,6 @@ class QuotaApp(GatewayCommandApp):
             answer = self._ask("GET")
         self._show(answer, user)
 
-    def _changes(self) -> dict[str, Any]:
-        """Return the limits on the line as the gateway takes them."""
-        changes: dict[str, Any] = {}
-        for name in self.trait_names(is_limit=True):
-            value = getattr(self, name).strip()
-            if name in self.config.QuotaApp and not value:
-                # An empty variable in a script must not mean something else than it was to mean.
-                fail(f"--{name.replace('_', '-')} has no value; see `sharedkernel quota --help`.", status=2)
-            if value:
-                changes[name] = None if value == _NONE else _number(value)
-        return changes
-
     def _ask(self, method: str, query: str = "", body: str | None = None) -> dict[str, Any]:
         return fetch(self.credentials(), f"{QUOTAS_PATH}{query}", method=method, body=body)
 
@@ -115,16 +89,6 @@ class QuotaApp(GatewayCommandApp):
             return
         table = user_quota_table(users[user]) if user else quotas_table(users)
         Console(highlight=False).print(table)
-
-
-def _number(value: str) -> float | int | str:
-    """Return *value* as a number if it is one; what else it may be is the gateway's to say."""
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
 
 
 def quotas_table(users: Mapping[str, Any]) -> RenderableType:
@@ -147,7 +111,7 @@ def user_quota_table(limits: Mapping[str, Any]) -> RenderableType:
 def _words(key: str, value: Any) -> str:
     """Return a limit for people."""
     if value is None:
-        return "never" if key in _DURATIONS else _NONE
+        return "never" if key in _DURATIONS else NO_LIMIT
     if isinstance(value, str):
         return value
     if key == "memory":

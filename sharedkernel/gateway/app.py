@@ -185,8 +185,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             audit_log = AuditLog.named(self.audit_file, directory)
             self._classroom = Classroom(Path(self.class_file).expanduser(), audit_log)
-            quota_sources: dict[str, Any] = {"memberships": self._memberships, "class_users": self._classroom.users}
-            self._build_quotas = partial(build_quotas, **quota_sources)
+            self._build_quotas = partial(build_quotas, memberships=self._memberships, class_users=self._classroom.users)
             self.deployment = Deployment(
                 runtime_directory=runtime_directory,
                 devices=parsed["executors"],

@@ -37,7 +37,9 @@ STATUS_PATH = "/sharedkernel/api/status"
 #: what is on shelves, see `gateway/http/shelf_handlers.py`
 SHELVES_PATH = "/sharedkernel/api/shelves"
 #: limits, the policy and what is done to sessions, see `gateway/http/handlers.py`
-QUOTAS_PATH, POLICY_PATH, SESSIONS_PATH = (f"/sharedkernel/api/{name}" for name in ("quotas", "policy", "sessions"))
+QUOTAS_PATH, POLICY_PATH, SESSIONS_PATH, CLASS_PATH = (
+    f"/sharedkernel/api/{name}" for name in ("quotas", "policy", "sessions", "class")
+)
 #: where a gateway's routes are that no other server has
 _OWN_ROUTES = "/sharedkernel/"
 #: longest frame from a gateway, in bytes: a session's message, and where its parts are

@@ -101,7 +101,8 @@ function kernelOf(session: ISession): string {
   return encodeURIComponent(session.kernelId ?? session.id);
 }
 
-async function request(method: string, path: string, body?: unknown): Promise<unknown> {
+/** Ask the gateway, and return its answer. */
+export async function request(method: string, path: string, body?: unknown): Promise<unknown> {
   const headers: Record<string, string> = { Accept: 'application/json' };
   if (method !== 'GET') {
     headers['Content-Type'] = 'application/json';

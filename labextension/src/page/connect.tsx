@@ -42,7 +42,8 @@ export function ConnectSection(props: IProps): React.ReactElement {
   );
 }
 
-function Copyable(props: { label: string; text: string }): React.ReactElement {
+/** Text with a button that copies it. */
+export function Copyable(props: { label: string; text: string }): React.ReactElement {
   const { label, text } = props;
   const [said, setSaid] = React.useState('');
   const code = React.useRef<HTMLElement>(null);

@@ -7,6 +7,7 @@ import { Connection } from '../connection';
 import { DeviceModel } from '../model';
 import { VERSION } from '../view';
 import { IMe, PageApi, SIGN_IN, SignInNeededError } from './api';
+import { Invitation, takeCode } from './invitation';
 import { Page } from './page';
 
 import '../../style/base.css';
@@ -63,4 +64,9 @@ async function start(place: HTMLElement): Promise<void> {
 const place = document.getElementById('page');
 if (place !== null) {
   void start(place);
+}
+
+const invited = document.getElementById('invitation');
+if (invited !== null) {
+  createRoot(invited).render(<Invitation code={takeCode()} />);
 }

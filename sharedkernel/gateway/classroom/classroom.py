@@ -131,8 +131,7 @@ class Classroom:
         self._check_users(users)
         self._check_until(until)
         checked = QuotaLevel.parse("class", {"default": dict(limits)}).default
-        tokens = self._tokens
-        if tokens is not None and not allow_known:
+        if (tokens := self._tokens) is not None and not allow_known:
             self._check_strangers(users, tokens)
         now = datetime.datetime.now(datetime.UTC)
         record = ClassRecord(
@@ -142,13 +141,15 @@ class Classroom:
         self._keep(record)
         return codes
 
-    def invite(self, users: Sequence[str]) -> dict[str, str]:
+    def invite(self, users: Sequence[str], *, allow_known: bool) -> dict[str, str]:
         """Invite more users, or users of the class once more: their earlier invitation is void.
 
         Parameters
         ----------
         users
             Names.
+        allow_known
+            As :meth:`begin` takes it.
 
         Returns
         -------
@@ -164,7 +165,7 @@ class Classroom:
             self._check_open(record)
             fresh = [user for user in users if user not in record.members]
             self._check_users([*record.members, *fresh])
-            if (tokens := self._tokens) is not None:
+            if (tokens := self._tokens) is not None and not allow_known:
                 self._check_strangers(fresh, tokens)
             record.spared += self._sessions.of_users(set(fresh))
             return self._invite(record, users)
@@ -256,7 +257,7 @@ class Classroom:
 
     async def _advance(self) -> None:
         record, now = self._record, datetime.datetime.now(datetime.UTC)
-        if record is None:
+        if record is None or self._ending.locked():
             return
         if record.is_over(now):
             await self.end()

@@ -63,8 +63,8 @@ class ClassHandler(GatewayHandler):
     @authorized
     async def post(self) -> None:
         """Invite users, those of the class again; return the class with the codes."""
-        classroom = self._classroom()
-        codes = classroom.invite(_users_in(read_body(self, {})))
+        classroom, body = self._classroom(), read_body(self, {})
+        codes = classroom.invite(_users_in(body), allow_known=body.get("allow_known") is True)
         await kernel_manager_of(self).rules.send_all_limits()
         self._finish_invited(classroom, codes)
 

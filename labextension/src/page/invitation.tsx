@@ -1,0 +1,106 @@
+/** What the link of an invitation opens: a code is exchanged for what connects a machine, once. */
+
+import * as React from 'react';
+
+import { safeText } from '../describe';
+import { RefusedError } from '../limits';
+import { request } from './api';
+import { Copyable } from './connect';
+import { english as trans } from './english';
+
+interface IAdmission {
+  user: string;
+  until: Date;
+  installCommand: string;
+}
+
+/** Return the code in the page's address, and take it out of the address bar and the history. */
+export function takeCode(): string {
+  const code = window.location.hash.slice(1);
+  if (code !== '') {
+    window.history.replaceState(null, '', window.location.pathname);
+  }
+  return code;
+}
+
+export function Invitation(props: { code: string }): React.ReactElement {
+  const [problem, setProblem] = React.useState('');
+  const [isWaiting, setWaiting] = React.useState(false);
+  const [admission, setAdmission] = React.useState<IAdmission | null>(null);
+  const accept = async () => {
+    setWaiting(true);
+    setProblem('');
+    try {
+      setAdmission(await admit(props.code));
+    } catch (error) {
+      setProblem(error instanceof RefusedError ? error.message : trans.__('The gateway does not answer; try again.'));
+    }
+    setWaiting(false);
+  };
+  if (admission !== null) {
+    return <Welcome {...admission} />;
+  }
+  return (
+    <main className="sk-SignIn sk-Invitation">
+      <h1>{trans.__('Shared GPU')}</h1>
+      {props.code === '' ? (
+        <p>
+          {trans.__('There is no invitation in this address. Open the link that you were given, or ')}
+          <a href="../..">{trans.__('sign in')}</a>.
+        </p>
+      ) : (
+        <>
+          <p>{trans.__('You are invited to a class on a shared GPU. This invitation works once.')}</p>
+          {problem !== '' && <p role="alert">{problem}</p>}
+          <p>
+            <button type="button" disabled={isWaiting} onClick={() => void accept()}>
+              {trans.__('Join the class')}
+            </button>
+          </p>
+        </>
+      )}
+    </main>
+  );
+}
+
+function Welcome(props: IAdmission): React.ReactElement {
+  const { user, until, installCommand } = props;
+  const heading = React.useRef<HTMLHeadingElement>(null);
+  // The button that had the focus is gone; a screen reader goes on here.
+  React.useEffect(() => heading.current?.focus(), []);
+  return (
+    <main className="sk-SignIn sk-Invitation">
+      <h1 ref={heading} tabIndex={-1}>
+        {trans.__('Welcome, %1', safeText(user))}
+      </h1>
+      <p>{trans.__('The class ends %1; your sessions and their variables end with it.', inWords(until))}</p>
+      <ol>
+        <li>
+          <p>{trans.__('Run this on your own machine. It holds your token, so keep it to yourself:')}</p>
+          <Copyable label={trans.__('Copy the command')} text={installCommand} />
+        </li>
+        <li>
+          <p>{trans.__('Start JupyterLab and pick “Shared GPU”.')}</p>
+        </li>
+      </ol>
+      <p>
+        <a href="../..">{trans.__('See who uses the GPU')}</a>
+      </p>
+    </main>
+  );
+}
+
+async function admit(code: string): Promise<IAdmission> {
+  const answer = (await request('POST', 'invitation/accept', { code })) as Record<string, unknown>;
+  return {
+    user: String(answer.user),
+    until: new Date(String(answer.until)),
+    installCommand: String(answer.install_command)
+  };
+}
+
+function inWords(until: Date): string {
+  const isToday = until.toDateString() === new Date().toDateString();
+  const time = until.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  return isToday ? trans.__('at %1', time) : trans.__('on %1 at %2', until.toLocaleDateString(), time);
+}

@@ -1,0 +1,216 @@
+"""``sharedkernel class``: begins a class, invites its users, shows it, moves its end and ends it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from traitlets import Bool, Unicode
+
+from sharedkernel.cli.base import fail
+from sharedkernel.cli.classroom.roster import Person, read_roster
+from sharedkernel.cli.options import NO_LIMIT, LimitCommandApp
+from sharedkernel.gateway_client.connection import CLASS_PATH, fetch
+from sharedkernel.jupyter.names import is_user_name
+from sharedkernel.status.tables import cell, new_table, number, text
+from sharedkernel.status.text import safe_text
+from sharedkernel.units import format_bytes, format_seconds, parse_expiry
+
+#: seconds that an answer may take: a class's sessions end before it
+_PATIENCE = 180.0
+#: after how long an idle session of a class ends, unless the line says so
+_CULL_AFTER = "1h"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class ClassApp(LimitCommandApp):
+    """Runs a class."""
+
+    name = "class"
+    description = """
+        Run a class: users for some hours, each with an invitation, limits and tokens that end together.
+
+        ROSTER is a file with one name a line, or a table with a column user, name or email. Each user gets a link that
+        works once; it shows the command that connects their JupyterLab. Ten minutes before the end their notebooks say
+        so; at the end their sessions end. Nothing of other users changes. For admins.
+    """
+    examples = """
+        sharedkernel class roster.csv --memory 512MiB --until 18:00
+        sharedkernel class status
+        sharedkernel class invite ada          # another link for ada, or one for a newcomer
+        sharedkernel class until 18:30
+        sharedkernel class end
+    """
+    accepts_arguments = True
+
+    until = Unicode(
+        help="When it ends: a time such as 18:00, a date such as 2026-12-31, both, or a duration such as 90m or 12h."
+    ).tag(config=True)
+    address = Unicode(
+        help="The gateway's address as the class's users reach it, for the links. Default: the one that you use."
+    ).tag(config=True)
+    hub_url = Unicode(
+        help="Where users sign in at the hub, such as https://hub.example.org/hub, for a gateway with a hub's users. "
+        "Default: what the hub tells the gateway."
+    ).tag(config=True)
+    known = Bool(False, help="The roster may name people who have tokens or sessions here already.").tag(config=True)
+    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+
+    def start(self) -> None:
+        """Do what the line says.
+
+        Raises
+        ------
+        SharedKernelError
+            When the roster cannot be used, the gateway does not answer, or it refuses.
+        """
+        words = self.extra_args
+        changes = self.limits()
+        if words and words[0] in ("status", "list", "invite", "until", "end") and (changes or self.until):
+            fail("limits and --until go with a roster; see `sharedkernel class --help`.", status=2)
+        match words:
+            case ["status" | "list"]:
+                self._show(self._ask("GET"))
+            case ["invite", _, *_]:
+                self._invite([_person(word) for word in words[1:]])
+            case ["until", moment]:
+                self._show(self._ask("PATCH", {"until": _iso(_moment(moment))}))
+            case ["end"]:
+                self._end()
+            case [roster] if roster not in ("invite", "until"):
+                self._begin(read_roster(roster), changes)
+            case _:
+                fail(
+                    "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or "
+                    "`class end`.",
+                    status=2,
+                )
+
+    def _begin(self, people: Sequence[Person], limits: dict[str, Any]) -> None:
+        if not self.until:
+            fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
+        body = {
+            "users": [person.user for person in people],
+            "limits": {"cull_after": _CULL_AFTER} | limits,
+            "until": _iso(_moment(self.until)),
+            "allow_known": self.known,
+        }
+        self._show_links(self._ask("PUT", body), people)
+
+    def _invite(self, people: Sequence[Person]) -> None:
+        body = {"users": [person.user for person in people], "allow_known": self.known}
+        self._show_links(self._ask("POST", body), people)
+
+    def _end(self) -> None:
+        done = self._ask("DELETE")
+        if self.as_json:
+            print(json.dumps(done))  # noqa: T201
+            return
+        print(f"The class is over; {_many(done['ended'], 'session')} ended.")  # noqa: T201
+        if done["left"] != 0:
+            left = "Sessions" if done["left"] is None else _many(done["left"], "session")
+            print(  # noqa: T201
+                f"{left} on a device whose executor does not answer end when it does, within ten minutes; see "
+                "`sharedkernel class status`."
+            )
+
+    def _ask(self, method: str, body: Any = None) -> dict[str, Any]:
+        text = None if body is None else json.dumps(body)
+        return fetch(self.credentials(), CLASS_PATH, method=method, body=text, timeout=_PATIENCE)
+
+    # --- what is printed ----------------------------------------------------------------------------------------------
+
+    def _show_links(self, answer: Mapping[str, Any], people: Sequence[Person]) -> None:
+        """Print a line for each person: the links can be mailed from it."""
+        links = self._links(answer, people)
+        if self.as_json:
+            documents = [
+                {"user": person.user, "email": person.email or None, "link": links[person.user]} for person in people
+            ]
+            print(json.dumps({"class": answer["class"], "invitations": documents}))  # noqa: T201
+            return
+        for person in people:
+            print(" ".join(filter(None, (person.user, person.email, links[person.user]))))  # noqa: T201
+        what = "Each link works once" if answer["codes"] else "Each signs in at the hub"
+        _say(f"{what}; the class ends at {_local(answer['class']['until'])}. `sharedkernel class status` shows it.")
+
+    def _links(self, answer: Mapping[str, Any], people: Sequence[Person]) -> dict[str, str]:
+        codes: dict[str, str] = answer["codes"]
+        if not codes:
+            hub = (self.hub_url or answer["hub_url"] or "").rstrip("/")
+            if not hub:
+                _say("The hub's address is not known here; name it with --hub-url for links that start JupyterLab.")
+                return dict.fromkeys((person.user for person in people), "")
+            return dict.fromkeys((person.user for person in people), f"{hub}/user-redirect/lab")
+        address = (self.address or self.credentials().url).rstrip("/")
+        if urlsplit(address).hostname in _LOOPBACK:
+            _say(f"The links lead to {address}, which only this machine reaches; name another with --address.")
+        return {user: f"{address}/{answer['invitation_path']}#{code}" for user, code in codes.items()}
+
+    def _show(self, answer: Mapping[str, Any]) -> None:
+        found = answer["class"]
+        if self.as_json:
+            print(json.dumps(answer))  # noqa: T201
+            return
+        if found is None:
+            print("There is no class; begin one with `sharedkernel class ROSTER --until TIME`.")  # noqa: T201
+            return
+        print(_headline(found))  # noqa: T201
+        table = new_table(text("user"), text("invitation", 2), text("joined", 2), number("sessions", 8))
+        for name, member in found["users"].items():
+            state = "sent" if member["invited"] else "used" if member["joined"] else "-"
+            joined = "-" if member["joined"] is None else _local(member["joined"])
+            table.add_row(cell(name, "bold"), cell(state), cell(joined), str(member["sessions"]))
+        Console(highlight=False).print(table)
+
+
+def _headline(found: Mapping[str, Any]) -> str:
+    users, limits = found["users"], found["limits"]
+    joined = sum(member["joined"] is not None for member in users.values())
+    words = ", ".join(f"{key.replace('_', ' ')} {_words(key, value)}" for key, value in limits.items())
+    state = "is being ended" if found["ending"] else f"ends at {_local(found['until'])}"
+    return safe_text(f"A class of {len(users)}, {joined} of them joined; it {state}. Each may use: {words}.")
+
+
+def _words(key: str, value: Any) -> str:
+    if value is None:
+        return NO_LIMIT
+    if isinstance(value, str):
+        return value
+    if key == "memory":
+        return format_bytes(value)
+    return format_seconds(value) if key in ("offload_after", "cull_after", "linger") else f"{value:g}"
+
+
+def _person(word: str) -> Person:
+    if not is_user_name(word):
+        fail(f"{word!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the first).")
+    return Person(word)
+
+
+def _moment(text: str) -> datetime.datetime:
+    return parse_expiry(text, datetime.datetime.now().astimezone())
+
+
+def _iso(moment: datetime.datetime) -> str:
+    return moment.astimezone(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _local(moment: str) -> str:
+    local = datetime.datetime.fromisoformat(moment).astimezone()
+    is_today = local.date() == datetime.datetime.now().astimezone().date()
+    return f"{local:%H:%M}" if is_today else f"{local:%Y-%m-%d %H:%M}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _say(sentence: str) -> None:
+    """Print what is not for the programs that read the links."""
+    print(sentence, file=sys.stderr)  # noqa: T201

@@ -1,0 +1,149 @@
+"""Rosters: one name a line, or a table as spreadsheets and course systems export it.
+
+A table is text with commas, semicolons or tabs, and its first line names the columns. Users are called as in a column
+`user` or `username`, else by what stands before the @ of their `email`, else as in `name`. Empty lines, and in lists
+lines that begin with #, are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.jupyter.names import is_user_name
+
+#: bytes and people of the largest roster
+_MOST_BYTES, MOST_PEOPLE = 1 << 20, 500
+#: faults that are named one by one
+_MOST_NAMED = 5
+_DELIMITERS = ",;\t"
+#: names of the columns, in lower case, the one that is used first
+_USER_COLUMNS = ("user", "username", "login", "name")
+_EMAIL_COLUMNS = ("email", "e-mail", "mail")
+_COLUMNS = frozenset((*_USER_COLUMNS, *_EMAIL_COLUMNS))
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody in a roster."""
+
+    user: str
+    email: str = ""
+
+
+def read_roster(name: str) -> list[Person]:
+    """Return who is in a roster.
+
+    Parameters
+    ----------
+    name
+        Of the file; "-": standard input.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read, or one of its lines cannot be used; with the number of each such line.
+    """
+    try:
+        if name == "-":
+            content = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"the roster {name} cannot be read: {error.strerror}.") from None
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"the roster {name} is larger than {_MOST_BYTES >> 20} MiB; it should hold names alone.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{name}, line {line}: this is no UTF-8; save the roster as UTF-8.") from None
+    return parse_roster(text, name)
+
+
+def parse_roster(text: str, name: str) -> list[Person]:
+    """Return who is in a roster.
+
+    Parameters
+    ----------
+    text
+        Its text.
+    name
+        What it is called in errors.
+
+    Raises
+    ------
+    ConfigError
+        When one of its lines cannot be used; with the number of each such line.
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    delimiter = _delimiter(lines[0][1]) if lines else None
+    try:
+        found = list(_table(lines, delimiter, name) if delimiter is not None else _names(lines))
+    except csv.Error as error:
+        raise ConfigError(f"the roster {name} is no table that can be read ({error}); save it as CSV.") from None
+    faults = list(_faults(found))
+    if faults:
+        named = [f"{name}, line {number}: {fault}" for number, fault in faults[:_MOST_NAMED]]
+        more = f"\n({len(faults) - _MOST_NAMED} more such lines)" if len(faults) > _MOST_NAMED else ""
+        raise ConfigError("\n".join(named) + more)
+    if not found:
+        raise ConfigError(f"the roster {name} has nobody in it; write one name a line.")
+    if len(found) > MOST_PEOPLE:
+        raise ConfigError(f"the roster {name} has {len(found)} people; a class has at most {MOST_PEOPLE}.")
+    return [person for _, person in found]
+
+
+def _delimiter(first: str) -> str | None:
+    """Return what separates the columns of a table with this *first* line; None: it is a list of names."""
+    found = next((delimiter for delimiter in _DELIMITERS if delimiter in first), None)
+    return "," if found is None and first.strip().lower() in _COLUMNS else found
+
+
+def _names(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Person]]:
+    for number, line in lines:
+        if not line.lstrip().startswith("#"):
+            yield number, Person(line.strip())
+
+
+def _table(lines: Sequence[tuple[int, str]], delimiter: str, name: str) -> Iterator[tuple[int, Person]]:
+    def cells(line: str) -> list[str]:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+
+    first, *rest = lines
+    columns = [column.lower() for column in cells(first[1])]
+    user = next((columns.index(column) for column in _USER_COLUMNS if column in columns), None)
+    email = next((columns.index(column) for column in _EMAIL_COLUMNS if column in columns), None)
+    if user is None and email is None:
+        raise ConfigError(
+            f"{name}, line {first[0]}: no column is called user, username, name or email; name the columns in the "
+            "first line."
+        )
+    if user is not None and columns[user] == "name" and email is not None:
+        user = None  # people's names are rarely users' names
+    for number, line in rest:
+        row = cells(line)
+        address = row[email] if email is not None and email < len(row) else ""
+        own = row[user] if user is not None and user < len(row) else ""
+        yield number, Person(own if user is not None else address.partition("@")[0], address)
+
+
+def _faults(found: Sequence[tuple[int, Person]]) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line that cannot be used, and what is wrong with it."""
+    seen: dict[str, int] = {}
+    for number, person in found:
+        if not person.user:
+            yield number, "there is no name."
+        elif not is_user_name(person.user):
+            yield (
+                number,
+                f"{person.user!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the "
+                "first), in a column `user` if there are other columns.",
+            )
+        elif (before := seen.setdefault(person.user, number)) != number:
+            yield number, f"{person.user} is in line {before} already."

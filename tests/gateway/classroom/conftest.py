@@ -1,0 +1,64 @@
+"""A gateway of its own, whose class every test ends; ada is an admin, the others are not."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.gateway.client import Answer
+from tests.gateway.conftest import Stack, clean_gateway, run
+from tests.gateway.page.browser import Browser
+
+CLASS = "/sharedkernel/api/class"
+PAGE = "/sharedkernel/page/invitation"
+
+
+@pytest.fixture(scope="package")
+def whole_class_stack() -> Iterator[Stack]:
+    with Stack(
+        users=["ada", "grace", "linus"],
+        capacity="2GiB",
+        quotas={"default": {"memory": "50%"}, "users": {"maria": {"memory": "1GiB", "share": 3}}},
+        config="c.SharedKernelGateway.max_failed_logins = 8",
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(whole_class_stack: Stack) -> Iterator[Stack]:
+    """Return the stack, with neither class nor session before and after the test."""
+    yield from clean_gateway(whole_class_stack)
+
+    async def end() -> None:
+        assert (await whole_class_stack.client("ada").request("DELETE", CLASS)).status in (200, 404)
+
+    run(end())
+
+
+def after(**duration: float) -> str:
+    return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(**duration)).isoformat()
+
+
+async def begin(stack: Stack, *users: str, hours: float = 1, **limits: Any) -> dict[str, str]:
+    """Begin a class; return the codes."""
+    body = {"users": users, "limits": limits, "until": after(hours=hours)}
+    answer = await stack.client("ada").request("PUT", CLASS, body)
+    assert answer.status == 200, answer
+    return dict(answer.body["codes"])
+
+
+async def accept(browser: Browser, code: str, **options: bool) -> Answer:
+    """Open the link of an invitation and agree, as the page does."""
+    page = await browser.request("GET", PAGE)
+    assert page.status == 200
+    return await browser.request("POST", f"{PAGE}/accept", {"code": code}, **options)
+
+
+async def join(stack: Stack, code: str) -> str:
+    """Return the token that an invitation gives."""
+    answer = await accept(Browser(stack.gateway_url), code)
+    assert answer.status == 200, answer
+    return str(answer.body["install_command"].rpartition(" ")[2])

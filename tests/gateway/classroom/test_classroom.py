@@ -1,0 +1,247 @@
+"""A class on a real gateway: from its beginning to its end, with real sessions, through a restart and a reload."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from sharedkernel.gateway.auth.tokens import TokenFile
+from tests.gateway.classroom.conftest import CLASS, accept, after, begin, join
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run
+from tests.gateway.page.browser import Browser
+
+
+def class_file(stack: Stack) -> Path:
+    return stack.directory / "sharedkernel_class.json"
+
+
+async def quota(stack: Stack, user: str, key: str) -> tuple[Any, str]:
+    users = (await stack.client("ada").request("GET", "/sharedkernel/api/quotas")).body["users"]
+    entry = users.get(user, {}).get(key, {"value": None, "source": ""})
+    return entry["value"], entry["source"]
+
+
+async def quota_bytes(stack: Stack, user: str) -> int | None:
+    """Return the quota that the executor enforces."""
+    status = (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body
+    return next((entry["quota_bytes"] for entry in status["users"] if entry["name"] == user), None)
+
+
+def test_from_the_beginning_to_the_end(stack: Stack) -> None:
+    """Its users work under its limits; its end tells and ends them, and touches nobody else."""
+
+    async def scenario() -> None:
+        codes = await begin(stack, "maria", "niels", memory="64MiB", sessions=1)
+        assert await quota(stack, "maria", "memory") == ("64MiB", "class: user maria")
+        assert await quota(stack, "maria", "share") == (3.0, "config: user maria")
+        maria = Client(stack.gateway_url, await join(stack, codes["maria"]))
+        grace, ada = stack.client("grace"), stack.client("ada")
+        async with grace.attach(await grace.start()) as other, maria.attach(await maria.start()) as own:
+            assert (await other.run("x = 1"))["status"] == "ok"
+            assert await quota(stack, "grace", "memory") == ("50%", "config: default")
+            assert "may use 64.0 MiB" in (await own.run("import torch; torch.ones(1 << 26)"))["text"]
+            assert (await own.run("torch.ones(4)"))["status"] == "ok"
+            assert (await maria.request("POST", "/api/kernels", {"name": "shared-gpu"})).status == 429
+            found = (await ada.request("GET", CLASS)).body["class"]
+            assert found["users"]["maria"]["sessions"] == 1
+            assert found["users"]["maria"]["joined"] is not None
+            assert found["users"]["niels"] == {"joined": None, "invited": True, "sessions": 0}
+            done = await ada.request("DELETE", CLASS)
+            assert done.body == {"ended": 1, "left": 0}
+            told = await own.until("status", execution_state="dead")
+            assert [m["content"]["text"] for m in told if m["type"] == "stream"] == [
+                "This session was ended: the class is over.\n"
+            ]
+            assert (await maria.request("GET", "/api/kernels")).status == 403
+            assert (await other.run("x + 1"))["text"] == "2"
+        assert await quota(stack, "maria", "memory") == ("1GiB", "config: user maria")
+        assert await quota(stack, "niels", "memory") == (None, "")
+        assert not class_file(stack).exists()
+        assert {token.user for token in TokenFile(stack.directory / "tokens.json").tokens().values()} == set(
+            stack.users
+        )
+        assert (await ada.request("GET", CLASS)).body == {"class": None}
+
+    run(scenario())
+    entries = [json.loads(line) for line in (stack.runtime_directory / "audit.jsonl").read_text().splitlines()]
+    actions = [entry["action"] for entry in entries]
+    for action in ("begin class", "join class", "end class session", "class ended", "end class"):
+        assert action in actions, action
+
+
+def test_a_restart_and_a_reload_change_nothing(stack: Stack) -> None:
+    """Limits, tokens and invitations hold; the executor enforces the limits of one who comes later."""
+
+    async def before() -> tuple[str, str]:
+        codes = await begin(stack, "maria", "niels", memory="64MiB")
+        return await join(stack, codes["maria"]), codes["niels"]
+
+    async def holds(token: str) -> None:
+        assert await quota(stack, "maria", "memory") == ("64MiB", "class: user maria")
+        maria = Client(stack.gateway_url, token)
+        kernel = await maria.start()
+        assert await quota_bytes(stack, "maria") == 64 << 20
+        await maria.end(kernel)
+
+    async def joins(code: str) -> None:
+        assert (await Client(stack.gateway_url, await join(stack, code)).request("GET", "/api/kernels")).status == 200
+
+    results: list[tuple[str, str]] = []
+
+    async def first() -> None:
+        results.append(await before())
+        await holds(results[0][0])
+
+    run(first())
+    (token, code) = results[0]
+    stack.reload(stack.config_path.read_text() + "\n")
+    run(holds(token))
+    stack.gateway.kill()
+    stack.restart_gateway()
+    run(holds(token))
+    run(joins(code))
+
+
+def test_the_clock_ends_a_class_while_the_gateway_is_away(stack: Stack) -> None:
+    """Its sessions end when the gateway is back and has found them."""
+
+    async def start() -> None:
+        codes = await begin(stack, "maria")
+        maria = Client(stack.gateway_url, await join(stack, codes["maria"]))
+        await maria.start()
+        assert (await stack.client("ada").request("PATCH", CLASS, {"until": after(seconds=2)})).status == 200
+
+    async def ended() -> None:
+        ada = stack.client("ada")
+        while (await ada.request("GET", CLASS)).body["class"] is not None:  # noqa: ASYNC110  # another process's
+            await asyncio.sleep(0.05)
+        kernels = (await ada.request("GET", "/api/kernels")).body
+        assert kernels == []
+
+    run(start())
+    stack.gateway.kill()
+    stack.restart_gateway()
+    run(ended())
+    assert not class_file(stack).exists()
+
+
+def test_sessions_are_told_once_of_the_end(stack: Stack) -> None:
+    """However often the gateway looks; again when the end moves."""
+
+    async def scenario() -> None:
+        codes = await begin(stack, "maria")
+        maria, ada = Client(stack.gateway_url, await join(stack, codes["maria"])), stack.client("ada")
+        async with maria.attach(await maria.start()) as notebook:
+            await notebook.run("1")
+            for minutes in (9, 8):
+                assert (await ada.request("PATCH", CLASS, {"until": after(minutes=minutes)})).status == 200
+                told = await notebook.until("stream", name="stderr")
+                assert "This class ends at " in told[-1]["content"]["text"]
+            # each of these has the gateway look again
+            for user in ("niels", "otto"):
+                assert (await ada.request("POST", CLASS, {"users": [user]})).status == 200
+            assert (await ada.request("DELETE", CLASS)).status == 200
+            rest = await notebook.until("status", execution_state="dead")
+            assert [m["content"]["text"] for m in rest if m["type"] == "stream"] == [
+                "This session was ended: the class is over.\n"
+            ]
+
+    run(scenario())
+
+
+def test_what_users_had_before_stays(stack: Stack) -> None:
+    """The tokens of one who was here, and the sessions that ran; those of the class end."""
+
+    async def scenario() -> None:
+        linus, ada = stack.client("linus"), stack.client("ada")
+        async with linus.attach(await linus.start()) as training:
+            body = {"users": ["linus"], "limits": {}, "until": after(hours=1)}
+            refused = await ada.request("PUT", CLASS, body)
+            assert (refused.status, refused.body["reason"]) == (409, "known_users")
+            assert "linus are users here already" in refused.body["message"]
+            codes = (await ada.request("PUT", CLASS, body | {"allow_known": True})).body["codes"]
+            student = Client(stack.gateway_url, await join(stack, codes["linus"]))
+            await student.start()
+            assert (await ada.request("DELETE", CLASS)).body == {"ended": 1, "left": 0}
+            assert (await student.request("GET", "/api/kernels")).status == 403
+            assert len((await linus.request("GET", "/api/kernels")).body) == 1
+            assert (await training.run("1 + 1"))["text"] == "2"
+
+    run(scenario())
+
+
+def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
+    """Each refusal is a sentence."""
+
+    async def scenario() -> None:
+        ada = stack.client("ada")
+        hour = after(hours=1)
+        for body, status, sentence in [
+            ({"users": ["ada"], "until": hour}, 400, "ada is an admin here"),
+            ({"users": [], "until": hour}, 400, "a class has 1 to 500 users, not 0"),
+            ({"users": ["m", "m"], "until": hour}, 400, "a user is named twice"),
+            ({"users": [f"u{n}" for n in range(501)], "until": hour}, 400, "not 501"),
+            ({"users": ["../x"], "until": hour}, 400, "cannot be a user's name"),
+            ({"users": "maria", "until": hour}, 400, "`users` is no list of names"),
+            ({"users": ["m"], "until": after(hours=-1)}, 400, "has passed already"),
+            ({"users": ["m"], "until": after(days=400)}, 400, "within 366 days"),
+            ({"users": ["m"], "until": "18:00"}, 400, "no date and time with a time zone"),
+            ({"users": ["m"], "until": hour, "limits": {"memory": "lots"}}, 400, "'lots' is not an amount of memory"),
+            ({"users": ["m"], "until": hour, "limits": {"ram": 1}}, 400, "unknown key 'ram'"),
+        ]:
+            refused = await ada.request("PUT", CLASS, body)
+            assert refused.status == status, refused
+            assert sentence in refused.body["message"], refused
+        for method in ("POST", "PATCH", "DELETE"):
+            body = {"users": ["m"], "until": hour}
+            assert (await ada.request(method, CLASS, None if method == "DELETE" else body)).status == 404
+        for method in ("GET", "PUT", "DELETE"):
+            refused = await stack.client("grace").request(method, CLASS, {} if method == "PUT" else None)
+            assert (refused.status, refused.body["reason"]) == (403, "not_admin")
+        assert (await ada.request("GET", CLASS)).body == {"class": None}
+        await begin(stack, "maria")
+        refused = await ada.request("PUT", CLASS, {"users": ["m"], "until": hour})
+        assert (refused.status, refused.body["reason"]) == (409, "class_exists")
+
+    run(scenario())
+
+
+def test_many_sessions_end_together(stack: Stack) -> None:
+    """Those that are detached, too."""
+
+    async def scenario() -> None:
+        names = [f"student-{number}" for number in range(4)]
+        codes = await begin(stack, *names, linger="10m")
+        clients = [Client(stack.gateway_url, await join(stack, codes[name])) for name in names]
+        for number, client in enumerate(clients):
+            kernel = await client.start(KERNEL_NOTEBOOK=f"{number}.ipynb")
+            async with client.attach(kernel) as notebook:
+                await notebook.run("x = 1")
+            if number % 2:
+                await client.end(kernel)
+        assert (await stack.client("ada").request("DELETE", CLASS)).body == {"ended": 4, "left": 0}
+        assert (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body["sessions"] == []
+
+    run(scenario())
+
+
+def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> None:
+    """As the one of the invitation does; the end can be moved for both."""
+
+    async def scenario() -> None:
+        codes, browser, ada = await begin(stack, "maria"), Browser(stack.gateway_url), stack.client("ada")
+        assert (await accept(browser, codes["maria"])).status == 200
+        token = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
+        moved = after(hours=3)
+        assert (await ada.request("PATCH", CLASS, {"until": moved})).status == 200
+        tokens = TokenFile(stack.directory / "tokens.json").tokens().values()
+        ends = {token.expires for token in tokens if token.user == "maria"}
+        assert ends == {f"{moved[:19]}+00:00"}
+        assert (await ada.request("DELETE", CLASS)).status == 200
+        assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
+        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+
+    run(scenario())

@@ -1,0 +1,90 @@
+"""Invitations: a code is good once, is nowhere but in its link, and cannot be guessed."""
+
+from __future__ import annotations
+
+import secrets
+
+from tests.gateway.classroom.conftest import CLASS, PAGE, accept, begin, join
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run
+from tests.gateway.page.browser import Browser
+
+
+def test_a_code_is_good_once(stack: Stack) -> None:
+    """It signs its user in and gives a token; who comes second is told so, and a new one voids the old."""
+
+    async def scenario() -> None:
+        codes = await begin(stack, "maria", "niels")
+        browser = Browser(stack.gateway_url)
+        answer = await accept(browser, codes["maria"])
+        assert (answer.status, answer.body["user"], answer.headers["Cache-Control"]) == (200, "maria", "no-store")
+        command = answer.body["install_command"]
+        assert f"sharedkernel install --gateway-url {stack.gateway_url} --user --token sk-" in command
+        me = (await browser.request("GET", "/sharedkernel/page/me")).body
+        assert (me["user"], me["admin"]) == ("maria", False)
+        second = await accept(Browser(stack.gateway_url), codes["maria"])
+        assert (second.status, second.body["reason"]) == (409, "invitation_used")
+        again = (await stack.client("ada").request("POST", CLASS, {"users": ["maria", "niels"]})).body["codes"]
+        assert (await accept(Browser(stack.gateway_url), codes["niels"])).body["reason"] == "wrong_invitation"
+        for name in ("maria", "niels"):
+            client = Client(stack.gateway_url, await join(stack, again[name]))
+            assert (await client.request("GET", "/api/kernels")).status == 200
+        # what was given first stays good
+        token = command.rpartition(" ")[2]
+        assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 200
+
+    run(scenario())
+
+
+def test_a_code_comes_from_the_page_itself(stack: Stack) -> None:
+    """A form of another site, or a body that is far too long, uses nothing up."""
+
+    async def scenario() -> None:
+        codes = await begin(stack, "maria")
+        assert (await accept(Browser(stack.gateway_url), codes["maria"], xsrf=False)).status == 403
+        browser = Browser(stack.gateway_url)
+        await browser.request("GET", PAGE)
+        long = await browser.request("POST", f"{PAGE}/accept", {"code": codes["maria"], "more": "x" * 5000})
+        assert long.status == 403
+        wrong = await browser.request("POST", f"{PAGE}/accept", {"code": 3})
+        assert (wrong.status, wrong.body["reason"]) == (400, "bad_request")
+        assert (await accept(browser, codes["maria"])).status == 200
+
+    run(scenario())
+
+
+def test_codes_are_in_no_file_and_no_log(stack: Stack) -> None:
+    """Nor are the tokens that they give; the page is the same for every code."""
+    seen: list[str] = []
+
+    async def scenario() -> None:
+        codes = await begin(stack, "maria", "niels")
+        token = await join(stack, codes["maria"])
+        await Browser(stack.gateway_url).request("GET", f"{PAGE}?code={codes['niels']}")  # what no page of ours sends
+        pages = [(await Browser(stack.gateway_url).request("GET", PAGE)).body for _ in range(2)]
+        assert pages[0] == pages[1]
+        seen.extend([codes["maria"].partition("-")[2], token.rpartition("-")[2]])
+
+    run(scenario())
+    files = [stack.gateway.log_path, *stack.directory.glob("*.json"), stack.runtime_directory / "audit.jsonl"]
+    assert stack.directory / "sharedkernel_class.json" in files
+    assert [path for path in files for secret in seen if secret in path.read_text()] == []
+
+
+def test_codes_cannot_be_guessed(stack: Stack) -> None:
+    """Wrong ones count as wrong tokens do, and are recorded; a right one still works."""
+
+    async def scenario() -> None:
+        codes = await begin(stack, "maria")
+        known = codes["maria"].partition("-")[0]
+        statuses = []
+        for _ in range(12):
+            browser = Browser(stack.gateway_url)
+            answer = await accept(browser, f"{known}-{secrets.token_hex(16)}")
+            statuses.append(answer.status)
+        assert set(statuses) == {403, 429}
+        assert statuses == sorted(statuses)
+        assert (await accept(Browser(stack.gateway_url), codes["maria"])).status == 200
+
+    run(scenario())
+    assert '"action": "refuse invitation"' in (stack.runtime_directory / "audit.jsonl").read_text()
