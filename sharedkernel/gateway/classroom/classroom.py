@@ -313,9 +313,10 @@ class Classroom:
         known = {token.user for token in tokens.tokens().values()} | self._manager.registry.owners()
         if found := [user for user in users if user in known]:
             raise Refused(
-                f"nothing was changed: {', '.join(found[:5])}{' …' if len(found) > 5 else ''} are users here already, "
-                "and whoever has an invitation gets into their notebooks. Give the newcomers other names, or, if these "
-                "are the same people, run it again with --known.",
+                f"nothing was changed: {', '.join(found[:5])}{' …' if len(found) > 5 else ''} "
+                f"{'are users' if len(found) > 1 else 'is a user'} here already, and whoever "
+                "has an invitation gets into their notebooks. Give newcomers other names, or, if these are the same "
+                "people, run it again with --known.",
                 reason="known_users",
             )
 

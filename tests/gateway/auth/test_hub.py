@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
 import subprocess
 import sys
@@ -99,6 +100,28 @@ def test_a_hub_user_is_known_by_token_with_groups_as_quotas(stack: HubStack) -> 
         assert (await emil.request("POST", "/api/kernels", {})).status == 429
         status = (await emil.request("GET", "/sharedkernel/api/status")).body
         assert {user["name"]: user["share"] for user in status["users"]} == {"emil": 2.0, "lise": 2.0}
+
+    run(scenario())
+
+
+def test_a_class_of_hub_users_is_invited_to_the_hub(stack: HubStack) -> None:
+    """The hub signs them in, so there are no codes; limits and the end are as elsewhere."""
+    until = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).isoformat()
+    path = "/sharedkernel/api/class"
+
+    async def scenario() -> None:
+        rosa, emil, lise = (stack.client(user) for user in ("rosa", "emil", "lise"))
+        body = {"users": ["emil"], "limits": {"memory": "64MiB"}, "until": until}
+        begun = await rosa.request("PUT", path, body)
+        assert (begun.status, begun.body["codes"], begun.body["hub_url"]) == (200, {}, "")
+        await emil.start()
+        await lise.start()
+        quotas = (await emil.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
+        assert quotas["memory"] == {"value": "64MiB", "source": "class: user emil"}
+        assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
+        assert (await rosa.request("DELETE", path)).body == {"ended": 1, "left": 0}
+        assert (await emil.request("GET", "/api/kernels")).body == []
+        assert len((await lise.request("GET", "/api/kernels")).body) == 1
 
     run(scenario())
 

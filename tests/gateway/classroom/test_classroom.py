@@ -161,7 +161,7 @@ def test_what_users_had_before_stays(stack: Stack) -> None:
             body = {"users": ["linus"], "limits": {}, "until": after(hours=1)}
             refused = await ada.request("PUT", CLASS, body)
             assert (refused.status, refused.body["reason"]) == (409, "known_users")
-            assert "linus are users here already" in refused.body["message"]
+            assert "linus is a user here already" in refused.body["message"]
             codes = (await ada.request("PUT", CLASS, body | {"allow_known": True})).body["codes"]
             student = Client(stack.gateway_url, await join(stack, codes["linus"]))
             await student.start()

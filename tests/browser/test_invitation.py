@@ -1,0 +1,114 @@
+"""The link of an invitation in a real browser, in front of a real gateway: from the link to a signed-in page."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from sharedkernel.local_stack import LocalStack
+from tests.browser.lab import PATIENCE, keep_picture
+from tests.browser.test_gateway_page_live import apart
+from tests.gateway.client import Client
+
+_CLASS = "/sharedkernel/api/class"
+_WIDTHS = (1280, 390)
+#: what has the keyboard's focus
+_FOCUSED = "(document.activeElement.textContent || '').trim()"
+
+#: opens an address in a window of its own, with options of its context
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Return what opens windows; whatever one reports as an error, or its policy forbids, fails the test."""
+    contexts, errors = [], []
+
+    def open_one(url: str, **options: object) -> Page:
+        contexts.append(browser.new_context(viewport={"width": 1280, "height": 900}, **options))  # type: ignore[arg-type]
+        page = contexts[-1].new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if "Security Policy" in message.text else None)
+        page.goto(url)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def links(stack: LocalStack) -> Iterator[dict[str, str]]:
+    """Begin a class of three, and return their links."""
+    ada = Client(stack.gateway_url, stack.token("ada"))
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    body = {"users": ["maria", "niels", "otto"], "limits": {"memory": "64MiB"}, "until": until.isoformat()}
+    answer = apart(ada.request("PUT", _CLASS, body))
+    assert answer.status == 200, answer
+    yield {
+        user: f"{stack.gateway_url}/{answer.body['invitation_path']}#{code}"
+        for user, code in answer.body["codes"].items()
+    }
+    assert apart(ada.request("DELETE", _CLASS)).status == 200
+
+
+def check(page: Page, name: str) -> None:
+    """Check that axe finds nothing and nothing is wider than the screen, whatever that is."""
+    for width in _WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        keep_picture(page, f"invitation-{name}-{width}")
+        results = Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_link_leads_to_the_command_that_connects(
+    open_page: OpenPage, links: dict[str, str], stack: LocalStack, scheme: str
+) -> None:
+    """The code leaves the address bar at once; the command holds a good token; the browser is signed in."""
+    user = {"light": "maria", "dark": "niels"}[scheme]
+    page = open_page(links[user], color_scheme=scheme)
+    code = links[user].partition("#")[2]
+    button = page.get_by_role("button", name="Join the class")
+    expect(button).to_be_visible()
+    assert page.url == links[user].partition("#")[0]
+    check(page, f"link-{scheme}")
+    page.keyboard.press("Tab")
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
+    heading = page.get_by_role("heading", name=f"Welcome, {user}")
+    expect(heading).to_be_focused()
+    expect(page.get_by_text("your sessions and their variables end with it")).to_be_visible()
+    check(page, f"joined-{scheme}")
+    command = page.locator("code").inner_text()
+    assert f"sharedkernel install --gateway-url {stack.gateway_url} --user --token " in command
+    client = Client(stack.gateway_url, command.rpartition(" ")[2])
+    assert apart(client.request("GET", "/sharedkernel/api/quotas")).body["users"].keys() == {user}
+    page.get_by_role("link", name="See who uses the GPU").click()
+    expect(page.get_by_role("heading", name="How to connect")).to_be_visible()
+    expect(page.get_by_role("banner")).to_contain_text(user)
+    assert code not in page.content()
+    page.go_back()
+    assert code not in page.url
+    expect(page.get_by_text("There is no invitation in this address.")).to_be_visible()
+    check(page, f"empty-{scheme}")
+
+
+def test_a_link_that_was_used_says_so(open_page: OpenPage, links: dict[str, str]) -> None:
+    """And opens nothing."""
+    first = open_page(links["otto"])
+    first.get_by_role("button", name="Join the class").click()
+    expect(first.get_by_role("heading", name="Welcome, otto")).to_be_visible()
+    second = open_page(links["otto"])
+    second.get_by_role("button", name="Join the class").click()
+    expect(second.get_by_role("alert")).to_contain_text("this invitation of otto was used already")
+    check(second, "used")
+    second.get_by_role("button", name="Join the class").focus()
+    assert second.evaluate(_FOCUSED) == "Join the class"

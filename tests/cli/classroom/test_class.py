@@ -1,0 +1,125 @@
+"""``sharedkernel class`` against a real gateway; ada is an admin."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.cli.support import COMMAND
+from tests.command import run_here
+from tests.gateway.client import Client
+from tests.gateway.page.browser import Browser
+from tests.warm_stack import WarmStack
+
+USE = "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or `class end`."
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    with WarmStack(users=["ada", "grace"], capacity="1GiB") as stack:
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def no_class(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave no class to the next test."""
+    yield
+    if "stack" in request.fixturenames:
+        run(request.getfixturevalue("stack"), "ada", "end")
+
+
+def run(stack: LocalStack, user: str, *arguments: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``sharedkernel class`` as *user*."""
+    variables = os.environ | stack.client_environment(user) | {"COLUMNS": "80"}
+    done = subprocess.run(
+        [*COMMAND, "class", *arguments], capture_output=True, text=True, timeout=60, env=variables, check=False
+    )
+    assert status in (None, done.returncode), done
+    return done
+
+
+def join(stack: LocalStack, link: str) -> Client:
+    """Return a client with the token that *link* gives."""
+
+    async def accept() -> str:
+        page, _, code = link.removeprefix(stack.gateway_url).partition("#")
+        browser = Browser(stack.gateway_url)
+        assert (await browser.request("GET", page)).status == 200
+        answer = await browser.request("POST", f"{page}/accept", {"code": code})
+        assert answer.status == 200, answer
+        return str(answer.body["install_command"].rpartition(" ")[2])
+
+    return Client(stack.gateway_url, asyncio.run(accept()))
+
+
+def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -> None:
+    """Links on standard output, one a line; what else there is to say beside them."""
+    roster = tmp_path / "roster.csv"
+    roster.write_text("Name,Email\nMaria Kirch,maria@x.org\nNiels Bohr,niels@x.org\n")
+    begun = run(stack, "ada", str(roster), "--memory", "64MiB", "--until", "90m", status=0)
+    lines = [line.split() for line in begun.stdout.splitlines()]
+    assert [line[:2] for line in lines] == [["maria", "maria@x.org"], ["niels", "niels@x.org"]]
+    assert all(line[2].startswith(f"{stack.gateway_url}/sharedkernel/page/invitation#") for line in lines)
+    assert "only this machine reaches" in begun.stderr
+    assert "Each link works once; the class ends at" in begun.stderr
+    maria = join(stack, lines[0][2])
+    kernel = asyncio.run(maria.start())
+    shown = run(stack, "ada", "status", status=0).stdout
+    assert "A class of 2, 1 of them joined; it ends at" in shown
+    assert "memory 64MiB" in shown
+    assert "cull after 1 h" in shown
+    assert max(map(len, shown.splitlines()[1:])) <= 80
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:] if line}
+    assert (rows["maria"][0], rows["maria"][-1]) == ("used", "1")
+    assert (rows["niels"][0], rows["niels"][-1]) == ("sent", "0")
+    later = run(stack, "ada", "invite", "niels", "otto", "--json", status=0)
+    invitations = json.loads(later.stdout)["invitations"]
+    assert [invitation["user"] for invitation in invitations] == ["niels", "otto"]
+    join(stack, invitations[1]["link"])
+    assert "ends at" in run(stack, "ada", "until", "2h", status=0).stdout
+    assert run(stack, "ada", "end", status=0).stdout == "The class is over; 1 session ended.\n"
+    assert asyncio.run(maria.request("GET", f"/api/kernels/{kernel}")).status == 403
+    assert "There is no class" in run(stack, "ada", "status", status=0).stdout
+    assert json.loads(run(stack, "ada", "list", "--json", status=0).stdout) == {"class": None}
+
+
+def test_what_is_refused_is_one_sentence(stack: LocalStack, tmp_path: Path) -> None:
+    """The gateway's own, or the roster's; nothing has changed then."""
+    roster = tmp_path / "roster.txt"
+    for content, arguments, sentence in [
+        ("grace\n", ["--until", "1h"], "nothing was changed: grace is a user here already"),
+        ("ada\n", ["--until", "1h"], "nothing was changed: ada is an admin here"),
+        ("maria k\n", ["--until", "1h"], f"{roster}, line 1: 'maria k' cannot be a user's name"),
+        ("maria\n", ["--until", "soon"], "'soon' is no moment"),
+        ("maria\n", ["--until", "1h", "--memory", "lots"], "'lots' is not an amount of memory"),
+    ]:
+        roster.write_text(content)
+        done = run(stack, "ada", str(roster), *arguments, status=1)
+        assert done.stdout == ""
+        assert sentence in done.stderr, done
+    assert "only admins" in run(stack, "grace", "status", status=1).stderr
+    assert "there is no class" in run(stack, "ada", "end", status=1).stderr
+    assert "until when?" in run(stack, "ada", str(roster), status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], USE),
+        (["invite"], USE),
+        (["roster.csv", "other.csv"], USE),
+        (["status", "--memory", "1GiB"], "limits and --until go with a roster; see `sharedkernel class --help`."),
+        (["roster.csv", "--memory", ""], "--memory has no value; see `sharedkernel class --help`."),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
+    """No gateway is asked."""
+    done = run_here("class", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"sharedkernel: {sentence}\n")
