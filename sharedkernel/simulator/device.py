@@ -126,6 +126,8 @@ class SimulatedDevice:
         self.num_events = 0
         #: iterations that were run
         self.num_iterations = 0
+        #: times that a session's memory was moved away
+        self.num_offloads = 0
         self._interference = interference
         self._bandwidth = bandwidth
         self._on_progress = on_progress
@@ -320,6 +322,7 @@ class SimulatedDevice:
                 assert refused is not None
                 refused.refused = explain_shortage(shortage)
             case Offload(session=session):
+                self.num_offloads += 1
                 self._copy(self._actors[session], self._actors[session].profile.persistent, self._offloaded)
             case Restore(session=session):
                 self._copy(self._actors[session], self._actors[session].offloaded, self._restored)

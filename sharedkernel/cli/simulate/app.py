@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from traitlets import Bool, Float, Int, TraitError, Unicode, validate
 
 from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.cli.simulate.classroom import ClassScenarioApp
 from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp, TraceScenarioApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import PolicyName, SchedulerConfig
@@ -270,9 +271,11 @@ class SimulateApp(CommandApp):
     examples = """
         sharedkernel simulate cluster --trace 60_job.csv --devices 8 --compare fifo,srtf,las
         sharedkernel simulate device --workload trace-100 --compare fifo,fair
+        sharedkernel simulate class --students 30 --device 24GiB
         sharedkernel simulate cluster --help   # the options of one scenario
     """
     subcommands: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "class": (ClassScenarioApp, "A class's notebooks on one card: will it do?"),
         "device": (DeviceApp, "Iterations of many sessions on one device."),
         "cluster": (ClusterApp, "Whole jobs on many devices."),
         "notebooks": (NotebooksApp, "Cells of notebooks on reserved, bound and shared devices."),

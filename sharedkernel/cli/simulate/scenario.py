@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from traitlets import Bool, Int, TraitError, Unicode, validate
 
@@ -80,9 +80,13 @@ class ScenarioApp(CommandApp):
             figures = [outcome.figures() for outcome in outcomes]
             print(json.dumps(figures if self.compare else figures[0]))  # noqa: T201
         else:
-            Console(highlight=False).print(figures_table(outcomes))
+            Console(highlight=False).print(self.render(outcomes))
         if self.plot:
             plot(outcomes, Path(self.plot))
+
+    def render(self, outcomes: Sequence[SimulationResult]) -> RenderableType:
+        """Return what people see of the outcomes, one for each policy."""
+        return figures_table(outcomes)
 
     def names(self) -> Sequence[str]:
         """Return the policies asked for.
